@@ -148,15 +148,15 @@ def corpus(number, seed=41):
         if of_a_lab:
             begin = (ev.NodeStarted, ev.WorkersStarted, ev.TurnTaken, ev.TurnEnded, ev.TurnTaken)
             chosen = [*begin, *random.sample(_OF_LABS, 5)]
-        told = [{"event": kind.__name__, **_honest(kind)} for kind in chosen]
+        records = [{"event": kind.__name__, **_honest(kind)} for kind in chosen]
         if of_a_lab:
-            told[4].update(round=1, id="b")  # a turn that isn't over
-        for record in random.sample(told, random.randint(1, 5)):
+            records[4].update(round=1, id="b")  # a turn that isn't over
+        for record in random.sample(records, random.randint(1, 5)):
             type_ = getattr(ev, record["event"])
             name = random.choice([*get_type_hints(type_)])
             kind = type(record[name]) if type(record[name]) is not list else tuple
             record[name] = random.choice(_ODD.get(kind, [None, {}, {"": math.nan}, "x"]))
-        return told
+        return records
 
     return [history(at % 2) for at in range(number)]
 
@@ -176,5 +176,5 @@ def forged(name, records, **more):
 
 def forged_jobs(number):
     """Make jobs that each told one history of the corpus, every other one a lab."""
-    told = enumerate(corpus(number))
-    return [forged(f"forged-{at}", records, lab=60.0 if at % 2 else None) for at, records in told]
+    histories = enumerate(corpus(number))
+    return [forged(f"forged-{at}", records, lab=60.0 if at % 2 else None) for at, records in histories]

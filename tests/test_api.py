@@ -159,8 +159,10 @@ def test_there_is_no_image_to_ask_here(empty):
 
 
 def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
-    told = {"torch": "2.13.0+cpu", "numpy": "1.0"}
-    images.learn(AskedImage("", "train:1"), "", EnvironmentTold(1.0, 0, here.environment().python, "", told))
+    versions = {"torch": "2.13.0+cpu", "numpy": "1.0"}
+    images.learn(
+        AskedImage("", "train:1"), "", EnvironmentTold(1.0, 0, here.environment().python, "", versions)
+    )
     call = capture.from_cell("import numpy", {})
 
     def said(line):
@@ -222,8 +224,8 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
     python = f"cp3{sys.version_info[1]}-cp3{sys.version_info[1]}"
     path = wheel(folder, "mylib", tag=f"{python}-{tag}")
     platform = f"{here.environment().machine} glibc 2.31"
-    told = EnvironmentTold(1.0, 0, here.environment().python, platform, {"torch": "2.13.0"})
-    images.learn(AskedImage("", "train:1"), "", told)
+    fact = EnvironmentTold(1.0, 0, here.environment().python, platform, {"torch": "2.13.0"})
+    images.learn(AskedImage("", "train:1"), "", fact)
     spec = JobSpec(backend="kubernetes", package=[str(path)], cluster=Cluster(image="train:1"))
     plan = submission.check(spec)
     call = packages.provided(capture.from_cell("1", {}), plan.spec)
@@ -239,11 +241,11 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
 @pytest.mark.torch
 def test_more_ranks_than_cores_are_warned_of():
     cores = os.cpu_count() or 1
-    crowded, told = Elastic(nproc_per_node=cores + 1), f"more than this machine's {cores} cores"
+    crowded, warning = Elastic(nproc_per_node=cores + 1), f"more than this machine's {cores} cores"
 
-    assert told in nbtorchjob.dry_run(world, spec=crowded)
-    assert told not in nbtorchjob.dry_run(world, spec=Elastic(nproc_per_node=cores))
-    with pytest.warns(UserWarning, match=told):
+    assert warning in nbtorchjob.dry_run(world, spec=crowded)
+    assert warning not in nbtorchjob.dry_run(world, spec=Elastic(nproc_per_node=cores))
+    with pytest.warns(UserWarning, match=warning):
         job = nbtorchjob.submit(world, spec=crowded)
     assert job.exception(LIMIT) is None
 

@@ -14,7 +14,7 @@ from nbtorchjob import errors
 from nbtorchjob.errors import NotInstalledError
 
 PACKAGE = Path(nbtorchjob.__file__).parent
-KINDS = [found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, Exception)]
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
 
 
 def test_the_tree_is_drawn_as_it_is():
@@ -30,14 +30,14 @@ def test_what_nbtorchjob_raises_is_one_kind(kind):
 
 def test_every_exception_is_called_an_error():
     """But for those that aren't: an interrupt; and what runs on ranks keeps torch's names."""
-    found = {}
+    kinds = {}
     for path in PACKAGE.rglob("*.py"):
         if "runtime" in path.relative_to(PACKAGE).parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
-    raised = {name for name, bases in found.items() if any(re.search("(Error|Exception)$", b) for b in bases)}
+                kinds[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    raised = {name for name, bases in kinds.items() if any(re.search("(Error|Exception)$", b) for b in bases)}
 
     assert {name for name in raised if not name.endswith("Error")} == set()
 

@@ -40,18 +40,18 @@ def draw(state):
 @settings(max_examples=300, deadline=None)
 @given(facts, chunks, infos, st.randoms(use_true_random=False))
 def test_whatever_facts_say_a_state_can_be_drawn(records, chunks, info, random):
-    told = [*factlines.read(lines(records)), *chunks]
+    events = [*factlines.read(lines(records)), *chunks]
 
-    state = reduce(apply, told, JobState(info))
+    state = reduce(apply, events, JobState(info))
 
     draw(state)
-    random.shuffle(told)
-    assert reduce(apply, [*told, *told[:3]], JobState(info)) == state
+    random.shuffle(events)
+    assert reduce(apply, [*events, *events[:3]], JobState(info)) == state
 
 
 def draw_lab(records):
-    told = [*factlines.read(lines(records))]
-    lab = reduce(apply, told, JobState(JobInfo("lab", created=NOW, nodes=(1, 4), lab=60.0)))
+    events = [*factlines.read(lines(records))]
+    lab = reduce(apply, events, JobState(JobInfo("lab", created=NOW, nodes=(1, 4), lab=60.0)))
 
     draw(lab)
     attempts.lab_lines(lab, NOW)
@@ -59,7 +59,7 @@ def draw_lab(records):
     for turn in turns.turns(lab)[:3]:
         turns.ahead(lab, turn.taken.round), turns.sent(lab, turn.key)
         view = turns.View(lab, turn.key)
-        seen = [*view.begin(), *(part for fact in told for part in view.take(fact)), *view.last]
+        seen = [*view.begin(), *(part for fact in events for part in view.take(fact)), *view.last]
         draw(reduce(apply, seen, JobState(turns.info(lab.info, turn))))
 
 
@@ -115,12 +115,12 @@ records = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(records, facts)
-def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, told):
+def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, history):
     try:
         info = read(json.dumps(written), "local", "job")
     except DamagedError:
         return
-    draw(reduce(apply, factlines.read(lines(told)), JobState(info)))
+    draw(reduce(apply, factlines.read(lines(history)), JobState(info)))
 
 
 BIG = {"filename": "a", "lineno": 1, "name": "f", "variables": [["x", "x" * 9_000]]}
@@ -149,9 +149,9 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize(("event", "given"), FORGED.values(), ids=FORGED)
-def test_a_fact_that_cannot_be_is_counted_and_told(event, given):
-    record = {"event": event, "time": NOW, "node": 0, **given}
+@pytest.mark.parametrize(("event", "fields"), FORGED.values(), ids=FORGED)
+def test_a_fact_that_cannot_be_is_counted_and_told(event, fields):
+    record = {"event": event, "time": NOW, "node": 0, **fields}
     known = ev.Notice(NOW, "known")
 
     state = reduce(
@@ -171,9 +171,9 @@ def test_a_line_without_an_end_is_refused():
 
 
 def test_numbers_that_occur_are_all_there_is_of_runs_and_attempts():
-    told: list[ev.Event] = [ev.NodeStarted(NOW, 0, "h", run=10**9), ev.NodeExited(NOW, 0, 1, run=10**9)]
+    events: list[ev.Event] = [ev.NodeStarted(NOW, 0, "h", run=10**9), ev.NodeExited(NOW, 0, 1, run=10**9)]
     state = reduce(
-        apply, [*told, ev.AttemptBegan(NOW, 10**9)], JobState(JobInfo("job", retry_owner=US, spec=budgets))
+        apply, [*events, ev.AttemptBegan(NOW, 10**9)], JobState(JobInfo("job", retry_owner=US, spec=budgets))
     )
 
     assert [attempt.number for attempt in state.attempts] == [1, 10**9]

@@ -42,16 +42,16 @@ class Made:
 GIVEN = [((1.0, 2), {}), ((1.0, 2, "a"), {"used": {"b": "c"}}), ((), {"node": 2, "time": 1.0})]
 
 
-@pytest.mark.parametrize(("args", "given"), GIVEN)
-def test_it_holds_and_shows_what_a_frozen_dataclass_does(args, given):
-    told, made = Told(*args, **given), Made(*args, **given)
+@pytest.mark.parametrize(("args", "keywords"), GIVEN)
+def test_it_holds_and_shows_what_a_frozen_dataclass_does(args, keywords):
+    fact, made = Told(*args, **keywords), Made(*args, **keywords)
 
-    assert asdict(told) == asdict(made)
-    assert repr(told) == repr(made).replace("Made", "Told")
+    assert asdict(fact) == asdict(made)
+    assert repr(fact) == repr(made).replace("Made", "Told")
     assert [field.name for field in fields(Told)] == [field.name for field in fields(Made)]
-    assert asdict(replace(told, node=7)) == asdict(replace(made, node=7))
+    assert asdict(replace(fact, node=7)) == asdict(replace(made, node=7))
     assert Told.__match_args__ == Made.__match_args__
-    assert not told.late
+    assert not fact.late
 
 
 def test_the_first_ones_of_a_kind_are_made_by_several_threads_at_once():
@@ -121,15 +121,15 @@ def test_fields_may_have_any_name():
 
 def test_one_that_holds_itself_can_be_shown():
     held: dict[str, str] = {}
-    told = Told(1.0, 2, used=held)
-    held["told"] = told  # type: ignore[assignment]
-    assert repr(told) == "Told(time=1.0, node=2, text='', used={'told': ...})"
+    fact = Told(1.0, 2, used=held)
+    held["told"] = fact  # type: ignore[assignment]
+    assert repr(fact) == "Told(time=1.0, node=2, text='', used={'told': ...})"
 
 
 def test_its_parameters_are_those_of_the_library_s():
     assert Told(1.0, 2)  # the first one
-    told, made = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
-    assert [(field.name, field.kind) for field in told] == [(field.name, field.kind) for field in made]
+    parameters, made = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
+    assert [(field.name, field.kind) for field in parameters] == [(field.name, field.kind) for field in made]
     with pytest.raises(TypeError, match=r"^Told.__init__\(\) missing 1 required positional argument: 'node'"):
         Told(1.0)  # type: ignore[call-arg]
 
@@ -165,10 +165,10 @@ def test_all_are_made_in_a_process_that_others_are_forked_from():
 
 
 def test_one_can_be_read_where_none_was_made():
-    told = pickle.dumps(Told(1.0, 2))
-    read = f"import pickle; a, b = (pickle.loads({told!r}) for _ in 'ab'); assert a == b; print(a)"
-    found = subprocess.run([sys.executable, "-c", read], check=True, capture_output=True, text=True)
-    assert found.stdout == "Told(time=1.0, node=2, text='', used={})\n"
+    pickles = pickle.dumps(Told(1.0, 2))
+    read = f"import pickle; a, b = (pickle.loads({pickles!r}) for _ in 'ab'); assert a == b; print(a)"
+    process = subprocess.run([sys.executable, "-c", read], check=True, capture_output=True, text=True)
+    assert process.stdout == "Told(time=1.0, node=2, text='', used={})\n"
 
 
 def test_each_has_a_mapping_of_its_own():
@@ -176,40 +176,40 @@ def test_each_has_a_mapping_of_its_own():
 
 
 def test_two_are_equal_that_are_of_one_kind_and_say_the_same():
-    told = Told(time=1.0, text="a", node=2)
+    fact = Told(time=1.0, text="a", node=2)
 
-    assert told == Told(1.0, 2, "a")
-    assert told != Told(1.0, 2, "b")
-    assert told != Made(1.0, 2, "a")  # type: ignore[comparison-overlap]
+    assert fact == Told(1.0, 2, "a")
+    assert fact != Told(1.0, 2, "b")
+    assert fact != Made(1.0, 2, "a")  # type: ignore[comparison-overlap]
     one, other = Event.__args__[:2]
     assert hash(one(1.0, 2, "a")) == hash(one(host="a", node=2, time=1.0))
     assert len({one(1.0, 2, "a"), one(1.0, 2, "a"), other(1.0, 2)}) == 2
 
 
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda told: pickle.loads(pickle.dumps(told))])
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda fact: pickle.loads(pickle.dumps(fact))])
 def test_it_can_be_copied(way):
     assert way(Told(1.0, 2, used={"a": "b"})) == Told(1.0, 2, used={"a": "b"})
 
 
 def test_it_can_not_be_changed():
-    told = Told(1.0, 2)
+    fact = Told(1.0, 2)
 
     with pytest.raises(FrozenInstanceError):
-        told.node = 3  # type: ignore[misc]
+        fact.node = 3  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
-        del told.node
+        del fact.node
     with pytest.raises(FrozenInstanceError):
-        told.more = 3  # type: ignore[attr-defined]
-    assert told == Told(1.0, 2)
+        fact.more = 3  # type: ignore[attr-defined]
+    assert fact == Told(1.0, 2)
 
 
 @pytest.mark.parametrize(
-    ("args", "given", "wrong"),
+    ("args", "keywords", "wrong"),
     [((1.0,), {}, "node"), ((1.0, 2), {"more": 3}, "more"), ((1.0, 2, "a", {}, 5), {}, "5")],
 )
-def test_what_is_lacking_or_unknown_is_refused(args, given, wrong):
+def test_what_is_lacking_or_unknown_is_refused(args, keywords, wrong):
     with pytest.raises(TypeError, match=wrong):
-        Told(*args, **given)
+        Told(*args, **keywords)
 
 
 def test_a_numbered_mapping_is_one_in_order_whatever_came_first():

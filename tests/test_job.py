@@ -411,22 +411,22 @@ def test_asks_its_nodes_what_their_ranks_do(backend):
     sample = factlines.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS), RankSample(1, STOPPED))))
     backend.answers = [NodeAnswer(0, (sample, {"event": "Sampled"})), NodeAnswer(1, (), "doesn't answer")]
 
-    found = job.stacks(timeout=3.0)
+    stacks = job.stacks(timeout=3.0)
 
     assert backend.asked == ["job sample 3.0"]
-    assert found.asked
-    assert found.trouble == {1: "doesn't answer"}
-    assert [sample.state for sample in found.samples.values()] == [RUNS, STOPPED]
-    assert found.diagnosis is not None
-    assert found.diagnosis.ranks == (1,)
+    assert stacks.asked
+    assert stacks.trouble == {1: "doesn't answer"}
+    assert [sample.state for sample in stacks.samples.values()] == [RUNS, STOPPED]
+    assert stacks.diagnosis is not None
+    assert stacks.diagnosis.ranks == (1,)
 
 
 def test_shows_the_last_sample_of_a_job_that_has_ended(backend):
     job: Job[Any] = Job(backend, JobInfo("job"))
     backend.known = (*STARTED, ev.Sampled(5.0, 0, 0, "quiet", (RankSample(1, STOPPED),)), *ENDED)
 
-    found = job.stacks()
+    stacks = job.stacks()
 
-    assert not found.asked
-    assert "The job has ended; this is its last sample" in str(found)
-    assert "rank 1 was stopped" in str(found)
+    assert not stacks.asked
+    assert "The job has ended; this is its last sample" in str(stacks)
+    assert "rank 1 was stopped" in str(stacks)

@@ -85,21 +85,21 @@ def test_a_node_whose_place_another_one_takes_is_waited_for(monkeypatch, trouble
 
 def test_a_cell_that_was_taken_as_its_sender_was_interrupted_is_cancelled(monkeypatch):
     cancelled: list[str] = []
-    told: list[Any] = []
+    events: list[Any] = []
 
     class Nodes:
         @contextmanager
         def talk(self, name, node, question, timeout):
-            told.append(ev.TurnTaken(6.0, 0, 5, 1, question["id"], (0,), (0,), "cell", "1", "c"))
+            events.append(ev.TurnTaken(6.0, 0, 5, 1, question["id"], (0,), (0,), "cell", "1", "c"))
             yield SimpleNamespace(send_all=lambda data: None, hear=lambda seconds: {"round": 5, "base": 1})
 
     class Heard(Told):
         @property
         def state(self):
-            if len(told) == 1:
-                told.append(None)
+            if len(events) == 1:
+                events.append(None)
                 raise KeyboardInterrupt
-            return reduce(apply, FIRST + told[:1] * (len(told) > 1), JobState(INFO))
+            return reduce(apply, FIRST + events[:1] * (len(events) > 1), JobState(INFO))
 
     lab: Any = Heard()
     monkeypatch.setattr(Heard, "_nodes", Nodes())
@@ -109,7 +109,7 @@ def test_a_cell_that_was_taken_as_its_sender_was_interrupted_is_cancelled(monkey
 
     with pytest.raises(KeyboardInterrupt):
         lab.send(capture.from_cell("1", {}), LabAnswer(NOTHING, 1))
-    assert cancelled == [f"bench#{told[0].id}"]
+    assert cancelled == [f"bench#{events[0].id}"]
 
 
 def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch):

@@ -71,9 +71,9 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     ],
 )
 def test_importing_is_light(module, heavy):
-    found = python(f"import sys, {module}; print(*sys.modules)").split()
+    modules = python(f"import sys, {module}; print(*sys.modules)").split()
 
-    assert not {name.partition(".")[0] for name in found} & set(heavy)
+    assert not {name.partition(".")[0] for name in modules} & set(heavy)
 
 
 def python(code):

@@ -65,10 +65,10 @@ def test_an_issue_form_has_a_label_for_each_field(name):
 
 def test_dependabot_looks_where_there_are_dependencies():
     for entry in read(".github/dependabot.yml")["updates"]:
-        found = {"pip": "pyproject.toml", "npm": "package.json", "github-actions": ".github/workflows"}
+        manifests = {"pip": "pyproject.toml", "npm": "package.json", "github-actions": ".github/workflows"}
         folder = ROOT / entry["directory"].lstrip("/")
 
-        assert (folder / found[entry["package-ecosystem"]]).exists()
+        assert (folder / manifests[entry["package-ecosystem"]]).exists()
 
 
 def test_the_hooks_before_a_commit_are_the_lint_of_the_makefile():

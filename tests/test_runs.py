@@ -61,8 +61,8 @@ def test_each_run_has_its_value_and_a_failed_one_its_error(folder):
     assert [line.split()[:2] for line in str(elsewhere).splitlines() if "best" in line] == [["2", "0"]]
     assert "best" in elsewhere._repr_html_()
     assert repr(elsewhere) == "<Runs rates: 3 on this machine>"
-    told = [(row["run"], row["lr"], row["phase"], row["loss"], row["attempts"], row["job"]) for row in rows]
-    assert told == [
+    table = [(row["run"], row["lr"], row["phase"], row["loss"], row["attempts"], row["job"]) for row in rows]
+    assert table == [
         (1, 0.5, "SUCCEEDED", 1.0, 1, "rates-r1"),
         (2, 0.0, "SUCCEEDED", 0.0, 1, "rates-r2-2"),
         (3, 0.25, "SUCCEEDED", 0.5, 1, "rates-r3"),
@@ -123,7 +123,7 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
 
 
 @pytest.mark.parametrize(
-    ("given", "more", "error", "said"),
+    ("points", "more", "error", "said"),
     [
         ([], {}, SpecError, "one mapping of names"),
         ([{}], {}, SpecError, "at least one name"),
@@ -136,11 +136,11 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
         ([{"lr": 1}], {"spec": JobSpec(name="a" * 40)}, SpecError, "at most 32 characters"),
     ],
 )
-def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(given, more, error, said):
+def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(points, more, error, said):
     before = {*directory.jobs_dir().iterdir()}
 
     with pytest.raises(error, match=said):
-        nbtorchjob.map(train, given, **more)
+        nbtorchjob.map(train, points, **more)
 
     assert {*directory.jobs_dir().iterdir()} == before
 

@@ -91,8 +91,8 @@ def test_what_it_can_not_do_is_one_line(notebook, verb, capsys):
     nbtorchjob.submit(half, 3, spec=JobSpec(name="held"))
     notebook.run_cell(f"%torchjob {verb} held {'folder' if verb == 'export' else ''}")
 
-    told = f"{verb}: got 'held', but it must be a job on another backend: this one runs on paper"
-    assert capsys.readouterr().err == f"UsageError: {told}\n"
+    message = f"{verb}: got 'held', but it must be a job on another backend: this one runs on paper"
+    assert capsys.readouterr().err == f"UsageError: {message}\n"
 
 
 def test_the_verbs_go_with_it(notebook, capsys):
@@ -105,7 +105,7 @@ def test_the_verbs_go_with_it(notebook, capsys):
     assert value == "half(3)"
     for line in ("list", "status first", "describe first", "cancel second", "gc", "result first"):
         notebook.run_cell(f"%torchjob {line}").raise_error()
-    told = capsys.readouterr().out
-    assert "second cancelled" in told
+    output = capsys.readouterr().out
+    assert "second cancelled" in output
     notebook.run_cell("%torchjob gc --yes").raise_error()
     assert nbtorchjob.jobs() == []

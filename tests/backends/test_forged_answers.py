@@ -50,29 +50,29 @@ FULL = {
 HELD = {"asked": 2.0, "held": [[0, 8192, 1024]], "events": 5}
 
 
-def profile_of(told, trace):
+def profile_of(summary, trace):
     try:
-        content = json.dumps(told).encode(), json.dumps(trace).encode()
+        content = json.dumps(summary).encode(), json.dumps(trace).encode()
     except (ValueError, RecursionError):
         return ()
     return (*packed(content[0], "told"), *packed(content[1], "trace"))
 
 
-@pytest.mark.parametrize(("by", "told"), [(stacks.take_profile, FULL), (stacks.take_memory_profile, HELD)])
-def test_a_forged_profile_is_shown_or_refused(folder, by, told):
+@pytest.mark.parametrize(("by", "summary"), [(stacks.take_profile, FULL), (stacks.take_memory_profile, HELD)])
+def test_a_forged_profile_is_shown_or_refused(folder, by, summary):
     draw = random.Random(41)
     refused = []
     for _ in range(CASES):
-        answer = profile_of(*draw.choice([(forged(told, draw), TRACE), (told, forged(TRACE, draw))]))
+        answer = profile_of(*draw.choice([(forged(summary, draw), TRACE), (summary, forged(TRACE, draw))]))
         try:
-            found = take(Asked(answer), folder, by=by)
+            profile = take(Asked(answer), folder, by=by)
         except ProfileError as exc:
             refused.append(str(exc))
         else:
-            assert str(found)
-            assert found._repr_html_()
-            assert json.dumps(found.to_json())
-            found.path.unlink()
+            assert str(profile)
+            assert profile._repr_html_()
+            assert json.dumps(profile.to_json())
+            profile.path.unlink()
     assert 0 < len(refused) < CASES
     assert [text for text in refused if "\n" in text or "\x1b" in text] == []
 
@@ -111,9 +111,9 @@ def test_forged_stacks_are_shown_or_left_out():
     sample = {"rank": 1, "state": "runs", "pid": 7, "threads": [thread], "note": ""}
     fact = {"event": "Sampled", "time": 5.0, "node": 1, "round": 0, "why": "asked", "samples": [sample]}
     for _ in range(CASES):
-        found = stacks.ask(answering(forged(fact, draw)), state(), 1.0)
-        assert str(found)
-        assert found._repr_html_()
+        answer = stacks.ask(answering(forged(fact, draw)), state(), 1.0)
+        assert str(answer)
+        assert answer._repr_html_()
 
 
 def test_forged_words_of_the_debugger_are_left_out():

@@ -27,10 +27,10 @@ def test_a_job_that_runs_once_more_is_numbered_where_its_name_was_given():
 
 
 def test_else_it_gets_a_new_one_each_time():
-    found = list(islice(naming.again("train(lr=1)", None), 3))
+    names = list(islice(naming.again("train(lr=1)", None), 3))
 
-    assert len(set(found)) == 3
-    assert all(re.fullmatch(r"train-[a-z0-9]{4}", name) for name in found)
+    assert len(set(names)) == 3
+    assert all(re.fullmatch(r"train-[a-z0-9]{4}", name) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def test_a_generated_name_keeps_letters_with_accents(label, stem):
     assert naming.stem(naming.generate(label)) == stem
 
 
-@given(given=st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True), number=st.integers(2, 9999))
-def test_a_numbered_name_is_a_name_as_well(given, number):
-    found = naming.run(given, number)
+@given(base=st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True), number=st.integers(2, 9999))
+def test_a_numbered_name_is_a_name_as_well(base, number):
+    name = naming.run(base, number)
 
-    assert JobSpec(name=found).name == found
-    assert found.endswith(f"-{number}")
-    assert naming.is_run(found, given)
+    assert JobSpec(name=name).name == name
+    assert name.endswith(f"-{number}")
+    assert naming.is_run(name, base)
 
 
 def test_no_other_name_is_a_run_of_it():
-    found = [naming.is_run(name, "train") for name in ("train", "train-2", "train-1", "train-x", "trains-2")]
+    checks = [naming.is_run(name, "train") for name in ("train", "train-2", "train-1", "train-x", "trains-2")]
 
-    assert found == [True, True, False, False, False]
+    assert checks == [True, True, False, False, False]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def says(verb, *words):
 
 def listed(*words):
     ((text, data),) = [answer for answer in says("list", *words) if "jobs" in answer[1]]
-    return text, [found["name"] for found in data["jobs"]]
+    return text, [row["name"] for row in data["jobs"]]
 
 
 def test_a_running_and_an_ended_job_take_notes_and_tags(job):

@@ -31,8 +31,8 @@ def packed(content, name):
     return [{name: base64.b64encode(part).decode()} for part in (pressed[:20], pressed[20:])]
 
 
-def records(told=TOLD, trace=TRACE_BYTES):
-    return (*packed(json.dumps(told).encode(), "told"), *packed(trace, "trace"))
+def records(summary=TOLD, trace=TRACE_BYTES):
+    return (*packed(json.dumps(summary).encode(), "told"), *packed(trace, "trace"))
 
 
 GOOD = records()
@@ -77,11 +77,11 @@ def test_the_trace_becomes_a_file_and_an_earlier_one_stays(folder):
 
 
 def test_a_snapshot_of_memory_is_written_and_not_read(folder):
-    told = {"asked": 2.0, "held": [[0, 8192, 1024]], "events": 5}
-    found = take(Asked(records(told, b"cos\nsystem\n")), folder, by=stacks.take_memory_profile)
+    summary = {"asked": 2.0, "held": [[0, 8192, 1024]], "events": 5}
+    profile = take(Asked(records(summary, b"cos\nsystem\n")), folder, by=stacks.take_memory_profile)
 
-    assert (found.path.name, found.path.read_bytes()) == ("job-rank-1.memory.pickle", b"cos\nsystem\n")
-    assert "5 events" in str(found)
+    assert (profile.path.name, profile.path.read_bytes()) == ("job-rank-1.memory.pickle", b"cos\nsystem\n")
+    assert "5 events" in str(profile)
 
 
 AWAY = "its main thread hasn't come back to Python for 5 s"

@@ -45,8 +45,8 @@ class Pool:
 
     login = ""
 
-    def __init__(self, told=LOST):
-        self.told = list(told)
+    def __init__(self, facts=LOST):
+        self.told = list(facts)
 
     def known(self, name):
         return reduce(apply, self.told, LAB)
@@ -64,9 +64,9 @@ class Pool:
                 return
 
 
-def job(key="c1", **given):
+def job(key="c1", **fields):
     spec = JobSpec(Elastic(nnodes=2), retry=Retry(retries=3, backoff=0)).to_json()
-    return turns.of(POOL, key=key, created=100.0, spec=spec, retry_owner=US, **given)
+    return turns.of(POOL, key=key, created=100.0, spec=spec, retry_owner=US, **fields)
 
 
 def followed(backend, info):
@@ -87,8 +87,8 @@ def test_what_is_known_of_a_pool_may_be_read_on_the_loop_that_waits_to_send_a_jo
     assert sent.taken is AFTER
 
 
-def of_pool(told=LOST):
-    return TurnBackend(cast("Any", Pool(told)))
+def of_pool(facts=LOST):
+    return TurnBackend(cast("Any", Pool(facts)))
 
 
 @pytest.fixture
@@ -194,9 +194,9 @@ def test_another_process_knows_budgets_and_attempts_of_a_job_also_once_it_is_ove
     state = reduce(apply, followed(backend, info), JobState(info))
     other = of_pool(backend.inner.told).snapshot(info.address)
 
-    told = [[replace(attempt, lines=()) for attempt in known.attempts] for known in (state, other)]
-    assert [attempt.number for attempt in told[1]] == [1, 2]
-    assert told[1] == told[0]
+    attempts = [[replace(attempt, lines=()) for attempt in known.attempts] for known in (state, other)]
+    assert [attempt.number for attempt in attempts[1]] == [1, 2]
+    assert attempts[1] == attempts[0]
     assert other.budgets == state.budgets
     assert [spent.used for spent in other.budgets] == [1, 0]
     assert not [*folders.state_dir().rglob("payload")]
@@ -216,7 +216,7 @@ def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
 
         waiting = [asyncio.ensure_future(follow(other)) for other in others[1:]]
         facts = [await follow(backend), *await asyncio.gather(*waiting), await follow(others[0])]
-        return [reduce(apply, told, JobState(info)) for told in facts]
+        return [reduce(apply, events, JobState(info)) for events in facts]
 
     states = asyncio.run(asyncio.wait_for(followed_by_all(), LIMIT))
     assert [state.phase for state in states] == [Phase.SUCCEEDED] * 3
@@ -376,7 +376,7 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
     info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
     keeps = kept(info)
     keeps.note({**keeps.record, "round": 6})
-    seen, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *told: AFTER, keeps), of_pool(WAITED)
+    seen, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *args: AFTER, keeps), of_pool(WAITED)
 
     async def look():
         with seen.followed():
@@ -406,7 +406,7 @@ def test_those_who_have_seen_a_loss_and_do_nothing_are_waited_for_no_longer(kept
     info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
     keeps = kept(info)
     keeps.note({**keeps.record, "round": 6})
-    stopped, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *told: AFTER, keeps), of_pool(WAITED)
+    stopped, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *args: AFTER, keeps), of_pool(WAITED)
 
     async def follow():
         return [event async for event in late.follow(info.address)]
@@ -420,8 +420,8 @@ def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatc
     monkeypatch.setattr(resending, "_PATIENCE_S", 0.0)
     info = job()
     keeps = kept(info)
-    stopped = Sent(info, BEFORE, lambda *told: AFTER, keeps)
-    late = Sent(info, BEFORE._replace(unseen=True), lambda *told: AFTER, keeps)
+    stopped = Sent(info, BEFORE, lambda *args: AFTER, keeps)
+    late = Sent(info, BEFORE._replace(unseen=True), lambda *args: AFTER, keeps)
     lost = [ev.Verdict(150.0, succeeded=False, reason=turns.ANEW, text="lost")]
 
     with stopped.followed():
@@ -516,7 +516,7 @@ def test_a_job_of_a_pool_that_is_gone_is_not_taken_for_one_of_a_pool_of_that_nam
 
 
 def test_what_jobs_there_are_is_told_by_their_numbers():
-    told = [replace(taken(round_, 100.0, f"c{round_}"), number=round_) for round_ in (5, 6, 8)]
+    facts = [replace(taken(round_, 100.0, f"c{round_}"), number=round_) for round_ in (5, 6, 8)]
 
     with pytest.raises(JobNotFoundError, match="has no job 1: it has jobs 5-6,8"):
-        of_pool(told).turn("pool#1")
+        of_pool(facts).turn("pool#1")

@@ -69,12 +69,12 @@ class Many(Asked):
         self.asked.append((question, nodes))
         records = [own(2)]
         if self.can and "all" in question:
-            told = [own(node) for node in range(300) if node not in (2, 7, 9)]
+            facts = [own(node) for node in range(300) if node not in (2, 7, 9)]
             packed = [
-                base64.b64encode(zlib.compress(json.dumps(record).encode())).decode() for record in told
+                base64.b64encode(zlib.compress(json.dumps(record).encode())).decode() for record in facts
             ]
             others = [
-                {"of": record["node"], "packed": text} for record, text in zip(told, packed, strict=True)
+                {"of": record["node"], "packed": text} for record, text in zip(facts, packed, strict=True)
             ]
             forged = {"of": 9, "packed": others[0]["packed"]}
             records = [{"gathers": True}, *others, forged, {"of": 9, "packed": "no"}, *records]
@@ -101,20 +101,20 @@ def sampled(node):
 
 def test_of_many_nodes_one_is_asked_and_then_those_that_told_it_nothing():
     backend: Any = Many()
-    found = stacks.ask(backend, backend.state(), 10.0)
+    answer = stacks.ask(backend, backend.state(), 10.0)
 
     assert backend.asked == [
         ({"question": "sample", "all": 8.0}, [2]),
         ({"question": "sample"}, [7, 9]),
     ]
-    assert found.samples == {node: sampled(node).samples[0] for node in range(300) if node != 9}
-    assert found.trouble == {9: "away"}
-    assert "node 9: away" in str(found)
+    assert answer.samples == {node: sampled(node).samples[0] for node in range(300) if node != 9}
+    assert answer.trouble == {9: "away"}
+    assert "node 9: away" in str(answer)
 
 
 def test_nodes_of_an_older_payload_are_all_asked():
     backend: Any = Many(can=False)
-    found = stacks.ask(backend, backend.state(), 10.0)
+    answer = stacks.ask(backend, backend.state(), 10.0)
 
     assert backend.asked[1:] == [({"question": "sample"}, None)]
-    assert (len(found.samples), found.trouble) == (299, {9: "away"})
+    assert (len(answer.samples), answer.trouble) == (299, {9: "away"})

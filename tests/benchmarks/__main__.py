@@ -34,14 +34,14 @@ def main() -> int:
         parser.error(f"{asked.against} is no checkout of this project")
     checkouts = [HERE.parents[1], *([asked.against.resolve()] if asked.against else [])]
     failed = []
-    found: dict[Path, dict[str, list[Row]]] = {checkout: defaultdict(list) for checkout in checkouts}
+    tables: dict[Path, dict[str, list[Row]]] = {checkout: defaultdict(list) for checkout in checkouts}
     for name in asked.names or names:
         for checkout in checkouts * (TURNS if asked.against else 1):
             rows = run(name, checkout)
             failed += [] if rows is not None else [f"{name} on {checkout}"]
             for key, row in rows or ():
-                found[checkout][key].append(row)
-    summarize(*found.values())
+                tables[checkout][key].append(row)
+    summarize(*tables.values())
     for benchmark in dict.fromkeys(failed):
         print(f"FAILED: {benchmark}")
     return 1 if failed else 0

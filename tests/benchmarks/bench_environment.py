@@ -113,8 +113,8 @@ class Nodes:
         """Return how long it takes with the uv that lies in the store, on a node that has none."""
         own = installer()
         assert own is not None
-        told = {"url": str(own.source), "sha256": own.sha256, "size": own.size, "machine": own.machine}
-        return self._take({**self._uv_told(), "PATH": os.defpath}, "", False, uv=told)
+        program = {"url": str(own.source), "sha256": own.sha256, "size": own.size, "machine": own.machine}
+        return self._take({**self._uv_told(), "PATH": os.defpath}, "", False, uv=program)
 
     def _uv_told(self) -> dict[str, str]:
         return {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self._folder / "index")}
@@ -128,12 +128,12 @@ class Nodes:
         return self.pip(stocked=True)
 
     def _take(
-        self, told: dict[str, str], kept: str, stocked: bool, uv: dict[str, object] | None = None
+        self, variables: dict[str, str], kept: str, stocked: bool, uv: dict[str, object] | None = None
     ) -> float:
         self._count += 1
         node = self._folder / f"node{self._count}"
         node.mkdir()
-        own = {**os.environ, **told, store.STORAGE: str(self._folder / "store" / "job")}
+        own = {**os.environ, **variables, store.STORAGE: str(self._folder / "store" / "job")}
         secret = hidden(b"s" * 32, b"k" * 32) if stocked else ""
         argv = [sys.executable, "-c", NODE, str(node), kept, secret, json.dumps(uv)]
         done = subprocess.run(argv, env=own, check=True, stdout=subprocess.PIPE, text=True)
@@ -147,12 +147,12 @@ def installing(folder: Path) -> None:
     if installer():
         subjects |= {"uv": nodes.uv, "sent": nodes.sent}
     taken = in_turn(subjects, INSTALLED)
-    found = medians(taken)
+    times = medians(taken)
     rows = [
-        Row("from an earlier job of this machine", found["kept"], found["pip"], 0.1),
-        Row("from the store", found["stocked"], found["pip"], 0.25),
-        *([Row("with uv", found["uv"], found["pip"], 1.0)] if "uv" in found else []),
-        *([Row("with uv from the store", found["sent"], found["pip"], 1.0)] if "sent" in found else []),
+        Row("from an earlier job of this machine", times["kept"], times["pip"], 0.1),
+        Row("from the store", times["stocked"], times["pip"], 0.25),
+        *([Row("with uv", times["uv"], times["pip"], 1.0)] if "uv" in times else []),
+        *([Row("with uv from the store", times["sent"], times["pip"], 1.0)] if "sent" in times else []),
     ]
     show("Installing three packages", "with pip", rows, spread(taken))
 
@@ -170,13 +170,13 @@ def main() -> None:
             ROUNDS,
         )
         installing(folder)
-    found = medians(taken)
+    times = medians(taken)
     rows = [
-        Row("a node tells what it has", found["told"], found["captured"]),
-        Row("which distributions a cell needs", found["needed"], found["captured"], 2.0),
-        Row("the same with the comparison", found["compared"], found["captured"], 4.0),
-        Row("nothing has changed here", found["unchanged"], found["captured"], 0.5),
-        Row("a file was saved beside the notebook", found["saved"], found["captured"], 2.0),
+        Row("a node tells what it has", times["told"], times["captured"]),
+        Row("which distributions a cell needs", times["needed"], times["captured"], 2.0),
+        Row("the same with the comparison", times["compared"], times["captured"], 4.0),
+        Row("nothing has changed here", times["unchanged"], times["captured"], 0.5),
+        Row("a file was saved beside the notebook", times["saved"], times["captured"], 2.0),
         Row("the frame in the pod's log", len(frames.fact(line)) / 1000, 1.0, 64, "kB"),
     ]
     show(

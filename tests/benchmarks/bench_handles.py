@@ -44,7 +44,7 @@ def taken(name: str, many: int) -> tuple[float, int]:
 
 def main() -> None:
     with own_state():
-        found = []
+        costs = []
         for many in (1, HANDLES):
             job = nbtorchjob.submit(work, 4 * SECONDS, spec=JobSpec(Elastic(nproc_per_node=2)))
             while (
@@ -52,10 +52,10 @@ def main() -> None:
                 is not Phase.RUNNING
             ):
                 time.sleep(0.1)
-            found.append(taken(job.name, many))
+            costs.append(taken(job.name, many))
             job.cancel()
             del job
-    (one, few), (many_s, more) = found
+    (one, few), (many_s, more) = costs
     show(
         f"Handles: {HANDLES} on one running job, {SECONDS:.0f} s",
         "one handle",

@@ -54,8 +54,8 @@ def main() -> None:
     rows = [Row("requests a minute", ours, others, 0.5, "")]
     show(f"Idle: a notebook and the sidebar, {MINUTES} minutes", "JupyterLab's own", rows)
     names = ("scripts", "scripts, compressed")
-    found = zip(names, sizes(BUILT / "static"), sizes(WIDGETS / "static"), strict=True)
-    rows = [Row(name, value, base, 1, "kB") for name, value, base in found]
+    triples = zip(names, sizes(BUILT / "static"), sizes(WIDGETS / "static"), strict=True)
+    rows = [Row(name, value, base, 1, "kB") for name, value, base in triples]
     show("Size: what the page loads", "ipywidgets", rows)
 
 

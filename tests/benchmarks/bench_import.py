@@ -41,9 +41,9 @@ def run(code: str) -> str:
 
 
 def seconds(code: str) -> float:
-    found = float(run(code).split()[-1])  # a magic may print before
+    duration = float(run(code).split()[-1])  # a magic may print before
     pool.stop()  # the extension warms one up: each round starts without
-    return found
+    return duration
 
 
 def command(*words: str) -> float:
@@ -84,12 +84,12 @@ def main() -> None:
 
 
 def report(taken: dict[str, list[float]], plain: list[str], loaded: list[str]) -> None:
-    found = medians(taken)
-    base = found["IPython's own start"]
+    times = medians(taken)
+    base = times["IPython's own start"]
     # The goals are in seconds, not ratios: they are what somebody waits for.
-    goals = {name: 0.050 for name in found if name.startswith("%load_ext")} | dict.fromkeys(COMMANDS, 0.150)
+    goals = {name: 0.050 for name in times if name.startswith("%load_ext")} | dict.fromkeys(COMMANDS, 0.150)
     rows = [
-        Row(name, value, base, goals[name] / base if name in goals else None) for name, value in found.items()
+        Row(name, value, base, goals[name] / base if name in goals else None) for name, value in times.items()
     ]
     show(
         "Import: in a fresh interpreter (goals: 50 ms, a command 150 ms)",
@@ -101,9 +101,9 @@ def report(taken: dict[str, list[float]], plain: list[str], loaded: list[str]) -
     )
 
 
-def brought(what: str, found: list[str], unwanted: set[str]) -> str:
-    verdict = "OVER" if unwanted & set(found) else "ok"
-    return f"after {what}, of {', '.join(HEAVY)}: {', '.join(found) or 'none'}  {verdict}"
+def brought(what: str, modules: list[str], unwanted: set[str]) -> str:
+    verdict = "OVER" if unwanted & set(modules) else "ok"
+    return f"after {what}, of {', '.join(HEAVY)}: {', '.join(modules) or 'none'}  {verdict}"
 
 
 if __name__ == "__main__":

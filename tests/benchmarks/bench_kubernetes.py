@@ -62,10 +62,10 @@ def throughput(cluster: Apart, folder: Path) -> None:
             f"followed, {CUTS} cuts a pod": lambda: written.followed(CUTS),
         }
         taken = in_turn(subjects, ROUNDS)
-    found = medians(taken)
-    base = found["plain HTTP, unread"]
-    rows = [Row(name, value, base, GOAL if name == "followed" else None) for name, value in found.items()]
-    size, speed = sum(map(len, written.texts)) / MB, PODS * LINES / found["followed"]
+    times = medians(taken)
+    base = times["plain HTTP, unread"]
+    rows = [Row(name, value, base, GOAL if name == "followed" else None) for name, value in times.items()]
+    size, speed = sum(map(len, written.texts)) / MB, PODS * LINES / times["followed"]
     cuts = " ".join(str(count) for count in written.cuts if count)
     notes = [
         f"{size:.0f} MB printed, {speed:,.0f} lines a second; none lost, none doubled",
@@ -82,14 +82,14 @@ def crowd(cluster: Apart) -> None:
         "one job's",
         [Row("1 job", one, one, None, ""), Row(f"{JOBS_FOLLOWED} jobs", many, one, 1, "")],
     )
-    found = listed(cluster, JOBS_LISTED)
+    listing = listed(cluster, JOBS_LISTED)
     show(
-        f"Memory: a list of {JOBS_LISTED:,} jobs with a pod each ({found.seconds:.2f} s)",
+        f"Memory: a list of {JOBS_LISTED:,} jobs with a pod each ({listing.seconds:.2f} s)",
         "what was sent",
         [
-            Row("what the server sent", found.sent, found.sent, None, "MB"),
-            Row("the most while it is made", found.peak, found.sent, None, "MB"),
-            Row("what the kernel keeps", found.kept, found.sent, None, "MB"),
+            Row("what the server sent", listing.sent, listing.sent, None, "MB"),
+            Row("the most while it is made", listing.peak, listing.sent, None, "MB"),
+            Row("what the kernel keeps", listing.kept, listing.sent, None, "MB"),
         ],
     )
 

@@ -79,11 +79,11 @@ def interrupted(lab: Lab, trials: int, rng: random.Random) -> str:
     after = looked(lab)
     if [pid for pid, _ in before] != [pid for pid, _ in after]:
         return "other processes stand there"
-    if len({tuple(found) for _, found in after}) > 1:
+    if len({tuple(numbers) for _, numbers in after}) > 1:
         print("  (a cell that was taken back on one rank had begun on the other)")
-    for _, found in after:
-        if found != sorted(set(found)):
-            return f"out of order, or twice: {found}"
+    for _, numbers in after:
+        if numbers != sorted(set(numbers)):
+            return f"out of order, or twice: {numbers}"
     return ""
 
 
@@ -102,7 +102,7 @@ def killed(lab: Lab, trials: int, rng: random.Random) -> str:
             time.sleep(rng.random() * LATEST_S * (4 if lab.info.cluster else 1))
             os.kill(kernel.pid, signal.SIGKILL)
             home += [int(first), *map(int, kernel.stdout.read().split())]
-    one, *others = [found for _, found in looked(lab)]
+    one, *others = [numbers for _, numbers in looked(lab)]
     if any(other != one for other in others):
         return "ranks differ"
     if one != sorted(set(one)):
@@ -119,7 +119,7 @@ def at_once(lab: Lab, cells: int, rng: random.Random) -> str:
     starts = (0, cells)
     with kernel_of(lab, starts[0], cells) as one, kernel_of(lab, starts[1], cells) as other:
         home = [[int(line) for line in kernel.stdout or ()] for kernel in (one, other)]
-    first, second = [found for _, found in looked(lab)]
+    first, second = [numbers for _, numbers in looked(lab)]
     if first != second:
         return "ranks differ"
     for start, came in zip(starts, home, strict=True):
@@ -156,19 +156,19 @@ def main() -> int:
     parser.add_argument("--cells", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
-    given = parser.parse_args()
-    rng = random.Random(given.seed)
+    arguments = parser.parse_args()
+    rng = random.Random(arguments.seed)
     wrong = 0
-    with own_state(), spec_of(given.kind) as spec, nbtorchjob.keep(spec, name="lab") as lab:
+    with own_state(), spec_of(arguments.kind) as spec, nbtorchjob.keep(spec, name="lab") as lab:
         lab.run(begin).result(60)
         for what, times, trial in (
-            ("interrupts", given.interrupts, interrupted),
-            ("kernels killed", given.kernels, killed),
-            ("cells of each of two kernels", given.cells, at_once),
+            ("interrupts", arguments.interrupts, interrupted),
+            ("kernels killed", arguments.kernels, killed),
+            ("cells of each of two kernels", arguments.cells, at_once),
         ):
-            found = trial(lab, times, rng)
-            print(f"{times} {what}: {found or 'no state lost'}")
-            wrong += bool(found)
+            fault = trial(lab, times, rng)
+            print(f"{times} {what}: {fault or 'no state lost'}")
+            wrong += bool(fault)
     return wrong
 
 

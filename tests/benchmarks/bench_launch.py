@@ -237,10 +237,10 @@ def measured(taken: dict[str, list[float]]) -> dict[str, list[float]]:
 def report(taken: dict[str, list[float]], notes: Sequence[str]) -> None:
     nodes = {"warm call, two nodes": 0.1, "warm call, nnodes 1:2": 0.1}
     goals = {"first call": 0.6, "warm call": 0.035, **nodes}
-    found = medians(taken)
-    base = found["plain"]
+    times = medians(taken)
+    base = times["plain"]
     peers = ("torchrun", "torchrunx")
-    rows = [Row(name, value, base, goals.get(name), peer=name in peers) for name, value in found.items()]
+    rows = [Row(name, value, base, goals.get(name), peer=name in peers) for name, value in times.items()]
     show("Launch: two ranks, gloo, one all_reduce, the value back", "plain", rows, spread(taken), *notes)
 
 

@@ -70,20 +70,20 @@ def train(steps: int, notes: str) -> int:
     return steps
 
 
-def here(notes: str, told: int, after: float) -> Trial:
+def here(notes: str, victims: int, after: float) -> Trial:
     """Tell nodes of a job of this machine, by SIGTERM."""
     job = submit(train, STEPS, notes, spec=JobSpec(Elastic(2, nproc_per_node=2), retry=Retry(backoff=0)))
     wait_for(lambda: started(job))
     pids = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
     time.sleep(after)
-    for pid in pids[:told]:
+    for pid in pids[:victims]:
         os.kill(pid, signal.SIGTERM)
     asked = time.monotonic()
-    wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids[:told]))
+    wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids[:victims]))
     return judged(job, notes, time.monotonic() - asked)
 
 
-def there(cluster: Emulator, kind: str, notes: str, told: int, after: float) -> Trial:
+def there(cluster: Emulator, kind: str, notes: str, victims: int, after: float) -> Trial:
     """Evict pods of a cluster job of that kind."""
     place = replace(PLACE, kind=kind, checkpoints=f"file://{notes}/store")
     retry = Retry(preemptions=9, backoff=0)
@@ -91,7 +91,7 @@ def there(cluster: Emulator, kind: str, notes: str, told: int, after: float) -> 
     job = submit(train, STEPS, notes, spec=spec)
     wait_for(lambda: job.wait(0) or started(job))
     time.sleep(after)
-    uids = [node.life.pod for node in job.state.nodes.values()][-told:]
+    uids = [node.life.pod for node in job.state.nodes.values()][-victims:]
     pods = [pod["metadata"] for pod in cluster.objects(POD_PATH)]
     cluster.evict("default", *[pod["name"] for pod in pods if pod["uid"] in uids])
     began = time.monotonic()
@@ -118,10 +118,10 @@ def judged(job: "Job[int]", notes: str, took: float) -> Trial:
     for rank in ranks:
         done = [int(step) for step in rank if step.isdigit()]
         lost, twice = lost + STEPS - len(set(done)), twice + len(done) - len(set(done))
-    found = Trial(lost, twice, any(rank != ranks[0] for rank in ranks), sum("half" in r for r in ranks), took)
-    print(f"{found}, steps before: {ranks[0].index('left') if 'left' in ranks[0] else 0}, {why}", flush=True)
+    trial = Trial(lost, twice, any(rank != ranks[0] for rank in ranks), sum("half" in r for r in ranks), took)
+    print(f"{trial}, steps before: {ranks[0].index('left') if 'left' in ranks[0] else 0}, {why}", flush=True)
     job.delete()
-    return found
+    return trial
 
 
 def wait_for(look: "Callable[[], object]") -> None:
@@ -143,15 +143,17 @@ def cost() -> float:
 
 def trials(count: int, chance: random.Random, cluster: "Emulator | None") -> "list[Trial]":
     """Run them, one after the other."""
-    found = []
+    outcomes = []
     for number in range(count):
-        told, after = chance.choice([1, 1, 1, 2]), chance.uniform(0, LATEST_S)
+        victims, after = chance.choice([1, 1, 1, 2]), chance.uniform(0, LATEST_S)
         with tempfile.TemporaryDirectory() as notes:
             if cluster is None:
-                found.append(here(notes, told, after))
+                outcomes.append(here(notes, victims, after))
             else:
-                found.append(there(cluster, cluster.kinds[number % len(cluster.kinds)], notes, told, after))
-    return found
+                outcomes.append(
+                    there(cluster, cluster.kinds[number % len(cluster.kinds)], notes, victims, after)
+                )
+    return outcomes
 
 
 def main() -> None:
@@ -160,16 +162,16 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--emulator", action="store_true", help="evict pods")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with own_state(), ExitStack() as stack:
-        cluster = stack.enter_context(Emulator()) if given.emulator else None
+        cluster = stack.enter_context(Emulator()) if arguments.emulator else None
         if cluster:
             os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
-        found = trials(given.trials, random.Random(given.seed), cluster)
-    took = [trial.took for trial in found]
-    print(f"trials {len(found)}, seed {given.seed}")
+        outcomes = trials(arguments.trials, random.Random(arguments.seed), cluster)
+    took = [trial.took for trial in outcomes]
+    print(f"trials {len(outcomes)}, seed {arguments.seed}")
     for name in ("lost", "twice", "apart", "halves"):
-        print(f"{name}: {sum(bool(getattr(trial, name)) for trial in found)}")
+        print(f"{name}: {sum(bool(getattr(trial, name)) for trial in outcomes)}")
     print(f"seconds to the end: median {statistics.median(took):.1f}, worst {max(took):.1f}, grace {GRACE_S}")
     print(f"leaving(): {cost():.2f} us a call")
 

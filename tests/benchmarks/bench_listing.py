@@ -42,14 +42,14 @@ def write(number: int) -> None:
     """Write the folder of a job that has ended, as its supervisor leaves it."""
     at = time.time() - JOBS + number
     info = submission.describe(capture.from_cell("1", {}), JobSpec(name=f"job-{number:05}"))
-    told = asdict(info) | {
+    record = asdict(info) | {
         "created": at,
         "sources": {"cell": ("In [1]", CELL)},
         "notebook": "/home/ada/a.ipynb",
     }
     folder = directory.jobs_dir() / info.name
     folder.mkdir(mode=0o700)
-    (folder / "job.json").write_text(json.dumps({"info": told}))
+    (folder / "job.json").write_text(json.dumps({"info": record}))
     lines = [json.dumps(factlines.to_json(event)) + "\n" for event in events(at)]
     (folder / "events.jsonl").write_text("".join(lines))
 
@@ -114,18 +114,18 @@ async def served() -> dict[str, tuple[float, float]]:
         "later": lambda: answer(watch),
         "quiet": lambda: asyncio.sleep(5),
     }
-    found = {}
+    times = {}
     for name, work in cases.items():
         lag = Lag()
-        found[name] = await lag.watch(work()), max(lag.found)
+        times[name] = await lag.watch(work()), max(lag.found)
     await watch.stop()
-    return found
+    return times
 
 
 async def answer(watch: Watch) -> str:
     """Return what ``GET jobs`` answers."""
-    found, notes = await watch.jobs()
-    return await jobs.jobs_json(watch.history.since("", found), notes)
+    records, notes = await watch.jobs()
+    return await jobs.jobs_json(watch.history.since("", records), notes)
 
 
 def listed() -> float:
@@ -173,16 +173,16 @@ def main() -> None:
             base.append(stats())
             again.append(taken(backend.jobs))
         assert threading.active_count() == 1
-        found = asyncio.run(served())
-        report(median(base), first, median(again), found)
+        times = asyncio.run(served())
+        report(median(base), first, median(again), times)
         seconds, megabytes = fresh()
         shutil.rmtree(folders.state_dir() / "ended")
         unread, _ = fresh()
-        told = [
+        starts = [
             Row("listed by another process before", seconds, 1, FIRST_GOAL_S),
             Row("each job read, as after an update", unread, 1, FIRST_GOAL_S),
         ]
-        show(f"Listing: the first table of a server that starts, CPU seconds for {JOBS} jobs", "1", told)
+        show(f"Listing: the first table of a server that starts, CPU seconds for {JOBS} jobs", "1", starts)
         rows = [
             Row("what a process remembers that listed them", memory, 1, 50, "MB"),
             Row("what a server remembers that has their rows", megabytes, 1, 20, "MB"),
@@ -191,7 +191,7 @@ def main() -> None:
         show(f"Listing: nbtorchjob list of {FEW} jobs", "1", [Row("wall", command, 1, COMMAND_GOAL_S)])
 
 
-def report(base: float, first: float, again: float, found: dict[str, tuple[float, float]]) -> None:
+def report(base: float, first: float, again: float, times: dict[str, tuple[float, float]]) -> None:
     show(
         f"Listing: {JOBS} jobs that have ended",
         "a stat each",
@@ -199,11 +199,11 @@ def report(base: float, first: float, again: float, found: dict[str, tuple[float
             Row("a stat each", base, base),
             Row("the first list", first, base),
             Row("the next list", again, base, LIST_GOAL),
-            Row("GET jobs, the first", found["first"][0], base),
-            Row("GET jobs, a later one", found["later"][0], base, ANSWER_GOAL),
-            Row("the loop's worst lag meanwhile, first", found["first"][1], base),
-            Row("the loop's worst lag meanwhile, later", found["later"][1], base),
-            Row("the loop's worst lag, nobody asks", found["quiet"][1], base),
+            Row("GET jobs, the first", times["first"][0], base),
+            Row("GET jobs, a later one", times["later"][0], base, ANSWER_GOAL),
+            Row("the loop's worst lag meanwhile, first", times["first"][1], base),
+            Row("the loop's worst lag meanwhile, later", times["later"][1], base),
+            Row("the loop's worst lag, nobody asks", times["quiet"][1], base),
         ],
     )
 

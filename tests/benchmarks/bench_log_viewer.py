@@ -79,12 +79,12 @@ async def taken(browser: Browser, url: str, open_: str, scroller: str, find: str
     opened = await page.evaluate(open_, LINES)
     memory, heap, nodes = await used(page, session)
     frames = sorted(await page.evaluate("scroller => bench.scroll(scroller)", scroller))
-    found = await page.evaluate(find, LINES // 1000)
+    search = await page.evaluate(find, LINES // 1000)
     await page.close()
     late = frames[int(0.95 * len(frames))]
     first, all_, stuck = (opened[name] / 1000 for name in ("first", "all", "stuck"))
     middle = median(frames) / 1000
-    return Taken(first, all_, stuck, middle, late / 1000, found / 1000, memory, heap, nodes)
+    return Taken(first, all_, stuck, middle, late / 1000, search / 1000, memory, heap, nodes)
 
 
 async def measure() -> dict[str, list[Taken]]:

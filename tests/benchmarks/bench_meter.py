@@ -49,17 +49,17 @@ def failing(*, no_locals: bool) -> float:
 
 def main() -> None:
     with own_state() as folder:
-        cpu, told = looked(str(folder))
+        cpu, reports = looked(str(folder))
         failing(no_locals=True)
         subjects = {
             "told": lambda: failing(no_locals=False),
             "left out": lambda: failing(no_locals=True),
         }
         taken = in_turn(subjects, ROUNDS)
-    found = medians(taken)
+    times = medians(taken)
     rows = [Row(f"CPU of looking at {RANKS} ranks", cpu, SECONDS, 0.002)]
-    show(f"Use: {SECONDS} seconds of a node", "the time", rows, f"told {told} times")
-    rows = [Row("variables told", found["told"], found["left out"], 1.1)]
+    show(f"Use: {SECONDS} seconds of a node", "the time", rows, f"told {reports} times")
+    rows = [Row("variables told", times["told"], times["left out"], 1.1)]
     show("Failure: a warm call that fails", "--no-locals", rows, spread(taken))
 
 

@@ -68,8 +68,8 @@ def main() -> None:
             ROUNDS,
         )
         goals = {"warm job, one step": 0.06}
-        found = medians(taken)
-        rows = [Row(name, value, found["plain"], goals.get(name)) for name, value in found.items()]
+        times = medians(taken)
+        rows = [Row(name, value, times["plain"], goals.get(name)) for name, value in times.items()]
         memory = Path(f"/proc/{pool.process().pid}/status").read_text().partition("VmRSS:")[2].split()[0]
         show("First optimizer step", "plain", rows, spread(taken), f"pool: {int(memory) // 1024} MiB")
 

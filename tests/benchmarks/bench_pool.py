@@ -68,7 +68,7 @@ def main() -> None:
         began = time.perf_counter()
         seen = [send(there).result(120) for _ in range(IN_A_ROW)]
         of_one = (time.perf_counter() - began) / IN_A_ROW
-        assert len({repr(found) for found in seen}) == 1, set(map(repr, seen))
+        assert len({repr(value) for value in seen}) == 1, set(map(repr, seen))
         pool.job.delete()
     base = median(taken["own"])
     rows = [

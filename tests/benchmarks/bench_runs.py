@@ -43,8 +43,8 @@ def work(number: int) -> int:
 
 
 def runs() -> None:
-    found = nbtorchjob.map(work, [{"number": number} for number in range(MANY)])
-    assert found.results(300) == [*range(MANY)]
+    sweep = nbtorchjob.map(work, [{"number": number} for number in range(MANY)])
+    assert sweep.results(300) == [*range(MANY)]
 
 
 def with_joblib(parallel: Parallel) -> None:
@@ -84,15 +84,15 @@ def timed(act: Callable[[], object]) -> float:
 def reported(number: int) -> JobState:
     """Return the state of a run that goes on, and reports."""
     info = JobInfo(f"sweep-r{number}", created=1.0, group="sweep", number=number, given={"lr": number / 1000})
-    told: list[Event] = [NodeStarted(2.0, 0, "host", 1), WorkersStarted(2.1, 0, 0, 1, (0,), 1)]
-    told += [Reported(3.0 + seq, 0, 1, seq, {"loss": 1 / (seq + number)}) for seq in range(REPORTS)]
-    return reduce(apply, told, JobState(info))
+    events: list[Event] = [NodeStarted(2.0, 0, "host", 1), WorkersStarted(2.1, 0, 0, 1, (0,), 1)]
+    events += [Reported(3.0 + seq, 0, 1, seq, {"loss": 1 / (seq + number)}) for seq in range(REPORTS)]
+    return reduce(apply, events, JobState(info))
 
 
 def card() -> None:
     states = [reported(number) for number in range(1, RUNS + 1)]
-    found = medians(in_turn({"card": lambda: timed(lambda: mimebundle("sweep", states, live=True))}, ROUNDS))
-    row = Row("drawing it", found["card"], PERIOD_S, goal=0.25)
+    times = medians(in_turn({"card": lambda: timed(lambda: mimebundle("sweep", states, live=True))}, ROUNDS))
+    row = Row("drawing it", times["card"], PERIOD_S, goal=0.25)
     show(f"The card of {RUNS:,} runs", "time between two", [row])
 
 
@@ -111,16 +111,16 @@ def main() -> None:
             mapped(1)
             subjects["ipyparallel"] = lambda: sum(mapped(1))
         taken = in_turn(subjects, ROUNDS)
-    found = medians(taken)
+    times = medians(taken)
     least = MANY * SECONDS / CORES
     rows = [
-        Row("12 plain processes", found["plain"], found["plain"], peer=True),
-        Row("joblib, warm workers", found["joblib"], found["plain"], peer=True),
+        Row("12 plain processes", times["plain"], times["plain"], peer=True),
+        Row("joblib, warm workers", times["joblib"], times["plain"], peer=True),
         *(
-            Row("ipyparallel, warm engines", found[name], found["plain"], peer=True)
-            for name in found.keys() & {"ipyparallel"}
+            Row("ipyparallel, warm engines", times[name], times["plain"], peer=True)
+            for name in times.keys() & {"ipyparallel"}
         ),
-        Row("nbtorchjob.map", found["nbtorchjob.map"], found["plain"], goal=0.5),
+        Row("nbtorchjob.map", times["nbtorchjob.map"], times["plain"], goal=0.5),
     ]
     note = f"the least that {MANY} × {SECONDS} s take on {CORES} cores is {least:.1f} s"
     show(f"Runs: {MANY} of {SECONDS} s", "plain", rows, note, spread(taken))

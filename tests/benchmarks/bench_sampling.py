@@ -183,12 +183,12 @@ def answers() -> None:
             taken = []
             for _ in range(ANSWERS):
                 began = time.perf_counter()
-                found = inquiry.samples()
+                samples = inquiry.samples()
                 taken.append(time.perf_counter() - began)
-                assert {rank["state"] for rank in found} == {"runs"}, found
+                assert {rank["state"] for rank in samples} == {"runs"}, samples
             ranks.end()
         rows.append(Row(f"{number} ranks", statistics.median(taken), 1.0, 1.0))
-        notes.append(f"{number} ranks: {len(json.dumps(found)):,} bytes")
+        notes.append(f"{number} ranks: {len(json.dumps(samples)):,} bytes")
     show("From the question to what the ranks of a node do", "1 s", rows, *notes)
 
 
@@ -203,7 +203,7 @@ def starts() -> None:
     show("To be looked at from the start", "a warm call of 35 ms", rows)
 
 
-def _start(told: Connection) -> None:
+def _start(pipe: Connection) -> None:
     took: dict[str, list[float]] = {"node": [], "rank": []}
     with tempfile.TemporaryDirectory() as parent:
         for number in range(STARTS):
@@ -215,7 +215,7 @@ def _start(told: Connection) -> None:
             Sampler(0).start(folder)
             took["node"].append(1e6 * (middle - began))
             took["rank"].append(1e6 * (time.perf_counter() - middle))
-        told.send({name: statistics.median(seconds) for name, seconds in took.items()})
+        pipe.send({name: statistics.median(seconds) for name, seconds in took.items()})
         signal.pause()
 
 

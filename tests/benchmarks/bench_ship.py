@@ -109,15 +109,15 @@ def main() -> None:
             "a job here with them": lambda: bench.job(HERE),
             "a job here without": lambda: bench.job(JobSpec(Elastic(nproc_per_node=2))),
         }
-        found = in_turn(subjects, ROUNDS)
-        took = medians(found)
+        times = in_turn(subjects, ROUNDS)
+        took = medians(times)
         took["all three"] = took["find and read"] + took["pack"] + took["lay"]
         goals = {"all three": 1.0}
         rows = [
             Row(name, value, took["tar"], goals.get(name), peer=name == "tar") for name, value in took.items()
         ]
         size = (folder / "job.pyz").stat().st_size
-        show(f"Ship: {FILES:,} files of 1 kB", "tar", rows, f"payload {size / 1e6:.1f} MB", spread(found))
+        show(f"Ship: {FILES:,} files of 1 kB", "tar", rows, f"payload {size / 1e6:.1f} MB", spread(times))
 
 
 if __name__ == "__main__":

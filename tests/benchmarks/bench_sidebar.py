@@ -68,9 +68,9 @@ async def taken(browser: Browser, url: str, subject: Subject) -> Taken:
     opened = await page.evaluate(subject.open_)
     memory, heap, nodes = await used(page, session)
     frames = sorted(await page.evaluate("scroller => bench.scroll(scroller)", subject.scroller))
-    changed, found = [await page.evaluate(script) for script in (subject.change, subject.find)]
+    changed, search = [await page.evaluate(script) for script in (subject.change, subject.find)]
     await page.close()
-    milliseconds = (opened, median(frames), frames[int(0.95 * len(frames))], changed, found)
+    milliseconds = (opened, median(frames), frames[int(0.95 * len(frames))], changed, search)
     first, frame, late, change, find = (value / 1000 for value in milliseconds)
     return Taken(first, frame, late, change, find, memory, heap, nodes)
 

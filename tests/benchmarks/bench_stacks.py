@@ -93,7 +93,7 @@ def measured(nodes: int) -> tuple[float, float]:
     def connect() -> Any:
         return SignedStore(TCPStore("127.0.0.1", server.port, is_master=False), KEY)
 
-    told = [sample(node) for node in range(nodes)]
+    samples = [sample(node) for node in range(nodes)]
 
     def others(mine: Sequence[int], store: Any, news: News) -> None:
         ring = Ring(0, range(nodes), 0, 15.0)
@@ -102,7 +102,7 @@ def measured(nodes: int) -> tuple[float, float]:
         name = store.get(ring.key(GATHER)).decode()
         for node in mine:
             ring.node = node
-            give(store, ring, name, told[node])
+            give(store, ring, name, samples[node])
 
     threads = []
     for part in range(THREADS):
@@ -118,18 +118,18 @@ def measured(nodes: int) -> tuple[float, float]:
         answer = Lookout.answer
 
         def _asked(self) -> dict[str, Any]:
-            return told[0]
+            return samples[0]
 
     starts: list[ev.Event] = [ev.NodeStarted(1.0, node, "host", pod=f"pod-{node}") for node in range(nodes)]
     begun = ev.WorkersStarted(1.0, 0, 0, 0, tuple(range(RANKS)), nodes * RANKS)
     state = reduce(apply, [*starts, begun], JobState(JobInfo("job", nodes=(nodes, nodes))))
     backend: Any = Emulated(Lead())
     began, cpu = time.perf_counter(), time.process_time()
-    found = stacks.ask(backend, state, 10.0)
-    text = str(found)
+    dump = stacks.ask(backend, state, 10.0)
+    text = str(dump)
     took, cpu = time.perf_counter() - began, time.process_time() - cpu
-    assert len(found.samples) == nodes * RANKS, len(found.samples)
-    assert not found.trouble, found.trouble
+    assert len(dump.samples) == nodes * RANKS, len(dump.samples)
+    assert not dump.trouble, dump.trouble
     assert text
     assert backend.asked == 1, backend.asked
     return took, cpu

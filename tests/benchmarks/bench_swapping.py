@@ -191,7 +191,7 @@ def kills(count: int, chance: random.Random) -> None:
             pids = {"lead": nodes[0], "node": nodes[1], "rank": a_rank(nodes[1])}
             os.kill(pids.get(whom, asker.pid) or 0, signal.SIGKILL)
             asker.join(120)
-            told = said.get() if not said.empty() else ""
+            text = said.get() if not said.empty() else ""
             attempt = 1 if whom in ("asker", "kernel") else 2
             wait_for(lambda attempt=attempt, notes=notes: len(steps(notes, attempt)) == 4)
             time.sleep(0.5)
@@ -200,10 +200,10 @@ def kills(count: int, chance: random.Random) -> None:
             ranks = steps(notes, attempt)
             new = bool(ranks[0][-1][0])
             recorded = any(not swap.back for swap in job.state.swapped)
-            wrong = recorded != new or (told == "swapped") > new or ("nothing was swapped" in told and new)
+            wrong = recorded != new or (text == "swapped") > new or ("nothing was swapped" in text and new)
             mixed += not (alike(steps(notes, 1)) and alike(ranks))
             untrue += wrong
-            print(f"{whom} killed: new code {new}, recorded {recorded}, told {told[-90:]!r}", flush=True)
+            print(f"{whom} killed: new code {new}, recorded {recorded}, told {text[-90:]!r}", flush=True)
             job.delete()
     print(f"kills {count}: ranks with other code {mixed}, told untruly {untrue}")
 
@@ -217,12 +217,12 @@ def a_rank(agent: int) -> int:
         except OSError:
             continue
         below.setdefault(parent, []).append(pid)
-    found, waiting = [], [agent]
+    descendants, waiting = [], [agent]
     while waiting:
         children = below.get(waiting.pop(), [])
-        found += children
+        descendants += children
         waiting += children
-    return max(found)
+    return max(descendants)
 
 
 def cost() -> float:
@@ -243,12 +243,12 @@ def main() -> None:
     parser.add_argument("--fails", type=int, default=50)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"swap_point(): {cost():.2f} us a call")
     with own_state():
-        if given.swaps:
-            swaps(given.swaps, given.fails, random.Random(given.seed))
-        kills(given.kills, random.Random(given.seed))
+        if arguments.swaps:
+            swaps(arguments.swaps, arguments.fails, random.Random(arguments.seed))
+        kills(arguments.kills, random.Random(arguments.seed))
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def acting(signs: str) -> str:
 def sweep(count: int, patch: str, at_once: int | None) -> Runs[int]:
     """Send so many runs."""
     wanted = replace(spec("indexedjob", image=IMAGE, pod_patch=patch), name=f"sweep{count}")
-    given = [{"number": number} for number in range(count)]
-    call = capture.from_cell("number", {}, given=given[0])
-    return submission.send_runs(submission.prepare(call, submission.check(wanted)), given, at_once=at_once)
+    points = [{"number": number} for number in range(count)]
+    call = capture.from_cell("number", {}, given=points[0])
+    return submission.send_runs(submission.prepare(call, submission.check(wanted)), points, at_once=at_once)
 
 
 def measured(count: int, at_once: int | None) -> list[Row]:

@@ -53,8 +53,8 @@ def asked(path: str) -> dict[str, float]:
         connection.connect(path)
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         said = b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    found: dict[str, float] = json.loads(said.partition(b"\r\n\r\n")[2])["namespaces"].get(NAMESPACE, {})
-    return found
+    health: dict[str, float] = json.loads(said.partition(b"\r\n\r\n")[2])["namespaces"].get(NAMESPACE, {})
+    return health
 
 
 def memory(process: int) -> float:

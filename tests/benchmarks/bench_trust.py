@@ -109,10 +109,10 @@ def ports(folder: Path, launch: Launch) -> list[str]:
     while retry_owner is None:
         retry_owner = JobDirectory(directory.jobs_dir() / job.name).supervisor()
         time.sleep(0.01)
-    found: list[str] = listens(retry_owner.pid)
+    addresses: list[str] = listens(retry_owner.pid)
     (folder / "seen").touch()
     job.result()
-    return found
+    return addresses
 
 
 def main() -> None:
@@ -125,8 +125,8 @@ def main() -> None:
         )
     with own_state() as folder:
         for name, launch in LAUNCHES.items():
-            found = ports(folder / name.replace(" ", "-"), launch)
-            said = ", ".join(f"{found.count(count)} at {count}" for count in sorted(set(found)))
+            addresses = ports(folder / name.replace(" ", "-"), launch)
+            said = ", ".join(f"{addresses.count(count)} at {count}" for count in sorted(set(addresses)))
             print(f"ports of a job of {name}: {said}")
 
 

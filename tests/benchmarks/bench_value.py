@@ -62,17 +62,17 @@ def took(value: tuple[float, torch.Tensor], *, touched: bool) -> float:
     returned, tensor = value
     if touched:
         assert tensor[::PAGE].sum().item() == FLOATS / PAGE
-    found = time.time() - returned
+    duration = time.time() - returned
     assert tensor.numel() == FLOATS
     assert tensor[-1].item() == 1.0
-    return found
+    return duration
 
 
 def job(*, touched: bool) -> float:
     running = nbtorchjob.submit(made, FLOATS)
-    found = took(running.result(120), touched=touched)
+    duration = took(running.result(120), touched=touched)
     running.delete()
-    return found
+    return duration
 
 
 def read(tensor: torch.Tensor) -> float:
@@ -84,9 +84,9 @@ def into_ranks(floats: int) -> float:
     """Take the seconds until both ranks have read a tensor that they were sent."""
     tensor, started = torch.ones(floats), time.time()
     running = nbtorchjob.submit(read, tensor, spec=JobSpec(Elastic(nproc_per_node=2), all_ranks=True))
-    found = max(running.results(120)) - started
+    duration = max(running.results(120)) - started
     running.delete()
-    return found
+    return duration
 
 
 def pickled() -> float:
@@ -140,23 +140,23 @@ def main() -> None:
 
 
 def report(taken: dict[str, list[float]]) -> None:
-    found = medians(taken)
-    base = found["fresh memcpy"]
+    times = medians(taken)
+    base = times["fresh memcpy"]
     goals = {"job.result()": GOAL, "job.result(), every page read": GOAL}
     rows = [
         Row(name, value, base, goals.get(name), peer="multiprocessing" in name)
-        for name, value in found.items()
+        for name, value in times.items()
     ]
     show("Value: 256 MiB of float32 from a rank's return to the caller", "memcpy", rows, spread(taken))
 
 
 def report_into(taken: dict[str, list[float]]) -> None:
-    found = medians(taken)
-    base = found["a pickle to a file"]
+    times = medians(taken)
+    base = times["a pickle to a file"]
     rows = [
         Row("a pickle to a file", base, base),
-        Row("submit to read, all of it", found["data"], base),
-        Row("submit to read, without the launch", found["data"] - found["nothing"], base, INTO_GOAL),
+        Row("submit to read, all of it", times["data"], base),
+        Row("submit to read, without the launch", times["data"] - times["nothing"], base, INTO_GOAL),
     ]
     show("Value: 256 MiB of float32 into two ranks, every page read", "pickle", rows, spread(taken))
 

@@ -70,10 +70,10 @@ def outcomes(folder: Path, *, ours: bool) -> dict[str, tuple[str, str]]:
         text=True,
         check=False,
     )
-    found = {name: (outcome, why) for outcome, name, why in _OUTCOME.findall(done.stdout)}
-    if not found:
+    verdicts = {name: (outcome, why) for outcome, name, why in _OUTCOME.findall(done.stdout)}
+    if not verdicts:
         raise SystemExit(done.stdout + done.stderr)
-    return found
+    return verdicts
 
 
 _CHOSEN = ("tests/cloudpickle_test.py", "-k", "not Protocol2")

@@ -56,9 +56,9 @@ class Case:
     storage: bool = False
     fails: str = ""
 
-    def failed(self, told: str) -> bool:
+    def failed(self, text: str) -> bool:
         """Whether it is told as it should be, without a password."""
-        return bool(self.fails and re.search(self.fails, told)) and "secret" not in told
+        return bool(self.fails and re.search(self.fails, text)) and "secret" not in text
 
     @property
     def cell(self) -> str:
@@ -182,13 +182,13 @@ class Rig:
         git = ["git", "-C", str(made), "-c", "user.name=n", "-c", "user.email=e"]
         for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "it"], ["update-server-info"]):
             subprocess.run([*git, *words], check=True)
-        found = subprocess.run([*git, "rev-parse", "HEAD"], check=True, stdout=subprocess.PIPE, text=True)
+        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, stdout=subprocess.PIPE, text=True)
         serve = functools.partial(Quiet, directory=str(made))
         server = self.served.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve))
         self.served.callback(server.shutdown)
         threading.Thread(target=server.serve_forever).start()
         url = f"http://localhost:{server.server_port}/.git"
-        vcs = {"vcs": "git", "commit_id": found.stdout.strip()}
+        vcs = {"vcs": "git", "commit_id": head.stdout.strip()}
         install(self.here, "fromgit", "5.0", "fromgit.py", url=url, vcs_info=vcs)
 
     def run(self, case: Case, tool: str) -> tuple[bool, str, str, float]:
@@ -222,8 +222,8 @@ class Rig:
             return "; ".join(notes) or f"nothing; it runs ({job.result()})"
         except JobFailedError as exc:
             ranks = "" if job.state.world_size == 0 else ", by a rank"
-            found = re.search(r"this image lacks [^,]*|\w+Error: .*", str(exc))
-            return f"refused there{ranks}: {found[0] if found else exc}"
+            match = re.search(r"this image lacks [^,]*|\w+Error: .*", str(exc))
+            return f"refused there{ranks}: {match[0] if match else exc}"
         finally:
             job.delete()
 
@@ -236,11 +236,11 @@ class Rig:
             values = job.results(120)
             by = {install.by for install in job.state.installs.values() if isinstance(install, Installed)}
             count = max((len(install.packages) for install in job.state.installs.values()), default=0)
-            told = f"{values[0]} ({count} by {'/'.join(sorted(by)) or 'nobody'})"
-            return values == [case.value] * case.nodes and by <= {tool, ""}, told
+            text = f"{values[0]} ({count} by {'/'.join(sorted(by)) or 'nobody'})"
+            return values == [case.value] * case.nodes and by <= {tool, ""}, text
         except JobFailedError as exc:
-            told = str(exc).partition("\n")[2]
-            return job.state.world_size == 0 and case.failed(told), told
+            text = str(exc).partition("\n")[2]
+            return job.state.world_size == 0 and case.failed(text), text
         finally:
             job.delete()
 

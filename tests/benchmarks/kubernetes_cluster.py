@@ -81,8 +81,8 @@ def _serve(pipe: Connection) -> None:
         pipe.send(str(cluster.kubeconfig))
         while (asked := pipe.recv()) is not None:
             name, *args = asked
-            found = getattr(cluster, name)
-            pipe.send(found(*args) if callable(found) else found)
+            attribute = getattr(cluster, name)
+            pipe.send(attribute(*args) if callable(attribute) else attribute)
 
 
 async def chunks(http: aiohttp.ClientSession, pod: str, **query: str) -> AsyncIterator[bytes]:

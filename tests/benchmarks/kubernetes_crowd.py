@@ -26,14 +26,14 @@ def watches(cluster: Apart, jobs: int) -> int:
     for job in made:
         while job.state == JobState(job.info):
             time.sleep(0.01)
-    found = 0
-    while found != (found := cluster.open_watches()) or not found:
+    count = 0
+    while count != (count := cluster.open_watches()) or not count:
         time.sleep(0.5)
     for job in made:
         job.delete()
     for job in made:
         job.wait()
-    return found
+    return count
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def listed(cluster: Apart, jobs: int) -> Listed:
     gc.collect()
     tracemalloc.start()
     try:
-        found = api.jobs()
+        listing = api.jobs()
         gc.collect()
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(found) == jobs, f"{len(found)} jobs are listed"
+    assert len(listing) == jobs, f"{len(listing)} jobs are listed"
     return Listed(took, peak / MB, kept / MB, on_loop(lambda _: _sent(cluster)) / MB)
 
 

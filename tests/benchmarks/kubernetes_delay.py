@@ -34,20 +34,20 @@ def delays(cluster: Apart) -> dict[str, list[float]]:
 
 
 async def _as_events(job: str) -> list[float]:
-    found: list[float] = []
+    ages: list[float] = []
     async for event in backend("kubernetes").follow(job):
         if isinstance(event, LogChunk):
-            found += _ages(event.data)
-    return found
+            ages += _ages(event.data)
+    return ages
 
 
 async def _plainly(cluster: Apart, job: str) -> list[float]:
-    found: list[float] = []
+    ages: list[float] = []
     (pod,) = await running(job, 1)
     async with cluster.plainly() as http:
         async for chunk in chunks(http, pod, follow="true"):
-            found += _ages(chunk)
-    return found
+            ages += _ages(chunk)
+    return ages
 
 
 def _ages(data: bytes) -> list[float]:

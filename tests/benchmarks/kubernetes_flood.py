@@ -77,13 +77,13 @@ class Flood:
         """
         forget(self.folder)
         started = time.perf_counter()
-        found = loop.start(self._follow(cuts)).result()
+        pieces = loop.start(self._follow(cuts)).result()
         took = time.perf_counter() - started
-        assert [b"".join(parts) for parts in found] == self.texts, "what came isn't what was written"
+        assert [b"".join(parts) for parts in pieces] == self.texts, "what came isn't what was written"
         return took
 
     async def _follow(self, cuts: int) -> list[list[bytes]]:
-        found: list[list[bytes]] = [[] for _ in self.pods]
+        pieces: list[list[bytes]] = [[] for _ in self.pods]
         sizes, broken = [0] * len(self.pods), [0] * len(self.pods)
         state = JobState(self.job.info)
         following = backend("kubernetes").follow(f"{NAMESPACE}/{self.job.name}")
@@ -94,7 +94,7 @@ class Flood:
                     continue
                 rank = event.rank
                 assert event.offset == sizes[rank], "lines are lost or doubled"
-                found[rank].append(event.data)
+                pieces[rank].append(event.data)
                 sizes[rank] += len(event.data)
                 due = sizes[rank] * (cuts + 1) // len(self.texts[rank])
                 # There is no connection to cut while the last one is still being made up for.
@@ -103,7 +103,7 @@ class Flood:
                 if sizes == [len(text) for text in self.texts]:
                     break
         self.cuts.append(sum(broken))
-        return found
+        return pieces
 
 
 @contextmanager
@@ -121,9 +121,9 @@ def flood(cluster: Apart, folder: Path) -> Iterator[Flood]:
     job = submit("None", spec("indexedjob", PODS, pod_patch=patch))
     try:
         pods = loop.start(running(job.name, PODS)).result()
-        found = Flood(cluster, job, folder, pods, texts)
-        found.wait(size)
-        yield found
+        stream = Flood(cluster, job, folder, pods, texts)
+        stream.wait(size)
+        yield stream
     finally:
         (folder / "end").touch()
         job.delete()

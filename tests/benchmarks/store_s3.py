@@ -62,16 +62,16 @@ def s3() -> Iterator[dict[str, str]]:
     server = server_of.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
-    told = {
+    variables = {
         "AWS_ENDPOINT_URL": f"http://localhost:{port}",  # the emulator gives addresses of pods other ports
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    os.environ.update(told)
+    os.environ.update(variables)
     fresh().mkdir("bucket")
     try:
-        yield told
+        yield variables
     finally:
         server.stop()
 
@@ -131,8 +131,8 @@ class Rig:
 
 def ended(job: Job[Any], before: str = "", by: str = "") -> None:
     """Hold a job's end to what it should be."""
-    *found, big = job.result(WITHIN_S)
-    assert found == [20 * MB, MB, "small", "1.0", before], found
+    *values, big = job.result(WITHIN_S)
+    assert values == [20 * MB, MB, "small", "1.0", before], values
     assert len(big) == 6 * MB
     installs = [install for install in job.state.installs.values() if isinstance(install, Installed)]
     assert {install.by for install in installs} == {by}, installs

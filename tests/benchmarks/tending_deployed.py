@@ -49,10 +49,10 @@ time.sleep(10000)
 """
 
 
-def until(what: str, found: "Callable[[], Any]") -> Any:
+def until(what: str, probe: "Callable[[], Any]") -> Any:
     """Wait for what a cluster does; give it."""
     began = time.monotonic()
-    while not (there := found()):
+    while not (there := probe()):
         if time.monotonic() - began > LONGEST_S:
             sys.exit(f"{what}: not within {LONGEST_S:.0f} s")
         time.sleep(0.5)
@@ -81,13 +81,13 @@ def main() -> None:
     parser.add_argument(
         "--server", default="", help="HOST:PORT of the API server, for pods on the host's network"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     config.load_kube_config()
     here, core = dynamic.DynamicClient(client.ApiClient()), client.CoreV1Api()
     with own_state():
         core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=NAMESPACE)))
         try:
-            for part in parts(given.python, given.server):
+            for part in parts(arguments.python, arguments.server):
                 api = here.resources.get(api_version=part["apiVersion"], kind=part["kind"])
                 where = {"namespace": NAMESPACE} if api.namespaced else {}
                 try:
@@ -95,7 +95,7 @@ def main() -> None:
                 except ApiException as exc:
                     if exc.status != 409:  # what isn't in the namespace stays from run to run
                         raise
-            trial(here, core, given.image)
+            trial(here, core, arguments.image)
         finally:
             core.delete_namespace(NAMESPACE)
 
@@ -126,8 +126,8 @@ def trial(here: "dynamic.DynamicClient", core: "client.CoreV1Api", image: str) -
     jobs = here.resources.get(api_version="kubeflow.org/v1", kind="PyTorchJob")
 
     def over() -> bool:
-        found = [item for item in jobs.get(namespace=NAMESPACE).items if item.metadata.name == f"{name}-a2"]
-        conditions = (found[0].to_dict().get("status") or {}).get("conditions") or () if found else ()
+        items = [item for item in jobs.get(namespace=NAMESPACE).items if item.metadata.name == f"{name}-a2"]
+        conditions = (items[0].to_dict().get("status") or {}).get("conditions") or () if items else ()
         return any(
             condition["type"] == "Succeeded" and condition["status"] == "True" for condition in conditions
         )

@@ -64,9 +64,9 @@ class Logs:
         """Search for a text; give how many lines have it."""
         self.button("Search").click()
         self.node.get_by_role("searchbox", name="Search all lines").fill(text)
-        found = self.node.get_by_role("search").get_by_text(re.compile(r"[\d,]+ lines$"))
-        found.wait_for()
-        return int(found.inner_text().split()[-2].replace(",", ""))
+        counter = self.node.get_by_role("search").get_by_text(re.compile(r"[\d,]+ lines$"))
+        counter.wait_for()
+        return int(counter.inner_text().split()[-2].replace(",", ""))
 
 
 @pytest.fixture

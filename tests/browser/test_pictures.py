@@ -23,9 +23,9 @@ def shown(lab):
 def test_each_state_looks_as_in_its_picture(lab, shown, tmp_path):
     camera = pictures.Camera(lab, shown, tmp_path)
 
-    found = {path.name: pictures.differs(path, pictures.PICTURES / path.name) for path in camera.take((800,))}
+    texts = {path.name: pictures.differs(path, pictures.PICTURES / path.name) for path in camera.take((800,))}
 
     camera.close()
-    assert {name: text for name, text in found.items() if text} == {}
-    assert len(found) == 20
+    assert {name: text for name, text in texts.items() if text} == {}
+    assert len(texts) == 20
     assert pictures.differs(pictures.PICTURES / "hung-light-800.png", tmp_path / "hung-dark-800.png")

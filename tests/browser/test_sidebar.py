@@ -254,8 +254,8 @@ def test_a_failure_is_told_with_a_way_to_its_logs(notebook, running, gate):
     running("told", "raise ValueError('no more')")
     look_away(notebook.page)
     gate.touch()
-    told = notebook.page.get_by_role("alert").filter(has_text="told failed after")
-    told.get_by_role("button", name="Open Logs").click()
+    alert = notebook.page.get_by_role("alert").filter(has_text="told failed after")
+    alert.get_by_role("button", name="Open Logs").click()
 
     logs = notebook.page.locator(".jp-nbtorchjob-log-viewer").get_by_role("log")
     logs.get_by_text("ValueError: no more").first.wait_for()

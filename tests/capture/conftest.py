@@ -8,6 +8,6 @@ from tests.capture.ranks import Ranks
 @pytest.fixture(scope="session")
 def ranks(tmp_path_factory):
     """Yield a bare process that has imported torch, and runs each call in a fork of its own."""
-    found = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield found
-    found.close()
+    process = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield process
+    process.close()

@@ -34,13 +34,13 @@ class Example(NamedTuple):
     @property
     def since(self) -> tuple[int, ...]:
         """The version of Python that can run it."""
-        found = re.search(r"\(3\.(\d+)\)$", self.title)
-        return (3, int(found[1]) if found else 10)
+        match = re.search(r"\(3\.(\d+)\)$", self.title)
+        return (3, int(match[1]) if match else 10)
 
 
 def corpus() -> list[Example]:
     """Read the cells, in the order of their files."""
-    found = []
+    examples = []
     for path in sorted(Path(__file__).with_name("cells").glob("*.txt")):
         for text in path.read_text().split("#%% ")[1:]:
             head, _, body = text.partition("\n")
@@ -48,8 +48,8 @@ def corpus() -> list[Example]:
             outcome, _, words = said.partition(": ")
             before, arrow, cell = body.rpartition("#>\n")
             assert arrow, f"{path.name}: {title} has no cell"
-            found.append(Example(f"{path.stem}: {title}", before, cell.strip("\n"), outcome, words))
-    return found
+            examples.append(Example(f"{path.stem}: {title}", before, cell.strip("\n"), outcome, words))
+    return examples
 
 
 def define(text: str, namespace: dict[str, Any]) -> None:

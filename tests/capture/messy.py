@@ -26,14 +26,14 @@ import torch
 
 
 def _grammar() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    grammar: dict[str, list[str]] = {}
     for section in Path(__file__).with_name("messy.txt").read_text().split("=== ")[1:]:
         kind, _, forms = section.partition("\n")
-        found[kind] = []
+        grammar[kind] = []
         for form in forms.strip("\n").split("\n\n"):
             times, many, rest = form.partition(" * ")
-            found[kind] += [rest] * int(times) if many and times.isdigit() else [form]
-    return found
+            grammar[kind] += [rest] * int(times) if many and times.isdigit() else [form]
+    return grammar
 
 
 GRAMMAR = _grammar()
@@ -60,10 +60,10 @@ class Notebook:
     def _draw(self, kind: str, depth: int) -> str:
         pick: Callable[[list[str]], str] = self._random.choice
         if kind in GRAMMAR:
-            found = pick(GRAMMAR[kind])
+            form = pick(GRAMMAR[kind])
             if depth >= _DEEP:
-                found = "<k>" if kind in ("expr", "call", "test") else "pass"
-            return "\n".join(self._filled(line, depth + 1) for line in found.split("\n"))
+                form = "<k>" if kind in ("expr", "call", "test") else "pass"
+            return "\n".join(self._filled(line, depth + 1) for line in form.split("\n"))
         if kind in ("new", "fn", "cls"):
             names = {"new": NAMES, "fn": ["f", "g", "h", *NAMES], "cls": ["A", "B", "C"]}[kind]
             self._same = pick(SHADOWED) if self._random.random() < 0.06 else pick(names)
@@ -75,7 +75,7 @@ class Notebook:
 
     def _filled(self, line: str, depth: int) -> str:
         indent = "\n" + line[: len(line) - len(line.lstrip())]
-        return _PLACE.sub(lambda found: self._draw(found[1], depth).replace("\n", indent), line)
+        return _PLACE.sub(lambda match: self._draw(match[1], depth).replace("\n", indent), line)
 
     def _had(self, kind: str) -> str:
         if self._random.random() < 0.03:

@@ -61,53 +61,53 @@ _OTHERWISE = {
 
 def interpreters() -> dict[tuple[int, int], str]:
     """Return the interpreters of this machine by their minor versions, this one left out."""
-    found: dict[tuple[int, int], str] = {}
+    pythons: dict[tuple[int, int], str] = {}
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
     def add(python: str) -> None:
         with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):  # it doesn't run
-            found.setdefault(version(python), python)
+            pythons.setdefault(version(python), python)
 
     for python in filter(None, os.environ.get("NBTORCHJOB_PYTHONS", "").split(os.pathsep)):
         add(python)
     for minor in range(9, 15):
         # A test's file asks as it is collected: only what pyenv doesn't tell by a name is run.
         for path in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}"):
-            found.setdefault((3, minor), str(path))
-        if (3, minor) not in found and (on_path := shutil.which(f"python3.{minor}")):
+            pythons.setdefault((3, minor), str(path))
+        if (3, minor) not in pythons and (on_path := shutil.which(f"python3.{minor}")):
             add(on_path)
-    found.pop(_HERE, None)
-    return dict(sorted(found.items()))
+    pythons.pop(_HERE, None)
+    return dict(sorted(pythons.items()))
 
 
 def version(python: str) -> tuple[int, int]:
     """Return the minor version of an interpreter."""
-    told = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True, check=True).stdout
-    major, minor = map(int, told.split("."))
+    text = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True, check=True).stdout
+    major, minor = map(int, text.split("."))
     return major, minor
 
 
 def examples() -> list[Example]:
     """Return the cells of the corpus that this Python can run without torch."""
-    found = [case for case in corpus() if case.since <= _HERE]
-    return [case for case in found if not re.search(r"\btorch\b|\bnp\.", case.before + case.cell)]
+    cases = [case for case in corpus() if case.since <= _HERE]
+    return [case for case in cases if not re.search(r"\btorch\b|\bnp\.", case.before + case.cell)]
 
 
 def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
     """Run cells on ``python``, each in a folder of its own; return what differs and wasn't expected to."""
     there = version(python)
     ranks = Ranks(folder, python)
-    found = []
+    differences = []
     try:
         for number, cell in enumerate(cells):
             with _notebook(folder / f"cell {number}"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 words = difference(cell, ranks)
             if not _expected(cell.title, words, there):
-                found.append(f"{cell.title}: {words or 'it is the same'}")
+                differences.append(f"{cell.title}: {words or 'it is the same'}")
     finally:
         ranks.close()
-    return found
+    return differences
 
 
 @contextlib.contextmanager
@@ -143,10 +143,10 @@ def main(pythons: list[str], every: int = 1) -> None:
     for python in pythons:
         there, cells = version(python), examples()[::every]
         with tempfile.TemporaryDirectory() as folder:
-            found = compared(python, Path(folder), cells)
-        good = good and not found
+            lines = compared(python, Path(folder), cells)
+        good = good and not lines
         pair = f"3.{_HERE[1]} -> 3.{there[1]}"
-        print(f"{pair}: {len(cells)} cells, {len(found)} differ", *found, sep="\n    ", flush=True)
+        print(f"{pair}: {len(cells)} cells, {len(lines)} differ", *lines, sep="\n    ", flush=True)
     sys.exit(not good)
 
 

@@ -139,8 +139,8 @@ def plainly(text: str, namespace: dict[str, Any]) -> tuple[Any, str, str]:
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 
     def finished(code: Any) -> Any:
-        found = eval(code, namespace)
-        return asyncio.run(found) if inspect.iscoroutine(found) else found
+        outcome = eval(code, namespace)
+        return asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
 
     out = io.StringIO()
     try:

@@ -12,8 +12,8 @@ def function(text):
     return node
 
 
-def bind(text, given=None, **notebook):
-    return arguments.bind(function(text), given or {}, notebook)
+def bind(text, options=None, **notebook):
+    return arguments.bind(function(text), options or {}, notebook)
 
 
 def test_a_given_argument_comes_before_the_notebook_which_has_no_say_where_there_is_a_default():

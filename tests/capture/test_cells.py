@@ -131,8 +131,8 @@ def test_attributes_are_found_for_the_import_of_submodules():
     ],
 )
 def test_a_cell_of_definitions_has_its_last_function_as_entry(text, entry):
-    found = parse(text).entry
-    assert (found and found.name) == entry
+    function = parse(text).entry
+    assert (function and function.name) == entry
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "# nothing\n\n"])

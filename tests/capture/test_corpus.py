@@ -52,8 +52,8 @@ def test_some_of_them_as_jobs_of_two_ranks(monkeypatch):
         before = dict(namespace)
         failed = job.exception()
         values = [None] if failed else job.results()
-        found, printed, error = plainly(example.cell, namespace)
-        assert [portrait(value, before) for value in values] == [portrait(found, before)] * len(values), (
+        reference, printed, error = plainly(example.cell, namespace)
+        assert [portrait(value, before) for value in values] == [portrait(reference, before)] * len(values), (
             example
         )
         assert job.logs(0) == job.logs(1) == printed or failed

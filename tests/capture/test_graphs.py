@@ -33,8 +33,8 @@ def method(value):
 def _made(kind, parts):
     """Make one object of the graph out of others."""
     if kind in ("list", "tuple", "cycle"):
-        found = parts if kind != "tuple" else tuple(parts)
-        return [*found, found] if kind != "cycle" else parts
+        items = parts if kind != "tuple" else tuple(parts)
+        return [*items, items] if kind != "cycle" else parts
     if kind == "dict":
         return dict(enumerate(parts))
     if kind in ("Thing", "Slot"):
@@ -63,10 +63,10 @@ def graphs(draw):
     for kind in draw(st.lists(_KINDS, min_size=1, max_size=8)):
         chosen = draw(st.lists(st.sampled_from(range(len(made))), max_size=3))
         parts = [made[index] for index in chosen]
-        found = _made(kind, parts)
+        item = _made(kind, parts)
         if kind == "cycle":
-            cycles.append(found)
-        made.append(found)
+            cycles.append(item)
+        made.append(item)
     for cycle in cycles:
         cycle += [cycle, made[-1]]
     return made
@@ -82,7 +82,7 @@ def _look(value):
         seen[id(graph)] = graph
         if isinstance(graph, types.FunctionType):
             cells = [cell.cell_contents for cell in graph.__closure__ or ()]
-            found.append((graph, graph.__closure__, cells, graph.__defaults__))
+            functions.append((graph, graph.__closure__, cells, graph.__defaults__))
             for part in (*cells, *(graph.__defaults__ or ())):
                 inside(part)
         for part in (
@@ -94,9 +94,9 @@ def _look(value):
         ):
             inside(part)
 
-    found: list[object] = []
+    functions: list[object] = []
     inside(value)
-    return [value, found]
+    return [value, functions]
 
 
 @settings(max_examples=100)
@@ -105,14 +105,14 @@ def test_a_graph_is_the_same_at_the_other_end(graph):
     before, sys.modules["__main__"] = sys.modules["__main__"], _main
     try:
         pickled = pickling.dump({"graph": graph})
-        found = pickle.loads(pickled.data, buffers=pickled.buffers)["graph"]
+        twin = pickle.loads(pickled.data, buffers=pickled.buffers)["graph"]
         # What is changed through one name is changed through the others, at both ends alike.
-        for copy in (graph, found):
+        for copy in (graph, twin):
             for part in copy:
                 if isinstance(part, list) and part and isinstance(part[0], torch.Tensor | np.ndarray):
                     part[0][0] = 99
                 elif isinstance(part, list) and part and isinstance(part[0], types.FunctionType):
                     part[0]("new")
-        assert portrait(_look(found), {}) == portrait(_look(graph), {})
+        assert portrait(_look(twin), {}) == portrait(_look(graph), {})
     finally:
         sys.modules["__main__"] = before

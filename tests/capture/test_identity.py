@@ -24,8 +24,8 @@ from tests.programs import program
 
 def digests(**kwargs):
     """Return the digest of each argument of a call."""
-    found = captured(from_function(print, (), kwargs))
-    return {name: digest for name, (_, digest) in found.items()}
+    rows = captured(from_function(print, (), kwargs))
+    return {name: digest for name, (_, digest) in rows.items()}
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def digests(**kwargs):
     ],
 )
 def test_a_digest_tells_values_apart_as_far_as_it_looks(one, other):
-    found = digests(one=one, same=one, other=other)
+    hashes = digests(one=one, same=one, other=other)
 
-    assert found["one"] == found["same"]
-    if found["one"].startswith(SAMPLED) and isinstance(one, str):
-        assert found["one"] == found["other"]  # they differ behind what was looked at, and it says so
+    assert hashes["one"] == hashes["same"]
+    if hashes["one"].startswith(SAMPLED) and isinstance(one, str):
+        assert hashes["one"] == hashes["other"]  # they differ behind what was looked at, and it says so
     else:
-        assert found["one"] != found["other"]
+        assert hashes["one"] != hashes["other"]
 
 
 def test_of_a_big_array_samples_are_looked_at():
@@ -56,10 +56,10 @@ def test_of_a_big_array_samples_are_looked_at():
     changed = big.copy()
     changed[::1000] = 1.0
 
-    found = digests(big=big, again=big.copy(), changed=changed)
+    hashes = digests(big=big, again=big.copy(), changed=changed)
 
-    assert found["big"].startswith(SAMPLED)
-    assert found["big"] == found["again"] != found["changed"]
+    assert hashes["big"].startswith(SAMPLED)
+    assert hashes["big"] == hashes["again"] != hashes["changed"]
 
 
 def test_of_a_gpus_memory_only_what_is_looked_at_is_copied(monkeypatch):
@@ -74,8 +74,8 @@ def test_of_a_gpus_memory_only_what_is_looked_at_is_copied(monkeypatch):
     monkeypatch.setattr(report, "view_of", counted)
     base = torch.zeros(2_000_000)
 
-    found = digests(views=[base[:] for _ in range(20)], same=[base[:] for _ in range(20)])
-    assert found["views"] == found["same"]
+    hashes = digests(views=[base[:] for _ in range(20)], same=[base[:] for _ in range(20)])
+    assert hashes["views"] == hashes["same"]
     assert 0 < sum(copied) < base.nbytes
 
 
@@ -100,11 +100,11 @@ def test_it_is_the_same_in_another_process():
 
 
 def test_nothing_is_kept_of_what_is_called_a_secret():
-    found = captured(from_function(print, (), {"api_key": "zzz", "sizes": [1, 2]}))
+    rows = captured(from_function(print, (), {"api_key": "zzz", "sizes": [1, 2]}))
 
-    assert found["api_key"][1] == ""
-    assert "zzz" not in str(found)
-    assert found["sizes"][1]
+    assert rows["api_key"][1] == ""
+    assert "zzz" not in str(rows)
+    assert rows["sizes"][1]
 
 
 def test_local_modules_have_one_too(tmp_path, monkeypatch):

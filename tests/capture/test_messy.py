@@ -28,12 +28,12 @@ def run(ranks: Ranks, seed: int, cells: int) -> list[str]:
     namespace = vars(sys.modules["__main__"])
     exec(BEFORE, namespace)
     notebook = Notebook(seed, namespace)
-    found = []
+    differences = []
     for number in range(cells):
         cell = notebook.cell()
         wrong = compare(cell, namespace, ranks, f"<cell {number}>")
-        found += [f"seed {seed}, cell {number}: {wrong}\n{cell}"] if wrong else []
-    return found
+        differences += [f"seed {seed}, cell {number}: {wrong}\n{cell}"] if wrong else []
+    return differences
 
 
 def compare(cell: str, namespace: dict[str, Any], ranks: Ranks, filename: str) -> str:
@@ -50,12 +50,12 @@ def compare(cell: str, namespace: dict[str, Any], ranks: Ranks, filename: str) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of parts that can't come home: they are known below
         (value, space), printed, error = ranks.run(call, names)
-    found = value, space, printed, error
+    outcome = value, space, printed, error
     value, printed, error = plainly(cell, namespace)
     # What the cell may set and hasn't needn't have come along.
     names = [name for name in names if name in space or namespace.get(name) is not before.get(name)]
     space = {name: _whole(namespace[name]) for name in names if name in namespace}
-    there, here = _seen(*found, before), _seen(_whole(value), space, printed, error, before)
+    there, here = _seen(*outcome, before), _seen(_whole(value), space, printed, error, before)
     if here == there or call.notes or error.startswith("RecursionError"):
         return ""
     return f"plainly {here}\non a rank {there}"

@@ -150,8 +150,8 @@ def test_a_module_from_elsewhere_on_the_path_travels_unless_it_is_installed_or_t
         monkeypatch.syspath_prepend(root / folder)
     with (root / "lib/big_k.py").open("ab") as file:
         file.truncate(modules.LIMIT + 1)
-    found, notes = modules.local_paths(["mine_k", "big_k", "theirs_k", "theirs_l"], root / "notebook")
-    assert sorted(found) == ["mine_k.py"]
+    files, notes = modules.local_paths(["mine_k", "big_k", "theirs_k", "theirs_l"], root / "notebook")
+    assert sorted(files) == ["mine_k.py"]
     assert notes == ["big_k isn't taken along, as it is 32 MB: ranks on a cluster need it installed"]
 
 
@@ -162,8 +162,8 @@ def test_of_modules_from_elsewhere_that_are_too_big_together_the_biggest_stay(ro
     for name, size in (("lib/some_l.py", 12), ("lib/more_l.py", 11), ("notebook/own_l.py", 10)):
         with (root / name).open("ab") as file:
             file.truncate(size * 1_000_000)
-    found, notes = modules.local_paths(["some_l", "more_l", "own_l"], root / "notebook")
-    assert sorted(found) == ["more_l.py", "own_l.py"]
+    files, notes = modules.local_paths(["some_l", "more_l", "own_l"], root / "notebook")
+    assert sorted(files) == ["more_l.py", "own_l.py"]
     assert notes == ["some_l isn't taken along, as it is 12 MB: ranks on a cluster need it installed"]
 
 

@@ -98,8 +98,8 @@ def test_a_models_parameters_stay_tied():
     model = torch.nn.ModuleList([torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)])
     model[1].weight = model[0].weight
     pickled = pickling.dump({"model": model})
-    found = back(pickled)["model"]
-    assert found[0].weight is found[1].weight
+    copy = back(pickled)["model"]
+    assert copy[0].weight is copy[1].weight
     assert sum(view.nbytes for view in pickled.buffers) == 64 * 64 * 4
 
 

@@ -16,8 +16,8 @@ def notebook(text):
 
 
 def shipped(call):
-    found = pickle.loads(call.pickle, buffers=call.buffers)
-    return {**running.namespace_of(found), **dict(found["names"])}
+    task = pickle.loads(call.pickle, buffers=call.buffers)
+    return {**running.namespace_of(task), **dict(task["names"])}
 
 
 CODE = "scale = 2\nmodel = 'mine'\ndef step(x): return model, scale, x\n"
@@ -72,17 +72,17 @@ def test_a_parameter_that_the_ranks_have_is_theirs():
     call = capture.from_cell(
         "def f(model, n): return n", {"n": 1}, rank_names=RankNames(frozenset({"model"}))
     )
-    found = pickle.loads(call.pickle, buffers=call.buffers)
+    task = pickle.loads(call.pickle, buffers=call.buffers)
 
-    assert (found["theirs"], found["kwargs"]) == (["model"], {"n": 1})
+    assert (task["theirs"], task["kwargs"]) == (["model"], {"n": 1})
 
 
 def test_several_cells_need_only_what_none_before_them_sets():
     cells = [Part("a = scale", "<1>"), Part("b = a + 1", "<2>", (1,)), Part("def f(a): return a", "<3>")]
     call = capture.from_cells(cells, notebook(CODE), "lab, cells 1-3")
-    found = pickle.loads(call.pickle, buffers=call.buffers)
+    task = pickle.loads(call.pickle, buffers=call.buffers)
 
-    assert [(cell["ranks"], cell["theirs"]) for cell in found["cells"]] == [((), []), ((1,), []), ((), ["a"])]
+    assert [(cell["ranks"], cell["theirs"]) for cell in task["cells"]] == [((), []), ((1,), []), ((), ["a"])]
     assert shipped(call)["scale"] == 2
     with pytest.raises(CaptureError, match="'a'"):
         capture.from_cells(cells[1:], notebook(CODE), "lab, cells 2-3")
@@ -93,6 +93,6 @@ def test_several_cells_run_in_their_order_each_on_its_ranks(rank, value, monkeyp
     monkeypatch.setenv("RANK", rank)
     cells = [Part("a = scale", "<1>"), Part("a += 3", "<2>", (1,)), Part("a", "<3>")]
     call = capture.from_cells(cells, notebook(CODE), "lab")
-    found = pickle.loads(call.pickle, buffers=call.buffers)
+    task = pickle.loads(call.pickle, buffers=call.buffers)
 
-    assert running.act(found, running.namespace_of(found)) == value
+    assert running.act(task, running.namespace_of(task)) == value

@@ -32,8 +32,8 @@ def test_kinds_are_short_words():
 
 
 def test_sizes_count_memory_out_of_band():
-    found = report.ships({"x": np.zeros(1000), "y": torch.nn.Linear(100, 100), "n": 1}, 60_000)
-    x, y, n = (ship.size for ship in found)
+    ships = report.ships({"x": np.zeros(1000), "y": torch.nn.Linear(100, 100), "n": 1}, 60_000)
+    x, y, n = (ship.size for ship in ships)
     assert 8_000 <= x < 8_500
     assert 40_400 <= y < 42_500
     assert n < 20
@@ -51,13 +51,13 @@ def test_a_function_that_refers_to_itself_is_measured():
 
 
 def test_what_is_too_big_to_measure_gets_the_rest_of_the_whole():
-    found = report.ships({"big": bytes(20_000_000), "n": 1}, 40_000_000)
-    assert found[0].size == 40_000_000 - found[1].size
+    ships = report.ships({"big": bytes(20_000_000), "n": 1}, 40_000_000)
+    assert ships[0].size == 40_000_000 - ships[1].size
 
 
 def test_short_plain_values_are_shown():
-    found = report.ships({"n": 10, "s": "adam", "long": "x" * 50, "none": None}, 100)
-    assert [ship.value for ship in found] == ["10", "'adam'", "", "None"]
+    ships = report.ships({"n": 10, "s": "adam", "long": "x" * 50, "none": None}, 100)
+    assert [ship.value for ship in ships] == ["10", "'adam'", "", "None"]
 
 
 def test_a_text_that_is_called_a_secret_is_not_shown():
@@ -67,7 +67,7 @@ def test_a_text_that_is_called_a_secret_is_not_shown():
 
 
 def test_the_line_tells_code_first_then_the_biggest():
-    found = [
+    ships = [
         Ship("epochs", "int", 5, "10"),
         Ship("X", "ndarray 1797x64 float32", 450_000),
         Ship("Net", "class", 3_000),
@@ -76,7 +76,7 @@ def test_the_line_tells_code_first_then_the_biggest():
         Ship("names", "list", 40),
     ]
     files = [LocalFile("mylib/__init__.py", b"a" * 500), LocalFile("mylib/a.py", b"a" * 600)]
-    assert report.line(found, files) == (
+    assert report.line(ships, files) == (
         "ships Net, model (Net, 1.2 MB), X (ndarray 1797x64 float32, 450 kB), names, epochs=10, "
         "mylib (1.1 kB)"
     )

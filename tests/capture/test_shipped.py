@@ -47,19 +47,19 @@ def test_what_goes_along_is_told_from_what_went_before_by_what_it_holds(tree):
 
 
 def test_folders_and_files_go_along_with_what_they_hold(tree):
-    found = shipped.collect(["configs", "tokenizer.json"], tree)
-    assert [(f.path, f.size, f.executable) for f in found.files] == [
+    contents = shipped.collect(["configs", "tokenizer.json"], tree)
+    assert [(f.path, f.size, f.executable) for f in contents.files] == [
         ("configs/a.yaml", 5, False),
         ("configs/deep/run.sh", 9, True),
         ("tokenizer.json", 2, False),
     ]
-    assert found.files[0].data == b"lr: 1"
-    assert found.files[0].sha256 == hashlib.sha256(b"lr: 1").hexdigest()
-    assert [(ship.name, ship.type, ship.size) for ship in found.ships] == [
+    assert contents.files[0].data == b"lr: 1"
+    assert contents.files[0].sha256 == hashlib.sha256(b"lr: 1").hexdigest()
+    assert [(ship.name, ship.type, ship.size) for ship in contents.ships] == [
         ("configs/", "2 files", 14),
         ("tokenizer.json", "file", 2),
     ]
-    assert found.notes == ()
+    assert contents.notes == ()
 
 
 def test_one_that_is_named_twice_goes_once(tree):
@@ -74,9 +74,9 @@ def test_hidden_files_bytecode_and_checkpoints_go_only_by_name(tree):
     for name in (".env", ".git/HEAD", "__pycache__/a.pyc", "deep/.ipynb_checkpoints/a", "checkpoints/1.pt"):
         (tree / "configs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / "configs" / name).touch()
-    found = shipped.collect(["configs"], tree)
-    assert [file.path for file in found.files] == ["configs/a.yaml", "configs/deep/run.sh"]
-    (note,) = found.notes
+    contents = shipped.collect(["configs"], tree)
+    assert [file.path for file in contents.files] == ["configs/a.yaml", "configs/deep/run.sh"]
+    (note,) = contents.notes
     assert note.startswith(
         "left out of shipped folders: configs/.env, configs/.git, configs/__pycache__ and 2 more"
     )
@@ -96,8 +96,8 @@ def test_hidden_files_bytecode_and_checkpoints_go_only_by_name(tree):
 def test_links_within_the_tree_are_what_they_lead_to(tree):
     (tree / "best.sh").symlink_to("configs/deep/run.sh")
     (tree / "all").symlink_to("configs")
-    (found, *_) = shipped.collect(["best.sh"], tree).files
-    assert (found.path, found.data, found.executable) == ("best.sh", b"#!/bin/sh", True)
+    (file, *_) = shipped.collect(["best.sh"], tree).files
+    assert (file.path, file.data, file.executable) == ("best.sh", b"#!/bin/sh", True)
     assert paths(tree, "all") == ["all/a.yaml", "all/deep/run.sh"]
 
 

@@ -380,15 +380,15 @@ def expired(site: Site, kind: str) -> None:
     """Let a token expire: what is asked then is refused in words, and with a new one the job goes on."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder) / "token"
-        name, given = site.account()
-        _, given_next = site.account()
-        token.write_text(given())
+        name, issuer = site.account()
+        _, next_issuer = site.account()
+        token.write_text(issuer())
         with site.logged_in(token):
             job = site.submit(FOLLOWED, kind=kind)
             site.begun(job)
             site.expire(name)
             site.until(lambda: _refused(site), job)
-            token.write_text(given_next())
+            token.write_text(next_issuer())
             assert job.result(site.patience) == "followed"
             job.delete()
 
@@ -451,8 +451,8 @@ def probe(site: Site, kind: str) -> None:
     """Ask the image what it has, by a job: the doctor knows it then, and the job is gone."""
     spec = site.spec(kind=kind)
     api.probe(spec)
-    found = {finding.text: finding.good for finding in api.doctor(spec) if "torch" in finding.text}
-    assert True in found.values(), found
+    findings = {finding.text: finding.good for finding in api.doctor(spec) if "torch" in finding.text}
+    assert True in findings.values(), findings
     assert not [name for name in site.jobs(kind) if "probe" in name]
 
 

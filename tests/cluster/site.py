@@ -244,8 +244,8 @@ class Site:
                 "spec": {"audiences": []},
             }
             with _in_environment(KUBECONFIG=self._kubeconfig):  # not as who is logged in
-                found = self._request("POST", Target(ACCOUNTS, space, name, "token"), body)
-            return str(found["status"]["token"])
+                answer = self._request("POST", Target(ACCOUNTS, space, name, "token"), body)
+            return str(answer["status"]["token"])
 
         return name, token
 
@@ -322,16 +322,16 @@ class Site:
 
     def left(self, begin: str) -> list[str]:
         """Return those names of Secrets, Services and pods here that begin so."""
-        found = [item["metadata"]["name"] for api_ in (SECRETS, SERVICES, PODS) for item in self._list(api_)]
-        return [name for name in found if name.startswith(begin)]
+        names = [item["metadata"]["name"] for api_ in (SECRETS, SERVICES, PODS) for item in self._list(api_)]
+        return [name for name in names if name.startswith(begin)]
 
     def pods(self, job: Job[Any]) -> list[str]:
         """Return the names of a job's pods."""
         return [pod["metadata"]["name"] for pod in self._pods(job)]
 
     def _pods(self, job: Job[Any]) -> list[Any]:
-        found = self._list(PODS)
-        return [pod for pod in found if job.name in (pod["metadata"].get("labels") or {}).values()]
+        pods = self._list(PODS)
+        return [pod for pod in pods if job.name in (pod["metadata"].get("labels") or {}).values()]
 
     def _list(self, api_: Api) -> list[Any]:
         return list(_ask(lambda client: client.list(api_, self.namespace)).items)
@@ -375,9 +375,9 @@ def left(kubeconfig: str, patience: float) -> list[str]:
         end = time.monotonic() + patience
         while True:
             names = [name for api_ in _OUTSIDE if api_[:3] in served for name in _names(api_)]
-            found = [name for name in names if PREFIX in name]
-            if not found or time.monotonic() > end:
-                return found
+            leftovers = [name for name in names if PREFIX in name]
+            if not leftovers or time.monotonic() > end:
+                return leftovers
             time.sleep(0.5)
 
 
@@ -418,13 +418,13 @@ def _in_environment(**variables: str) -> Iterator[None]:
 def _served(namespace: str) -> list[str]:
     async def ask() -> list[str]:
         here = await session(None)
-        found = []
+        kinds = []
         for kind in await here.kinds():
             known = kind.runtimes
             # Without a runtime for torch a TrainJob can't be made.
             if known is None or known.default.name in await attempts.names(here.client, known, namespace):
-                found.append(kind.name)
-        return sorted(found)
+                kinds.append(kind.name)
+        return sorted(kinds)
 
     return loop.start(ask()).result(_ASKED_S)
 

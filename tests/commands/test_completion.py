@@ -35,9 +35,9 @@ def offered(text):
         cursor_line=len(lines) - 1,
         limit=None,
     )
-    found = completion.matcher(context)
-    texts = [completion.text for completion in found["completions"]]
-    assert found["suppress"] == bool(texts)
+    matches = completion.matcher(context)
+    texts = [completion.text for completion in matches["completions"]]
+    assert matches["suppress"] == bool(texts)
     return texts
 
 

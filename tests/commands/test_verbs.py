@@ -58,22 +58,22 @@ def test_a_profile_says_first_how_long_it_takes(words, asked, aside, folder, mon
 
 def test_the_seconds_of_a_profile_are_a_number():
     verb, job = VERBS["profile"], Profiled()
-    found: Any = job
+    handle: Any = job
     assert verb.answers is not None
 
     with pytest.raises(LineError, match="--seconds expects a number, got 'x'"):
-        [*verb.answers(verb.parse(["--seconds", "x"]), lambda name: found)]
+        [*verb.answers(verb.parse(["--seconds", "x"]), lambda name: handle)]
     assert job.asked == []
 
 
 def test_a_profile_that_could_not_be_written_is_refused_before_anything_is_said_or_done(folder):
     verb, job = VERBS["profile"], Profiled()
-    found: Any = job
+    handle: Any = job
     assert verb.answers is not None
     for wrong in ("missing", "file"):
         (folder / "file").touch()
         with pytest.raises(SpecError, match="a folder that exists"):
-            next(iter(verb.answers(verb.parse(["--folder", str(folder / wrong)]), lambda name: found)))
+            next(iter(verb.answers(verb.parse(["--folder", str(folder / wrong)]), lambda name: handle)))
     assert job.asked == []
 
 
@@ -82,8 +82,8 @@ class Left:
 
     name = "job"
 
-    def __init__(self, *found, phase=Phase.SUCCEEDED):
-        self.found = found
+    def __init__(self, *artifacts, phase=Phase.SUCCEEDED):
+        self.found = artifacts
         self.state = SimpleNamespace(phase=phase)
 
     def artifacts(self, folder=None, *, attempt=None):

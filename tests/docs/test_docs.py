@@ -110,12 +110,12 @@ def test_the_loop_with_optuna_tries_what_it_says(shell):
 @having("toml")
 def test_toml_blocks_are_files_of_profiles(paper, monkeypatch):
     for text in blocks(paper, "toml"):
-        found = tomllib.loads(text)
+        document = tomllib.loads(text)
         Path(FILE).write_text(text)
-        if found.keys() & {"defaults", "locked", "limits"}:
+        if document.keys() & {"defaults", "locked", "limits"}:
             os.rename(FILE, "site.toml")
             monkeypatch.setenv(SITE, str(Path("site.toml").absolute()))
-        for name in found["profiles"]:
+        for name in document["profiles"]:
             profiles.load(name)
 
 
@@ -208,8 +208,8 @@ def test_every_verb_and_exit_code_of_the_command_is_in_the_docs():
 
 def test_every_command_of_jupyterlab_is_in_the_docs():
     source = ROOT / "labextension" / "src"
-    told = "".join((source / name).read_text() for name in ("ids.ts", "commands/table.ts"))
-    ids = re.findall(r"'(nbtorchjob:[\w-]+)'", told)
+    code = "".join((source / name).read_text() for name in ("ids.ts", "commands/table.ts"))
+    ids = re.findall(r"'(nbtorchjob:[\w-]+)'", code)
     text = (ROOT / "docs" / "jupyterlab.md").read_text()
 
     assert [name for name in ids if name != "nbtorchjob:plugin" and f"`{name}`" not in text] == []

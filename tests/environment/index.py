@@ -75,10 +75,10 @@ class Index:
             request.end_headers()
             return
         *_, folder, name = unquote(request.path).split("/")
-        found = self._folder / name if folder == "files" else None
-        if found is not None and found.is_file():
-            self._send(request, found.read_bytes(), "application/octet-stream")
-        elif found is None and (links := self._links(folder)):
+        path = self._folder / name if folder == "files" else None
+        if path is not None and path.is_file():
+            self._send(request, path.read_bytes(), "application/octet-stream")
+        elif path is None and (links := self._links(folder)):
             self._send(request, (PAGE % links).encode(), "text/html")
         else:
             request.send_error(404)

@@ -46,33 +46,35 @@ def told(name="image"):
     return known.environment
 
 
-def refused(found):
+def refused(differences):
     """Whether a node refuses to run what needs that."""
     try:
         environment.check_modules(
-            [vars(difference) | {"mend": difference.mend} for difference in found if difference.surely]
+            [vars(difference) | {"mend": difference.mend} for difference in differences if difference.surely]
         )
     except PayloadError as exc:
-        (missing,) = found
-        told = f"this image lacks {missing.distribution} {missing.version}, which the call imports: "
-        told += f"add {missing.mend}, "
-        return str(exc) == f"{told}or use an image that has it"
+        (missing,) = differences
+        text = f"this image lacks {missing.distribution} {missing.version}, which the call imports: "
+        text += f"add {missing.mend}, "
+        return str(exc) == f"{text}or use an image that has it"
     return False
 
 
 @pytest.mark.parametrize(("mine", "theirs", "module", "verdict", "refuses"), PLANTED.values(), ids=PLANTED)
 def test_each_difference_is_named(mine, theirs, module, verdict, refuses, standing):
     standing("here", *mine)
-    found, own = needs(Imports(frozenset([module])), ()), here.environment()
-    assert len(found) == 1
+    differences, own = needs(Imports(frozenset([module])), ()), here.environment()
+    assert len(differences) == 1
     standing("there", *theirs)
 
-    (row,) = images.compared(found, own, told()).rows
+    (row,) = images.compared(differences, own, told()).rows
 
     assert (row.verdict, row.there) == verdict
-    said = images.compared(found, own, told()).refusal("it", strict=False)
-    assert (refused(found), bool(said)) == refuses
-    assert not said or said.startswith(f"it lacks {found[0].distribution} {found[0].version}, which the call")
+    said = images.compared(differences, own, told()).refusal("it", strict=False)
+    assert (refused(differences), bool(said)) == refuses
+    assert not said or said.startswith(
+        f"it lacks {differences[0].distribution} {differences[0].version}, which the call"
+    )
 
 
 def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
@@ -80,38 +82,38 @@ def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
     install(folder, "mine", "0.1", url=f"file://{tmp_path}/project", dir_info={"editable": True})
     file(tmp_path / "project", "mine/__init__.py")
     sys.path.append(str(tmp_path / "project"))  # as site does with what a .pth file names
-    found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
-    assert [difference.mend for difference in found] == [f"--package {tmp_path}/project"]
+    differences, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
+    assert [difference.mend for difference in differences] == [f"--package {tmp_path}/project"]
     standing("there")
 
-    assert "mine 0.1" in images.compared(found, own, told()).refusal("it", strict=False)
-    assert refused(found)
+    assert "mine 0.1" in images.compared(differences, own, told()).refusal("it", strict=False)
+    assert refused(differences)
 
 
 def test_the_first_of_two_folders_counts_there(standing, tmp_path):
     standing("here", MINE)
-    found, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
+    differences, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
     standing("there", ("mine", "1.0", MINE[2]))
     install(tmp_path / "behind", *MINE)
     sys.path.append(str(tmp_path / "behind"))
 
-    assert images.compared(found, own, told()).line == "has mine 1.0 (here 1.2.0)"
+    assert images.compared(differences, own, told()).line == "has mine 1.0 (here 1.2.0)"
 
 
 def test_a_line_names_all_and_strict_refuses_what_differs(standing):
     standing("here", MINE, ("a", "1.0", "a.py"), ("b", "1.0", "b.py"), ("c", "1.0", "c.py"))
-    found, own = needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()), here.environment()
+    differences, own = needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()), here.environment()
     standing("there", ("mine", "2.0", MINE[2]), ("c", "1.1", "c.py"))
     there = told()
 
-    compared = images.compared(found, own, there)
+    compared = images.compared(differences, own, there)
     assert compared.line == "lacks a 1.0 and b 1.0 and has c 1.1 (here 1.0) and mine 2.0 (here 1.2.0)"
     assert compared.refusal("it", strict=False) == ""
     assert compared.refusal("it", strict=True).startswith(
         "it lacks a 1.0 and b 1.0, which the call imports: add"
     )
 
-    pinned = images.compared(found, own, there, ("a", "B>=1", "C @ https://example.com/c.whl"))
+    pinned = images.compared(differences, own, there, ("a", "B>=1", "C @ https://example.com/c.whl"))
     assert [row.verdict for row in pinned.rows] == [PINNED, PINNED, PINNED, DIFFERS]
     assert pinned.line == "has mine 2.0 (here 1.2.0)"
     assert pinned.refusal("it", strict=True) == (
@@ -125,34 +127,34 @@ def test_a_line_names_all_and_strict_refuses_what_differs(standing):
 
 
 def test_of_many_that_are_lacking_some_are_named():
-    found = [
+    differences = [
         {"module": f"m{n}", "distribution": f"d{n}", "version": "1", "mend": f"-p {n}"} for n in range(9)
     ]
 
-    assert environment.refusal("it", found) == (
+    assert environment.refusal("it", differences) == (
         "it lacks d0 1, d1 1, d2 1, d3 1, d4 1 and 4 others, which the call imports: "
         "add --package like-here, or use an image that has them"
     )
     assert "d3 1, d4 1 and d5 1, which the call imports: add -p 0 -p 1" in environment.refusal(
-        "it", found[:6]
+        "it", differences[:6]
     )
 
 
 def test_of_many_that_differ_strict_proposes_one_option(standing):
     names = [f"many{n}" for n in range(7)]
     standing("here", *((name, "1.0", f"{name}.py") for name in names))
-    found, own = needs(Imports(frozenset(names)), ()), here.environment()
+    differences, own = needs(Imports(frozenset(names)), ()), here.environment()
     standing("there", *((name, "2.0", f"{name}.py") for name in names))
 
-    said = images.compared(found, own, told()).refusal("it", strict=True)
+    said = images.compared(differences, own, told()).refusal("it", strict=True)
 
     assert said.endswith("--strict is given: add --package like-here, or use an image that has the same")
 
 
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
     standing("here", MINE, ("a", "1.0.3", "a.py"))
-    found = needs(Imports(frozenset(["mine", "a"])), ())
-    asked = [vars(difference) | {"mend": difference.mend} for difference in found]
+    differences = needs(Imports(frozenset(["mine", "a"])), ())
+    asked = [vars(difference) | {"mend": difference.mend} for difference in differences]
     there = standing("there", ("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py"))
 
     with pytest.raises(
@@ -207,9 +209,9 @@ def test_another_python_is_refused_where_it_cant_compile_the_code():
 )
 def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packages, said):
     own = here.environment()
-    found = needs(Imports(frozenset(["torch"])), ())
+    differences = needs(Imports(frozenset(["torch"])), ())
 
-    compared = images.compared(found, own, replace(own, distributions=versions, modules=()), packages)
+    compared = images.compared(differences, own, replace(own, distributions=versions, modules=()), packages)
 
     refusal = compared.refusal("it", strict=False)
     assert refusal.startswith(said)
@@ -234,10 +236,10 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
 def test_another_cuda_is_named_where_builds_tell(here_is, there_is, said):
     own, there = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
 
-    found = images.compared((), own, there).cuda
+    cuda = images.compared((), own, there).cuda
 
-    assert found.startswith(said)
-    assert bool(found) is bool(said)
+    assert cuda.startswith(said)
+    assert bool(cuda) is bool(said)
 
 
 def test_another_machine_is_named():
@@ -251,9 +253,9 @@ def test_another_machine_is_named():
 
 
 def test_what_is_not_known_is_not_refused():
-    found = needs(Imports(frozenset(["yaml"])), ())
+    differences = needs(Imports(frozenset(["yaml"])), ())
 
-    unknown = images.compared(found, here.environment(), None)
+    unknown = images.compared(differences, here.environment(), None)
 
     assert unknown.refusal("it", strict=True) == unknown.line == ""
     assert [row.verdict for row in unknown.rows] == ["?"]

@@ -61,20 +61,20 @@ def test_what_was_moved_is_one_change_and_a_commit_needs_no_branch(checkout):
     run("mv", "a.py", "b.py", folder=checkout)
     run("checkout", "-q", "--detach", folder=checkout)
 
-    found = git.checkout(checkout, LIMIT)
+    status = git.checkout(checkout, LIMIT)
 
-    assert found is not None
-    assert (found.branch, found.changed) == ("", ("b.py",))
+    assert status is not None
+    assert (status.branch, status.changed) == ("", ("b.py",))
 
 
 def test_of_many_changes_some_are_named(checkout):
     for number in range(30):
         (checkout / f"new-{number:02}").touch()
 
-    found = git.checkout(checkout, LIMIT)
+    status = git.checkout(checkout, LIMIT)
 
-    assert found is not None
-    assert (len(found.changed), found.changed[0], found.more) == (20, "new-00", 10)
+    assert status is not None
+    assert (len(status.changed), status.changed[0], status.more) == (20, "new-00", 10)
 
 
 def test_where_there_is_no_commit_nothing_is_said(tmp_path):
@@ -118,30 +118,30 @@ def test_one_look_serves_all_who_wait_for_it(checkout, program, tmp_path):
     go, looks = tmp_path / "go", tmp_path / "looks"
     waits = f"while [ ! -e {go} ]; do sleep 0.01; done"
     program(f"case $* in config*) exit;; esac; echo >> {looks}; {waits}; printf '# branch.oid {COMMIT}\\0'")
-    told: list[Checkout] = []
+    checkouts: list[Checkout] = []
     looker, done = Looker(LIMIT, pause=0), threading.Event()
 
-    looker.look(checkout, told.append)
+    looker.look(checkout, checkouts.append)
     while not looks.exists():  # the first look has begun
         done.wait(0.01)
     for _ in range(5):
-        looker.look(checkout, told.append)
-    looker.look(checkout, lambda found: done.set())
+        looker.look(checkout, checkouts.append)
+    looker.look(checkout, lambda status: done.set())
     go.touch()
 
     assert done.wait(LIMIT)
-    assert told == [Checkout(COMMIT, "")] * 6
+    assert checkouts == [Checkout(COMMIT, "")] * 6
     assert looks.read_text() == "\n\n"
 
 
 def test_a_folder_is_not_looked_at_where_git_would_say_nothing_or_was_slow(checkout, program, tmp_path):
     def looked_at(folder):
-        looker.look(folder, told.append)
+        looker.look(folder, checkouts.append)
         for thread in [running for running in threading.enumerate() if running.name == "nbtorchjob-git"]:
             thread.join(LIMIT)
 
     again = tmp_path / "again"
-    told: list[Checkout] = []
+    checkouts: list[Checkout] = []
     looker = Looker(0.2, pause=0)
     program("sleep 1000")
     looked_at(checkout)
@@ -149,7 +149,7 @@ def test_a_folder_is_not_looked_at_where_git_would_say_nothing_or_was_slow(check
     looked_at(checkout)
     looked_at(tmp_path)
 
-    assert told == []
+    assert checkouts == []
     assert not again.exists()
 
 
@@ -221,11 +221,11 @@ def test_a_look_runs_nothing_that_a_repository_names(checkout, traps, settings):
     set_, sprung = traps
     set_(settings)
 
-    found = git.checkout(checkout, LIMIT)
+    status = git.checkout(checkout, LIMIT)
 
     assert sprung() == ""
-    assert found is not None
-    assert "a.py" in found.changed
+    assert status is not None
+    assert "a.py" in status.changed
 
 
 def test_a_look_fetches_no_object_that_isnt_here(checkout, traps):

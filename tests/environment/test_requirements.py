@@ -177,7 +177,7 @@ def test_a_build_is_pinned_to_its_version():
 
 
 @pytest.mark.parametrize(
-    ("found", "line"),
+    ("origin", "line"),
     [
         (
             {"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab"}, "subdirectory": "p"},
@@ -205,8 +205,8 @@ def test_a_build_is_pinned_to_its_version():
         ([], "# x==1.0: installed from somewhere that can't be told"),
     ],
 )
-def test_what_no_index_has_is_a_direct_reference_or_a_comment(found, line):
-    (text,) = requirements.lock_requirements(told({"x": "1.0"}, origins={"x": json.dumps(found)}))
+def test_what_no_index_has_is_a_direct_reference_or_a_comment(origin, line):
+    (text,) = requirements.lock_requirements(told({"x": "1.0"}, origins={"x": json.dumps(origin)}))
 
     assert text == line
     assert len(parsed(text)) == (not text.startswith("#"))
@@ -223,9 +223,9 @@ def test_what_somebody_else_s_node_tells_installs_nothing_but_that():
 def test_all_that_this_interpreter_has_is_a_line_that_pip_reads(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "near", "1.0", "near.py", url="file:///home/me", dir_info={"editable": True})
-    found = environment()
+    interpreter = environment()
 
-    text = "\n".join(requirements.lock_requirements(told(found.distributions, origins=here.origins())))
+    text = "\n".join(requirements.lock_requirements(told(interpreter.distributions, origins=here.origins())))
 
     assert {requirement.name for requirement in parsed(text)} >= {"torch", "pytest"}
     assert "# near==1.0: editable, from /home/me" in text.splitlines()
@@ -240,8 +240,8 @@ def test_what_belongs_to_torch_or_travels_anyway_is_left_out():
 
 
 def test_a_closure_has_what_is_needed_directly_or_not():
-    found = requirements.closure(["ipython"])
+    closure = requirements.closure(["ipython"])
 
-    assert {"ipython", "jedi", "parso"} <= set(found)  # jedi needs parso
-    assert found == sorted(found)
+    assert {"ipython", "jedi", "parso"} <= set(closure)  # jedi needs parso
+    assert closure == sorted(closure)
     assert "nothing-of-that-name" in requirements.closure(["nothing-of-that-name"])

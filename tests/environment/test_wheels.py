@@ -56,9 +56,9 @@ def test_a_wheel_that_no_node_can_install_is_refused(tag, folder):
 def test_a_wheel_is_taken_as_it_is(folder):
     path = wheel(folder, "My_Lib", "2.0")
 
-    found = wheels.wheel(path)
+    package = wheels.wheel(path)
 
-    assert (found.name, found.distribution, found.data) == (path.name, "my-lib", path.read_bytes())
+    assert (package.name, package.distribution, package.data) == (path.name, "my-lib", path.read_bytes())
 
 
 @pytest.fixture
@@ -75,12 +75,12 @@ def test_a_program_is_known_by_its_digest_and_machine(uv):
     program = Path(sys.executable).resolve()
     uv.symlink_to(program)
 
-    found = wheels.installer()
+    installer = wheels.installer()
 
-    assert found is not None
-    assert (found.source, found.size) == (program, program.stat().st_size)
-    assert found.sha256 == hashlib.sha256(program.read_bytes()).hexdigest()
-    assert found.machine == os.uname().machine
+    assert installer is not None
+    assert (installer.source, installer.size) == (program, program.stat().st_size)
+    assert installer.sha256 == hashlib.sha256(program.read_bytes()).hexdigest()
+    assert installer.machine == os.uname().machine
 
 
 def test_the_one_beside_the_interpreter_comes_first(uv):
@@ -89,10 +89,10 @@ def test_the_one_beside_the_interpreter_comes_first(uv):
     beside.parent.mkdir()
     shutil.copy(sys.executable, beside)
 
-    found = wheels.installer()
+    installer = wheels.installer()
 
-    assert found is not None
-    assert found.source == beside
+    assert installer is not None
+    assert installer.source == beside
 
 
 def test_a_version_managers_script_stays_here(uv):

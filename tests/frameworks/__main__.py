@@ -40,9 +40,9 @@ def cells() -> Iterator[Cell]:
     """Yield the cells of the page beside this file."""
     for title, packages, about, code in _CELL.findall((Path(__file__).parent / "cells.md").read_text()):
         seen, *more = filter(None, about.split("\n"))
-        given = dict(line.split(": ", 1) for line in more)
+        fields = dict(line.split(": ", 1) for line in more)
         yield Cell(
-            title, (*packages.split(", "),), seen, given.get("arguments", ""), "artifacts" in given, code
+            title, (*packages.split(", "),), seen, fields.get("arguments", ""), "artifacts" in fields, code
         )
 
 

@@ -36,8 +36,8 @@ def start(shell, name, more="", behind="", **changes):
     """Start the cell of the page, with code ``behind`` it, without waiting for it; return the job."""
     line, body = CELLS[name]
     for old, new in changes.items():
-        body, found = re.subn(rf"\b{old}=\w+", f"{old}={new}", body)
-        assert found == 1
+        body, count = re.subn(rf"\b{old}=\w+", f"{old}={new}", body)
+        assert count == 1
     shell.run_cell("%load_ext nbtorchjob").raise_error()
     shell.run_cell(
         f"%%torchjob {re.sub('-o .*', f'-d -o job {more}', line)}\nimport nbtorchjob\n{body}{behind}"

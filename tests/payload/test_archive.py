@@ -64,9 +64,9 @@ def test_it_runs_where_neither_cloudpickle_nor_this_package_is_installed(job, fo
     site = folder / "site"
     site.mkdir()
     # Only what `import torch` needs: links to torch and its requirements, no cloudpickle.
-    for found in Path(torch.__file__).parents[1].iterdir():
-        if "cloudpickle" not in found.name and "nbtorchjob" not in found.name and found.suffix != ".pth":
-            (site / found.name).symlink_to(found)
+    for entry in Path(torch.__file__).parents[1].iterdir():
+        if "cloudpickle" not in entry.name and "nbtorchjob" not in entry.name and entry.suffix != ".pth":
+            (site / entry.name).symlink_to(entry)
     key = folder / "key"
     key.write_bytes(KEY)
     events = folder / "events.jsonl"

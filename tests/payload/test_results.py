@@ -51,10 +51,10 @@ def refusal(fetched):
 @settings(deadline=None)
 @given(value=plain)
 def test_plain_data_comes_home_as_it_was(path, value):
-    found = results.load(written(path, value), "swift-otter")
+    copy = results.load(written(path, value), "swift-otter")
 
-    assert found == value
-    assert type(found) is type(value)
+    assert copy == value
+    assert type(copy) is type(value)
 
 
 def test_a_big_tensor_is_mapped_and_may_be_changed(path):
@@ -177,8 +177,8 @@ def test_a_part_that_could_not_be_pickled_is_named_and_the_rest_comes_home(path)
     fetched = written(path, {"loss": 0.5, "gen": (i for i in "ab")})
 
     with pytest.warns(UserWarning, match=r"arrived without result\['gen'\], a generator, which can't be"):
-        found = results.load(fetched, "swift-otter")
-    assert found["loss"] == 0.5
+        value = results.load(fetched, "swift-otter")
+    assert value["loss"] == 0.5
 
 
 def test_a_wrapper_of_ranks_comes_home_as_what_is_inside(path, tmp_path):

@@ -33,9 +33,9 @@ said = {
     "choices": choices("--kind"),
     "golden": yaml.safe_dump_all(KINDS[name].manifests(sub), sort_keys=False),
     "dry run": submission.dry_run(call, spec),
-    "doctor": [(found.text, found.remedy) for found in api.doctor(spec)],
-    "chosen": [found.text for found in api.doctor(unnamed)],
-    "missing": [(found.text, found.remedy) for found in looked.per_kind(set(), 36, spec, needed=True)],
+    "doctor": [(finding.text, finding.remedy) for finding in api.doctor(spec)],
+    "chosen": [finding.text for finding in api.doctor(unnamed)],
+    "missing": [(finding.text, finding.remedy) for finding in looked.per_kind(set(), 36, spec, needed=True)],
     "pages": [kinds.page(), permissions.page()],
 }
 job = submission.submit(call, spec)

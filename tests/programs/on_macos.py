@@ -62,9 +62,9 @@ from nbtorchjob import Cluster, Elastic, JobSpec, SpecError  # noqa: E402
 
 # What ships into nodes runs on Linux; jupyter-server's own imports ask macOS's libraries.
 ELSEWHERE = ("nbtorchjob.runtime.", "nbtorchjob.frontends.server.app", "nbtorchjob.__main__")
-for found in pkgutil.walk_packages(nbtorchjob.__path__, "nbtorchjob."):
-    if not found.name.startswith(ELSEWHERE):
-        importlib.import_module(found.name)
+for info in pkgutil.walk_packages(nbtorchjob.__path__, "nbtorchjob."):
+    if not info.name.startswith(ELSEWHERE):
+        importlib.import_module(info.name)
 print("imported")
 
 

@@ -8,7 +8,7 @@ from nbtorchjob.machine import loop
 
 sys.setswitchinterval(1e-6)
 ready = threading.Barrier(16)
-found: list[int] = []
+loops: list[int] = []
 
 
 async def which():
@@ -17,7 +17,7 @@ async def which():
 
 def ask():
     ready.wait()
-    found.append(loop.start(which()).result())
+    loops.append(loop.start(which()).result())
 
 
 threads = [threading.Thread(target=ask) for _ in range(16)]
@@ -25,4 +25,4 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(len(found), len(set(found)))
+print(len(loops), len(set(loops)))

@@ -255,9 +255,9 @@ def other_tag():
 def ring():
     """All ranks receive before any sends."""
     rank, world = begin(), dist.get_world_size()
-    given = torch.ones(8)
-    dist.recv(given, (rank - 1) % world)
-    dist.send(given, (rank + 1) % world)
+    tensor = torch.ones(8)
+    dist.recv(tensor, (rank - 1) % world)
+    dist.send(tensor, (rank + 1) % world)
 
 
 def pipeline():

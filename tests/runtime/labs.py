@@ -109,10 +109,10 @@ class Lab:
         """Return the facts of a kind that have been told, as records."""
         with suppress(FileNotFoundError):
             lines = self.events.read_bytes().split(b"\n")[:-1]
-            found = [record for line in lines if (record := parsed(line))]
+            records = [record for line in lines if (record := parsed(line))]
             return [
                 fact
-                for fact in found
+                for fact in records
                 if kind in (None, fact["event"]) and all(fact.get(k) == v for k, v in like.items())
             ]
         return []
@@ -124,12 +124,12 @@ class Lab:
     def until(self, condition):
         """Return what the condition gives, once it is something."""
         give_up = time.monotonic() + LIMIT
-        while not (found := condition()):
+        while not (value := condition()):
             assert time.monotonic() < give_up, (self.facts()[-9:], self.output())
             ended = {index: node.poll() for index, node in self.nodes.items()}
             assert None in ended.values() or condition(), (ended, self.facts()[-9:], self.output())
             time.sleep(0.005)
-        return found
+        return value
 
     def base(self, many=1):
         """Return the round of the newest base, once there were so many and the ranks of it wait."""
@@ -157,7 +157,7 @@ class Lab:
         """Return the ranks that failed in a turn, once it is over."""
         (taken,) = self.until(lambda: self.facts("TurnTaken", round=round_))
         ended = self.until(
-            lambda: len(found := self.facts("TurnEnded", round=round_)) == len(taken["nodes"]) and found
+            lambda: len(facts := self.facts("TurnEnded", round=round_)) == len(taken["nodes"]) and facts
         )
         return sorted(rank for fact in ended for rank in fact["failed"])
 

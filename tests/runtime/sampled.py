@@ -64,10 +64,10 @@ def write(folder, names, **launch):
     """Write the samples of cases to files of their names."""
     for name in names:
         began = time.monotonic()
-        found = [
+        records = [
             factlines.to_json(sample) for _, sample in sorted(sampled(hangs.ALL[name], **launch).items())
         ]
-        (folder / f"{name}.json").write_text(json.dumps(found, indent=1))
+        (folder / f"{name}.json").write_text(json.dumps(records, indent=1))
         print(f"{name}: {time.monotonic() - began:.1f} s", flush=True)
 
 

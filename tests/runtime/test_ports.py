@@ -44,11 +44,11 @@ def until_met(folder):
 
 def family(pid):
     """Return a process with all that it started."""
-    found = [pid]
+    pids = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found += family(int(child))
-    return found
+            pids += family(int(child))
+    return pids
 
 
 def listens(*pids):
@@ -58,15 +58,15 @@ def listens(*pids):
         for fd in Path(f"/proc/{process}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
                 held.add(str(fd.readlink()))
-    found = []
+    addresses = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
                 words = bytes.fromhex(fields[1].partition(":")[0])
                 address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-                found.append(str(ipaddress.ip_address(address)))
-    return found
+                addresses.append(str(ipaddress.ip_address(address)))
+    return addresses
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_a_job_of_this_machine_listens_to_this_machine_alone(launch, folder):
     until_met(folder)
     supervisor = JobDirectory(directory.jobs_dir() / job.name).supervisor()
     assert supervisor is not None
-    found = listens(supervisor.pid)
+    addresses = listens(supervisor.pid)
     (folder / "seen").touch()
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.SUCCEEDED
-    assert len(found) >= 3  # the store, and each rank for the others
-    assert set(found) == {"127.0.0.1"}
+    assert len(addresses) >= 3  # the store, and each rank for the others
+    assert set(addresses) == {"127.0.0.1"}
 
 
 def test_pods_listen_at_their_own_addresses_alone(folder):
@@ -102,14 +102,14 @@ def test_pods_listen_at_their_own_addresses_alone(folder):
     ]
     try:
         until_met(folder)
-        found = listens(*(pod.process.pid for pod in pods))
+        addresses = listens(*(pod.process.pid for pod in pods))
         (folder / "seen").touch()
         assert [pod.wait() for pod in pods] == [0, 0]
     finally:
         for pod in pods:
             pod.end()
     # Where the nodes meet, and where their ranks do; gloo takes the first address of the interface.
-    assert sorted(found) == ["127.0.0.1", "127.0.0.1", "127.0.0.11", "127.0.0.11"]
+    assert sorted(addresses) == ["127.0.0.1", "127.0.0.1", "127.0.0.11", "127.0.0.11"]
 
 
 @pytest.mark.parametrize(

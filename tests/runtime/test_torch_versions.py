@@ -71,8 +71,8 @@ def test_what_a_version_misses_is_said_in_lines():
         "gloo" in line and line.endswith("before torch 2.9") for line in torch_versions.missed("2.6.0")
     )
     said = "a rank that returns while an asynchronous collective of gloo's goes on may hang"
-    found = [any(said in line for line in torch_versions.missed(version)) for version in ("2.4.1", "2.5.0")]
-    assert found == [True, False]
+    hits = [any(said in line for line in torch_versions.missed(version)) for version in ("2.4.1", "2.5.0")]
+    assert hits == [True, False]
     assert torch_versions.missed("99.0") == torch_versions.missed("nightly") == []
 
 
@@ -114,15 +114,15 @@ def test_the_agent_overrides_and_reads_what_is_listed_and_nothing_else():
 
 
 def test_nothing_else_names_what_is_private_to_torch_or_a_version_of_it():
-    found = []
+    places = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name == "torch_versions.py":
             continue
         text = path.read_text()
         for number, line in enumerate(text.split("\n"), 1):
             if VERSION.search(line):
-                found.append(f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}")
+                places.append(f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute) and PRIVATE.match(ast.unparse(node)):
-                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
-    assert found == []
+                places.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert places == []

@@ -9,8 +9,8 @@ from nbtorchjob.spec.config import Master
 from nbtorchjob.spec.options import TABLE
 
 
-def made(**given):
-    return Cluster(**given)
+def made(**fields):
+    return Cluster(**fields)
 
 
 def refusal(field, value):
@@ -159,7 +159,7 @@ def test_the_text_of_a_refusal_says_what_to_do():
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "taint"),
     [
         ("gpu", {"key": "gpu", "operator": "Exists"}),
         ("gpu:NoSchedule", {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}),
@@ -167,13 +167,13 @@ def test_the_text_of_a_refusal_says_what_to_do():
         ("a=:NoExecute", {"key": "a", "operator": "Equal", "value": "", "effect": "NoExecute"}),
     ],
 )
-def test_a_toleration_is_written_like_a_taint(text, found):
+def test_a_toleration_is_written_like_a_taint(text, taint):
     assert Cluster(toleration=[text]).toleration == (text,)
-    assert toleration(text) == found
+    assert toleration(text) == taint
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "mounts"),
     [
         ("type=volume,src=data,dst=/data", [Mount("volume", "data", "/data")]),
         ("type=volume,source=data,target=/data,readonly", [Mount("volume", "data", "/data", True)]),
@@ -187,10 +187,10 @@ def test_a_toleration_is_written_like_a_taint(text, found):
         ),
     ],
 )
-def test_a_mount_is_torchxs_grammar(text, found):
+def test_a_mount_is_torchxs_grammar(text, mounts):
     cluster = Cluster(mount=[text])
 
-    assert list(cluster.mounts) == found
+    assert list(cluster.mounts) == mounts
     assert Cluster(mount=cluster.mount) == cluster
 
 
@@ -236,7 +236,7 @@ def test_a_pod_patch_is_a_mapping_or_its_json_or_yaml_or_a_file(folder):
     file = folder / "patch.yaml"
     file.write_text("spec:\n  hostNetwork: true\n")
 
-    clusters = [made(pod_patch=given) for given in (patch, json.dumps(patch), file.read_text(), str(file))]
+    clusters = [made(pod_patch=form) for form in (patch, json.dumps(patch), file.read_text(), str(file))]
 
     assert [cluster.patch for cluster in clusters] == [patch] * 4
     assert len(set(map(repr, clusters))) == 1

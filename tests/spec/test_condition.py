@@ -84,11 +84,11 @@ def test_what_is_no_condition_is_refused_with_where(text, said):
 @given(st.one_of(st.text(max_size=40), st.text("loss 12.+-*/<>=!()`andortbest_me\n\x00", max_size=40)))
 def test_whatever_is_typed_is_a_condition_or_refused(text):
     try:
-        found = condition.parse(text)
+        rule = condition.parse(text)
     except SpecError:
         return
-    assert found.holds(lambda name: 1.0) in (True, False)
-    assert found.holds(lambda name: None) in (True, False)
+    assert rule.holds(lambda name: 1.0) in (True, False)
+    assert rule.holds(lambda name: None) in (True, False)
 
 
 _SIGNS, _COMPARED = st.sampled_from("+-*"), st.sampled_from(["<", "<=", ">", ">=", "==", "!="])

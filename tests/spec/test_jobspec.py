@@ -50,7 +50,7 @@ clusters = st.builds(
     kind=st.none() | st.sampled_from(KINDS),
     cpu=st.none() | counts,
     gpu=st.none() | counts,
-    limit=amounts.map(lambda found: found or {}),
+    limit=amounts.map(lambda limit: limit or {}),
     full_requests=st.booleans(),
     toleration=st.lists(st.sampled_from(["gpu", "a=b:NoExecute"])),
     mount=st.lists(st.sampled_from(["type=bind,src=/a,dst=/b", "type=volume,src=c,dst=/c,readonly"])),

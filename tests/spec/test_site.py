@@ -99,11 +99,11 @@ def test_a_spec_in_python_is_filled_where_it_says_nothing(site):
     launch = Elastic(2, run_policy=RunPolicy(active_deadline_seconds=600))
     mine = cluster_spec(launch, label={"tier": "high"}, toleration=("spot",))
 
-    found = admitted(mine)
+    spec = admitted(mine)
 
     policy = RunPolicy(ttl_seconds_after_finished=60, active_deadline_seconds=600)
     cluster = Cluster(namespace="ml", label={"team": "vision", "tier": "high"}, toleration=("spot", "gpu"))
-    assert found == JobSpec(
+    assert spec == JobSpec(
         Elastic(2, run_policy=policy),
         "kubernetes",
         cluster=cluster,
@@ -111,7 +111,7 @@ def test_a_spec_in_python_is_filled_where_it_says_nothing(site):
         no_locals=True,
     )
     assert admitted(JobSpec(no_locals=False)).no_locals is False
-    assert admitted(found) == found
+    assert admitted(spec) == spec
 
 
 def test_what_a_site_says_of_pods_is_not_of_jobs_on_this_machine(site):
@@ -144,9 +144,9 @@ def test_what_the_environment_says_of_pods_is_not_of_jobs_on_this_machine(site, 
     assert admitted(here).cluster == Cluster()
     assert here.launch.nproc_per_node == 2
     assert admitted(options.parse("--backend kubernetes", base)[0]).cluster.namespace == "team"
-    for given in ("--namespace other", "--image torch:2", "--label c=d"):
+    for option in ("--namespace other", "--image torch:2", "--label c=d"):
         with pytest.raises(SpecError, match="can't be given on the local backend"):
-            submission.cautions(options.parse(f"--backend local {given}", base)[0])
+            submission.cautions(options.parse(f"--backend local {option}", base)[0])
 
 
 @pytest.mark.parametrize(

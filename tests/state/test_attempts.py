@@ -160,7 +160,7 @@ def test_a_budget_that_is_used_up_ends_the_job():
 def test_what_an_attempt_was_paid_from_holds_when_nothing_else_tells_of_it():
     paid = [ev.AttemptBegan(20.0, 2), ev.AttemptPaid(6.0, 1, "preemptions", "evicted")]
     unseen = fold(info(retries=1), ev.Verdict(7.0, False, attempt=1), *paid, SECOND[1])
-    (first, _), (told, _) = unseen.attempts, fold(info(retries=3), *FIRST, SECOND[0]).attempts
+    (first, _), (attempt, _) = unseen.attempts, fold(info(retries=3), *FIRST, SECOND[0]).attempts
 
     assert (first.budget, first.failure.reason.line, used(unseen)[0]) == (
         Budget.PREEMPTIONS,
@@ -171,7 +171,7 @@ def test_what_an_attempt_was_paid_from_holds_when_nothing_else_tells_of_it():
     assert used(fold(info(retries=1), ev.Verdict(7.0, False, attempt=1), *paid))[1][0] == 1  # nor of a node
     for nothing_new in ("failures", "gold"):
         other = ev.AttemptPaid(6.0, 1, nothing_new, "boom")
-        assert fold(info(retries=3), *FIRST, SECOND[0], other).attempts[0] == told
+        assert fold(info(retries=3), *FIRST, SECOND[0], other).attempts[0] == attempt
 
 
 def test_preemptions_have_a_budget_of_their_own():
@@ -386,9 +386,9 @@ def test_a_node_that_an_elastic_job_goes_on_without_is_no_attempt():
 @given(st.randoms(use_true_random=False), st.sampled_from([US, OPERATOR, ""]))
 def test_any_order_and_any_repetition_give_the_same_attempts(chance: random.Random, retry_owner):
     story = [*FIRST, *SECOND, *THIRD] if retry_owner == US else REPLACED
-    told = [*story, *chance.sample(story, 5)]
-    chance.shuffle(told)
-    straight, mixed = fold(info(retry_owner, retries=3), *story), fold(info(retry_owner, retries=3), *told)
+    events = [*story, *chance.sample(story, 5)]
+    chance.shuffle(events)
+    straight, mixed = fold(info(retry_owner, retries=3), *story), fold(info(retry_owner, retries=3), *events)
 
     assert mixed == straight
     assert (mixed.attempts, mixed.budgets, mixed.next) == (straight.attempts, straight.budgets, straight.next)

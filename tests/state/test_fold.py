@@ -398,9 +398,9 @@ def test_an_agent_that_gives_up_is_told_with_its_error():
     ],
 )
 def test_a_disk_without_room_for_data_has_a_hint_that_helps_there(code, text, cause, hint):
-    told = ev.NodeFailed(2.0, 0, code, Error("nbtorchjob.runtime.data.sources.DataError", text, time=2.0))
+    event = ev.NodeFailed(2.0, 0, code, Error("nbtorchjob.runtime.data.sources.DataError", text, time=2.0))
 
-    failure = fold(told, ev.NodeExited(2.1, 0, code=code), ev.Closed(3.0)).failure
+    failure = fold(event, ev.NodeExited(2.1, 0, code=code), ev.Closed(3.0)).failure
 
     assert failure is not None
     assert (failure.reason.cause, "no room for its data" in failure.reason.line) == (cause, True)
@@ -537,9 +537,9 @@ def test_what_pods_write_beside_their_ranks_is_kept_to_a_bound():
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_how_ranks_left_is_told_by_one_that_reported(step):
-    silent, told = ev.RankLeft(1.0, 0, 1, 0, 5, {}), ev.RankLeft(2.0, 0, 0, 0, 5, {"step": 4.0})
+    silent, reporter = ev.RankLeft(1.0, 0, 1, 0, 5, {}), ev.RankLeft(2.0, 0, 0, 0, 5, {"step": 4.0})
 
-    assert fold(*[silent, told][::step]).left == (told,)
+    assert fold(*[silent, reporter][::step]).left == (reporter,)
 
 
 def test_a_changed_state_keeps_nothing_that_was_concluded_before():

@@ -54,18 +54,18 @@ SPECS = {
 
 
 def test_what_a_run_was_given_keeps_its_order():
-    given = {"seed": 0, "lr": 0.1, "batch": 8}
+    arguments = {"seed": 0, "lr": 0.1, "batch": 8}
 
-    assert [*read(write(JobInfo("sweep-r1", given=given)), "local", "sweep-r1").given] == [*given]
+    assert [*read(write(JobInfo("sweep-r1", given=arguments)), "local", "sweep-r1").given] == [*arguments]
 
 
 def refused(work):
     with pytest.raises(DamagedError) as caught:
         work()
-    told = str(caught.value)
-    assert "\n" not in told
-    assert told.startswith("the record of train can't be read (")
-    assert told.endswith("): %torchjob delete train removes it")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("the record of train can't be read (")
+    assert message.endswith("): %torchjob delete train removes it")
 
 
 def test_what_is_written_is_read():
@@ -75,10 +75,10 @@ def test_what_is_written_is_read():
 
 def test_a_part_is_laid_over_what_was_read_before():
     rest = write(INFO, {*PLAIN} - {"sources", "label"})
-    found = read(rest, "local", "train")
+    info = read(rest, "local", "train")
 
-    assert (found.sources, found.label) == ({}, "")
-    assert read(write(INFO, {"sources", "label"}), "local", "train", onto=found) == INFO
+    assert (info.sources, info.label) == ({}, "")
+    assert read(write(INFO, {"sources", "label"}), "local", "train", onto=info) == INFO
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
@@ -96,10 +96,10 @@ def test_a_spec_that_is_none_is_told_of_where_it_is_asked_for(spec):
 def test_what_a_later_version_wrote_down_is_left_aside():
     launch = {**PLAIN["spec"]["launch"], "later": 1}
     spec = {**PLAIN["spec"], "later": 1, "launch": launch, "retry": {**PLAIN["spec"]["retry"], "later": 1}}
-    found = read(json.dumps({**PLAIN, "later": [1], "spec": spec}), "local", "train")
+    info = read(json.dumps({**PLAIN, "later": [1], "spec": spec}), "local", "train")
 
-    assert found.asked == SPEC
-    assert found.retry == SPEC.retry
+    assert info.asked == SPEC
+    assert info.retry == SPEC.retry
 
 
 def test_a_value_that_only_a_later_version_allows_is_said_to_be_one():

@@ -34,8 +34,8 @@ def steps(*numbers, total=10, **more):
 
 
 def far(*facts):
-    found = progress(job(*facts))
-    return found and (found.done, found.total, found.unit)
+    headway = progress(job(*facts))
+    return headway and (headway.done, headway.total, headway.unit)
 
 
 @pytest.mark.parametrize("total", ["epochs", "total"])
@@ -59,10 +59,10 @@ def test_after_a_restart_from_a_checkpoint_what_began_at_zero_still_did():
 
 def test_as_ranks_start_again_nobody_knows_how_long_the_rest_takes():
     again = ev.WorkersStarted(20.0, 0, 1, 1, (0, 1), 2)
-    found = progress(job(*steps(0, 1, 2), *steps(0, 1, 2, rank=1), again))
+    headway = progress(job(*steps(0, 1, 2), *steps(0, 1, 2, rank=1), again))
 
-    assert found is not None
-    assert (found.done, found.pace, found.left(21.0), found.overdue(99.0)) == (3, None, None, None)
+    assert headway is not None
+    assert (headway.done, headway.pace, headway.left(21.0), headway.overdue(99.0)) == (3, None, None, None)
 
 
 def test_a_rank_that_the_newest_round_lacks_holds_up_nobody():
@@ -92,23 +92,23 @@ def test_where_nobody_says_how_much_there_is_what_was_done_is_known():
     ],
 )
 def test_without_a_usable_total_there_is_none(report):
-    found = progress(job(*reports(report)))
+    headway = progress(job(*reports(report)))
 
-    assert found is None or found.total is None
+    assert headway is None or headway.total is None
 
 
 def test_the_time_left_shrinks_between_steps_and_is_gone_once_one_is_overdue():
-    found = progress(job(*steps(1, 2, 3)))
-    assert found is not None
+    headway = progress(job(*steps(1, 2, 3)))
+    assert headway is not None
 
-    assert [found.left(now) for now in (6.0, 7.0, 12.0, 13.0)] == [14.0, 13.0, 8.0, None]
-    assert [found.overdue(now) for now in (12.0, 13.0)] == [None, 7.0]
+    assert [headway.left(now) for now in (6.0, 7.0, 12.0, 13.0)] == [14.0, 13.0, 8.0, None]
+    assert [headway.overdue(now) for now in (12.0, 13.0)] == [None, 7.0]
 
 
 def test_nothing_is_overdue_when_all_is_done():
-    found = Progress("step", 10, 10, 2.0, 2.0, 6.0)
+    headway = Progress("step", 10, 10, 2.0, 2.0, 6.0)
 
-    assert (found.left(500.0), found.overdue(500.0)) == (0.0, None)
+    assert (headway.left(500.0), headway.overdue(500.0)) == (0.0, None)
 
 
 def test_the_newest_value_of_each_metric_is_known():
@@ -118,8 +118,8 @@ def test_the_newest_value_of_each_metric_is_known():
 
 
 def since(state, now):
-    found = still(state, now)
-    return found and (found.since, found.stalled)
+    silence = still(state, now)
+    return silence and (silence.since, silence.stalled)
 
 
 def test_a_job_that_has_stopped_reporting_is_stalled():
@@ -153,14 +153,14 @@ def test_a_job_that_doesnt_run_is_neither():
 
 
 def test_how_far_a_job_is_its_operator_may_know_of_which_no_reports_are_read():
-    told = ev.TrainerStatus(10.0, 40, 30, {"loss": 0.5})
+    status = ev.TrainerStatus(10.0, 40, 30, {"loss": 0.5})
 
-    found = progress(job(ev.TrainerStatus(5.0, 20), told))
-    assert found is not None
-    assert (found.done, found.total, found.unit) == (40, 100, "percent")
-    assert found.left(12.0) == pytest.approx(28.0)
-    assert far(told, *reports({"loss": 1.0}, {"loss": 0.9})) == (40, 100, "percent")
-    assert far(told, *steps(1, 2)) == (2, 10, "step")  # a report says more
+    headway = progress(job(ev.TrainerStatus(5.0, 20), status))
+    assert headway is not None
+    assert (headway.done, headway.total, headway.unit) == (40, 100, "percent")
+    assert headway.left(12.0) == pytest.approx(28.0)
+    assert far(status, *reports({"loss": 1.0}, {"loss": 0.9})) == (40, 100, "percent")
+    assert far(status, *steps(1, 2)) == (2, 10, "step")  # a report says more
     assert far(ev.TrainerStatus(5.0, metrics={"loss": 1.0})) is None
 
 
@@ -174,10 +174,10 @@ def test_what_was_known_of_an_attempt_says_nothing_of_the_next_one():
 
 
 def test_metrics_that_only_an_operator_was_told_stand_for_reports():
-    told = [ev.TrainerStatus(5.0, metrics={"loss": 2.0}), ev.TrainerStatus(10.0, metrics={"loss": 1.0})]
+    statuses = [ev.TrainerStatus(5.0, metrics={"loss": 2.0}), ev.TrainerStatus(10.0, metrics={"loss": 1.0})]
 
-    assert [point.metrics["loss"] for point in job(*told).spoken.points] == [2.0, 1.0]
-    assert latest(job(*told, *steps(1)).spoken) == {"step": 1.0, "steps": 10.0}
+    assert [point.metrics["loss"] for point in job(*statuses).spoken.points] == [2.0, 1.0]
+    assert latest(job(*statuses, *steps(1)).spoken) == {"step": 1.0, "steps": 10.0}
 
 
 def calls(world):
@@ -227,10 +227,10 @@ def gave_up(time=161.0, text="Timed out waiting 60000ms for recv operation"):
 
 
 def test_shows_why_a_running_job_hangs():
-    (told,) = attempts.pending(state(sampled()), 160.0)
+    (line,) = attempts.pending(state(sampled()), 160.0)
 
-    assert told.startswith(SAID.format("has", "is"))
-    assert told.endswith(" (seen 10 s ago)")
+    assert line.startswith(SAID.format("has", "is"))
+    assert line.endswith(" (seen 10 s ago)")
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_believes_what_was_asked_for_once_nothing_was_heard_for_long():
 )
 def test_ranks_that_wait_for_one_that_saves_or_compiles_do_not_hang(file):
     works = rank(1, below=(Frame(f"/usr/lib/python3/site-packages/{file}", 1, "save"),))
-    found = state(ev.Sampled(150.0, 0, 0, "quiet", (WAITS, works)))
+    snapshot = state(ev.Sampled(150.0, 0, 0, "quiet", (WAITS, works)))
 
-    assert hang(found, 160.0) is None
+    assert hang(snapshot, 160.0) is None
 
 
 @pytest.mark.parametrize("file", ["torch/serialization.py", "torch/_dynamo/convert_frame.py"])
@@ -273,9 +273,9 @@ def test_a_checkpoint_that_goes_through_the_users_own_file_is_no_hang(file):
         Frame(f"/usr/lib/python3/site-packages/{file}", 1, "save"),
         Frame("<cell>", 9, "write", "time.sleep(60)"),
     )
-    found = state(ev.Sampled(150.0, 0, 0, "quiet", (WAITS, rank(1, below=below))))
+    snapshot = state(ev.Sampled(150.0, 0, 0, "quiet", (WAITS, rank(1, below=below))))
 
-    assert hang(found, 160.0) is None
+    assert hang(snapshot, 160.0) is None
 
 
 def test_names_who_was_missing_when_a_collective_gave_up():
@@ -306,12 +306,12 @@ def test_names_nobody_where_it_is_not_known(facts):
 def test_ranks_that_wait_for_one_in_the_debugger_do_not_hang():
     stops = ev.RankStops(120.0, 0, 1, 0, 7, "step", "<cell>", ev.BREAKPOINT)
     held = ev.RankStops(130.0, 0, 0, 0, 9, "<module>", "/home/me/a.py", ev.FAILURE)
-    found = state(stops, sampled())
+    snapshot = state(stops, sampled())
 
-    assert attempts.pending(found, 180.0) == [
+    assert attempts.pending(snapshot, 180.0) == [
         "rank 1 stops at Cell In[1], line 7, in `step`, for 1 min 00 s: %torchjob debug job --rank 1"
     ]
-    assert facts.status(found, 9e9) == "DEBUGGING"
+    assert facts.status(snapshot, 9e9) == "DEBUGGING"
     assert attempts.pending(state(stops, held), 250.0)[0] == (
         "rank 0 failed, and is held at a.py, line 9, for 2 min 00 s: %torchjob debug job --rank 0, or "
         "%torchjob release job"

@@ -167,11 +167,11 @@ def test_any_order_of_runs_gives_the_same_and_the_best_is_never_halved(curves, f
     states = [losses(n, values, begins=n / 100) for n, values in enumerate(curves, 1)]
     shuffled = chance.sample(states, len(states))
 
-    found = stops(early, *states)
+    reasons = stops(early, *states)
 
-    assert stops(early, *shuffled) == found
+    assert stops(early, *shuffled) == reasons
     always = [n for n, values in enumerate(curves, 1) if values and all(value == 0 for value in values)]
-    assert not {f"g-r{n}" for n in always} & found.keys()
+    assert not {f"g-r{n}" for n in always} & reasons.keys()
 
 
 @pytest.mark.parametrize("begins", [0.0, 5.0])

@@ -31,7 +31,7 @@ def read(*events, stacks=(STEP,), looks=None, used=0.0, devices=False, meets=())
     At the looks ``meets`` a collective is under way.
     """
     at = looks or [0] * 11
-    told = {
+    record = {
         "pid": MAIN,
         "began": 0,
         "ended": 100_000_000,
@@ -43,11 +43,11 @@ def read(*events, stacks=(STEP,), looks=None, used=0.0, devices=False, meets=())
         "devices": devices,
     }
     more = [{"ph": "M", "name": "process_name"}, event("Iteration", 0, 100, category="python_function")]
-    return spent(told, {"traceEvents": [*events, *more], "baseTimeNanoseconds": 0}, SOURCES)
+    return spent(record, {"traceEvents": [*events, *more], "baseTimeNanoseconds": 0}, SOURCES)
 
 
-def parts(found):
-    return {name: round(seconds * 1000) for name, seconds in found.parts.items() if round(seconds * 1000)}
+def parts(breakdown):
+    return {name: round(seconds * 1000) for name, seconds in breakdown.parts.items() if round(seconds * 1000)}
 
 
 LOADING = event(
@@ -121,19 +121,19 @@ def test_how_long_the_accelerator_was_busy():
 
 
 def test_operations_without_what_they_call_and_where_they_are():
-    found = read(
+    breakdown = read(
         event("aten::linear", 0, 50),
         event("aten::addmm", 10, 40),
         event("aten::addmm", 60, 70),
         event("aten::add", 0, 5, OTHER),
     )
 
-    assert found.operations == (
+    assert breakdown.operations == (
         Operation("aten::addmm", 2, 0.04, "Cell In[3], line 3: loss.backward()"),
         Operation("aten::linear", 1, 0.02, "Cell In[3], line 3: loss.backward()"),
         Operation("aten::add", 1, 0.005),
     )
-    assert found.lines == (("Cell In[3], line 3: loss.backward()", pytest.approx(0.1)),)
+    assert breakdown.lines == (("Cell In[3], line 3: loss.backward()", pytest.approx(0.1)),)
 
 
 def test_what_began_before_or_ended_after_counts_as_far_as_it_was_seen():
@@ -162,21 +162,21 @@ TRACE = {"baseTimeNanoseconds": 1000, "traceEvents": [{"ph": "X", "name": "aten:
 
 def test_ranges_are_the_main_threads_and_collectives_have_rows_of_their_own():
     gloos = [["gloo:all_reduce", 3000, 9000], ["gloo:broadcast", 2000, 4000], ["gloo:barrier", 9000, 9500]]
-    found = marked(TRACE, {"pid": 7, "ranges": [["forward", 2000, 5000]], "collectives": gloos})
+    trace = marked(TRACE, {"pid": 7, "ranges": [["forward", 2000, 5000]], "collectives": gloos})
 
-    events = [event for event in found["traceEvents"] if event.get("cat") == "user_annotation"]
+    events = [event for event in trace["traceEvents"] if event.get("cat") == "user_annotation"]
     assert [(event["name"], event["pid"], event["tid"], event["ts"], event["dur"]) for event in events] == [
         ("forward", 7, 7, 1.0, 3.0),
         ("gloo:broadcast", 7, 1, 1.0, 2.0),
         ("gloo:all_reduce", 7, 2, 2.0, 6.0),
         ("gloo:barrier", 7, 1, 8.0, 0.5),
     ]
-    names = {event["tid"]: event["args"]["name"] for event in found["traceEvents"] if event["ph"] == "M"}
+    names = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
     assert names == {1: "gloo 1", 2: "gloo 2"}
-    assert TRACE["traceEvents"] == [found["traceEvents"][0]]
+    assert TRACE["traceEvents"] == [trace["traceEvents"][0]]
 
 
-@pytest.mark.parametrize("told", [{}, {"pid": 7, "ranges": [["forward", 1]], "collectives": []}])
-def test_what_no_rank_tells_is_refused(told):
+@pytest.mark.parametrize("record", [{}, {"pid": 7, "ranges": [["forward", 1]], "collectives": []}])
+def test_what_no_rank_tells_is_refused(record):
     with pytest.raises((LookupError, ValueError)):
-        marked(TRACE, told)
+        marked(TRACE, record)

@@ -60,10 +60,10 @@ def test_an_attempt_waits_for_itself():
 
 
 def test_what_held_it_back_is_its_cause_and_nothing_follows():
-    told = ev.Verdict(90, False, "NeverStarted", "ErrImagePull its image can't be pulled: no such host")
+    verdict = ev.Verdict(90, False, "NeverStarted", "ErrImagePull its image can't be pulled: no such host")
     info = JobInfo("j", start_within_s=60, retry_owner=US, spec={"retry": {"preemptions": 3}})
     state = JobState(info)
-    for event in (REFUSED, told, ev.NodeGone(91, 0, "a"), ev.Closed(92)):
+    for event in (REFUSED, verdict, ev.NodeGone(91, 0, "a"), ev.Closed(92)):
         state = apply(state, event)
 
     assert state.failure is not None

@@ -32,20 +32,20 @@ def taken(round_, at, known_as="", base_=1, ranks=(0, 1), text="x = 1", by=""):
 
 def ran(round_, at, ranks=(0, 1), failed=()):
     """A turn begins, says what it has to, and is over on all its nodes."""
-    told: list[ev.Event] = []
+    events: list[ev.Event] = []
     for rank in ranks:
-        told.append(ev.WorkersStarted(at, rank, 0, round_, (rank,), 2))
-        told.append(ev.RankBegan(at, rank, round_))
-        told.append(ev.LogChunk(rank, round_, 0, b"said\n"))
+        events.append(ev.WorkersStarted(at, rank, 0, round_, (rank,), 2))
+        events.append(ev.RankBegan(at, rank, round_))
+        events.append(ev.LogChunk(rank, round_, 0, b"said\n"))
         if rank in failed:
             error = Error("ValueError", "boom", time=at + 0.1)
-            told.append(ev.RankFailed(at + 0.1, rank, rank, 0, round_, error, stays=True))
+            events.append(ev.RankFailed(at + 0.1, rank, rank, 0, round_, error, stays=True))
     if not failed:
-        told.append(ev.ValueReady(at + 0.2, ranks[0], round_, f"value of {round_}", 8))
-    told += [
+        events.append(ev.ValueReady(at + 0.2, ranks[0], round_, f"value of {round_}", 8))
+    events += [
         ev.TurnEnded(at + 0.3 + rank / 10, rank, round_, (rank,) if rank in failed else ()) for rank in ranks
     ]
-    return told
+    return events
 
 
 STARTED = [ev.NodeStarted(1.0, node, f"host{node}", 10 + node, pod=f"p{node}") for node in (0, 1)]
@@ -56,9 +56,9 @@ def known(*events, info=LAB):
     return reduce(apply, events, JobState(info))
 
 
-def seen(events, key, info=LAB, **given):
+def seen(events, key, info=LAB, **options):
     """Return a turn's state, folded from what its view makes of the lab's facts."""
-    view = View(JobState(info), key, **given)
+    view = View(JobState(info), key, **options)
     facts = [*view.begin()]
     for event in events:
         facts += view.take(event)
@@ -203,8 +203,8 @@ def test_a_turn_ends_with_its_lab(end, phase):
 def test_of_what_is_known_already_nothing_need_be_told_again():
     before, turn = known(*FIRST), [taken(5, 3.0, "a"), *ran(5, 3.1)]
     view = View(before, "a", 5)
-    told = [fact for event in turn for fact in view.take(event)]
-    state = reduce(apply, [*view.begin(), *told, *view.last], JobState(turns.of(LAB, key="a")))
+    news = [fact for event in turn for fact in view.take(event)]
+    state = reduce(apply, [*view.begin(), *news, *view.last], JobState(turns.of(LAB, key="a")))
 
     assert state.phase is Phase.SUCCEEDED
     assert {node.host for node in state.members} == {"host0", "host1"}
@@ -283,8 +283,8 @@ def test_a_job_that_is_sent_again_keeps_its_number():
 
 def test_a_job_has_the_number_that_its_sender_gave_it_whatever_is_known_of_others():
     second, unnumbered = replace(taken(6, 4.0, "b"), number=9), taken(7, 5.0, "c")
-    told = [replace(taken(5, 3.0, "a"), number=7), *ran(5, 3.1), second, unnumbered]
-    state = known(*BEGUN, *told, info=POOL)
+    events = [replace(taken(5, 3.0, "a"), number=7), *ran(5, 3.1), second, unnumbered]
+    state = known(*BEGUN, *events, info=POOL)
 
     assert [(turn.number, turn.key) for turn in turns.turns(state)] == [(7, "a"), (9, "b"), (10, "c")]
     assert (turns.sent(state, "b"), turns.sent(state, "c")) == ((9, second), (10, unnumbered))
@@ -359,11 +359,11 @@ def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
 
 def test_how_a_pools_job_lost_its_node_is_told_also_to_who_looks_later():
     lost = [ev.NodeExited(4.0, 1, 201, pod="p1"), ev.NodeStarted(5.0, 1, "host1", 12, pod="p2")]
-    told = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *lost, *base(9, 6.0)]
+    history = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *lost, *base(9, 6.0)]
     pods = {1: ("p0", "p1"), 5: ("p0", "p1"), 9: ("p0", "p2")}
     events = [
         replace(event, pod=pods[event.round][event.node]) if isinstance(event, ev.WorkersStarted) else event
-        for event in told
+        for event in history
     ]
     live, later = seen(events, "a", info=POOL), View(known(*events, info=POOL), "a")
     facts = [*later.begin(), *(fact for event in events for fact in later.take(event)), *later.last]

@@ -121,7 +121,7 @@ def test_long_runs_of_one_sequence_are_read(unit):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "addresses"),
     [
         ("see https://wandb.ai/team/run?a=1&b=2.", ["https://wandb.ai/team/run?a=1&b=2"]),
         ("(http://127.0.0.1:6006/) and https://b.example…", ["http://127.0.0.1:6006/", "https://b.example"]),
@@ -133,8 +133,8 @@ def test_long_runs_of_one_sequence_are_read(unit):
         ("javascript:alert(1) file:///etc ftp://x data:text/html,x xhttps://no http://", []),
     ],
 )
-def test_only_addresses_of_pages_are_found(text, found):
-    assert [text[start:end] for start, end in colours.spans(text)] == found
+def test_only_addresses_of_pages_are_found(text, addresses):
+    assert [text[start:end] for start, end in colours.spans(text)] == addresses
 
 
 def test_a_line_has_links_and_everything_else_escaped():

@@ -23,14 +23,14 @@ def test_a_hint_names_magics_where_no_front_has_words_of_its_own():
 
 
 def test_a_front_s_words_hold_in_all_its_threads_and_no_longer_than_it_shows():
-    told = []
+    lines = []
     with worded(SHELL):
-        thread = threading.Thread(target=lambda: told.append(hint("list")))
+        thread = threading.Thread(target=lambda: lines.append(hint("list")))
         thread.start()
         thread.join()
-        told.append(run_hint("--nnodes 2"))
+        lines.append(run_hint("--nnodes 2"))
 
-    assert told == ["ours list", "ours run IT --nnodes 2"]
+    assert lines == ["ours list", "ours run IT --nnodes 2"]
     assert hint("list") == "%torchjob list"
 
 
@@ -42,7 +42,7 @@ def test_an_error_keeps_the_words_it_was_made_with():
 
 
 def test_no_text_that_a_terminal_may_show_names_a_magic():
-    found = set()
+    places = set()
     for path in PACKAGE.rglob("*.py"):
         place = path.relative_to(PACKAGE)
         if OF_NOTEBOOKS & {folder.as_posix() for folder in (place, *place.parents)}:
@@ -51,6 +51,6 @@ def test_no_text_that_a_terminal_may_show_names_a_magic():
         # Text on a line of its own is a docstring.
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs]
-        found |= {f"{place}:{node.lineno}" for node in texts if "%torchjob" in str(node.value)}
+        places |= {f"{place}:{node.lineno}" for node in texts if "%torchjob" in str(node.value)}
 
-    assert found == set()
+    assert places == set()

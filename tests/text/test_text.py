@@ -87,11 +87,11 @@ noise = st.lists(
 def test_parts_of_any_size_come_out_as_the_whole_does(text, cuts):
     data = text.encode(errors="replace")
     ends = [0, *sorted(cuts), len(data)]
-    found = Filter()
+    sieve = Filter()
 
-    parts = [found.feed(data[a:b]) for a, b in pairwise(ends)]
+    parts = [sieve.feed(data[a:b]) for a, b in pairwise(ends)]
 
-    assert "".join([*parts, found.end()]) == safe(data.decode())
+    assert "".join([*parts, sieve.end()]) == safe(data.decode())
     assert safe(safe(text)) == safe(text)
 
 

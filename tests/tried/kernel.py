@@ -39,12 +39,12 @@ def shown(client: Any, cell: str) -> str:
     message = client.execute(cell)
     while True:
         try:
-            found = client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
+            reply = client.get_iopub_msg(timeout=max(0.1, until - time.monotonic()))
         except queue.Empty:
             raise TimeoutError(f"after {_LIMIT_S:.0f} s: {''.join(parts)[-300:]}") from None
-        if found["parent_header"].get("msg_id") != message:
+        if reply["parent_header"].get("msg_id") != message:
             continue
-        kind, content = found["msg_type"], found["content"]
+        kind, content = reply["msg_type"], reply["content"]
         updates += kind == "update_display_data"
         if kind == "status" and content["execution_state"] == "idle":
             return f"{''.join(parts)}\nupdates: {updates}\n"

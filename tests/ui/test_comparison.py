@@ -25,7 +25,7 @@ NOTHING: dict[str, tuple[str, str]] = {}
 IMAGE = {"torch": "2.13.0+cpu", "peft": "0.18"}
 
 
-def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **told):
+def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **details):
     """Return a job that ran there and reported a loss."""
     made = replace(spec or JobSpec(), name=name)
     info = JobInfo(
@@ -38,7 +38,7 @@ def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **
     )
     state = apply(JobState(info), ev.NodeStarted(1000.5, 0, host))
     if has:
-        state = apply(state, ev.EnvironmentTold(1000.6, 0, "3.11.7", "x86_64", has, **told))
+        state = apply(state, ev.EnvironmentTold(1000.6, 0, "3.11.7", "x86_64", has, **details))
     state = apply(state, ev.WorkersStarted(1001.0, 0, 0, 0, (0,), 1))
     return apply(state, ev.Reported(1002.0, 0, 0, 0, {"loss": 0.5}))
 
@@ -47,8 +47,8 @@ def compared(one, other, values=(None, None)):
     """Return how they differ, in words and as data."""
     states, names = (one, other), (one.name, other.name)
     outcomes = [comparison.outcome(s, NOW, value) for s, value in zip(states, values, strict=True)]
-    found = comparison.aspects(states, names)
-    return comparison.text(found, names, outcomes), comparison.data(found, states, outcomes)
+    aspects = comparison.aspects(states, names)
+    return comparison.text(aspects, names, outcomes), comparison.data(aspects, states, outcomes)
 
 
 def part(text, title):
@@ -127,8 +127,8 @@ def test_what_an_older_version_wrote_down_has_no_digests():
 
 
 def test_packages_are_compared_with_where_they_are_from():
-    told = json.dumps({"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}})
-    owl = job("owl", has={"torch": "2.13.0+cpu", "x": "1"}, installed={"peft": "0.19"}, origins={"x": told})
+    origin = json.dumps({"url": "https://host/x.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}})
+    owl = job("owl", has={"torch": "2.13.0+cpu", "x": "1"}, installed={"peft": "0.19"}, origins={"x": origin})
 
     text, data = compared(job("fox"), owl)
 
@@ -156,9 +156,9 @@ def test_hosts_are_compared_by_their_kind():
 def test_code_is_coloured_by_what_its_words_are():
     text = 'def train(lr=0.1):\n    return "é"  # done\n'
 
-    found = [span for span in comparison.spans(text) if span[0]]
+    spans = [span for span in comparison.spans(text) if span[0]]
 
-    assert found == [
+    assert spans == [
         ("keyword", "def"),
         ("def", "train"),
         ("number", "0.1"),
@@ -181,9 +181,9 @@ def test_spans_are_the_text_again(text):
 
 
 def test_a_unified_diff_is_coloured_by_what_its_lines_are():
-    found = comparison.changes(["--- 1 fox", "+++ 2 owl", "@@ -1,2 +1,2 @@", " a", "-b", "+c"])
+    lines = comparison.changes(["--- 1 fox", "+++ 2 owl", "@@ -1,2 +1,2 @@", " a", "-b", "+c"])
 
-    assert found == [
+    assert lines == [
         ("removed", "--- 1 fox\n"),
         ("added", "+++ 2 owl\n"),
         ("hunk", "@@ -1,2 +1,2 @@\n"),
@@ -201,8 +201,8 @@ def test_the_curves_of_ordinary_jobs_are_laid_over_each_other_in_one_chart():
     names, silent = ("fox", "owl"), apply(JobState(JobInfo("silent")), ev.NodeStarted(1.0, 0, "here"))
 
     drawn = comparison.charts([fox, owl], names)
-    found = comparison.aspects([fox, owl], names)
-    html = comparison.html(found, names, [comparison.outcome(s, NOW) for s in (fox, owl)], drawn)
+    aspects = comparison.aspects([fox, owl], names)
+    html = comparison.html(aspects, names, [comparison.outcome(s, NOW) for s in (fox, owl)], drawn)
 
     assert [*drawn] == ["loss"]
     assert drawn["loss"].title == "Chart of fox: 0.2 at the end, owl: 0.3 at the end"

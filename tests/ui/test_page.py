@@ -25,9 +25,9 @@ def job(name, cell="\nlr = 1\ntrain(lr)\n", losses=(3.0, 2.0, 1.0), **spec):
     return state
 
 
-def part(found, title):
+def part(content, title):
     """Return the only part of that title."""
-    (wanted,) = [part for part in found["parts"] if part["title"].startswith(title)]
+    (wanted,) = [part for part in content["parts"] if part["title"].startswith(title)]
     return wanted
 
 
@@ -39,22 +39,22 @@ def text(part):
 def test_a_job_s_page_has_its_options_and_the_code_of_its_cells():
     state = job("fox", launch=Elastic(nnodes=2, nproc_per_node=3))
 
-    found = page.description(state, NOW, {}, Path("/state"))
+    content = page.description(state, NOW, {}, Path("/state"))
 
-    assert found["heading"].startswith("fox running")
-    assert ["name", "fox"] in part(found, "Job")["rows"]
-    assert text(part(found, "Options")) == "%%torchjob --nnodes 2 --nproc-per-node 3 --name fox"
-    titles = [part["title"] for part in found["parts"]]
+    assert content["heading"].startswith("fox running")
+    assert ["name", "fox"] in part(content, "Job")["rows"]
+    assert text(part(content, "Options")) == "%%torchjob --nnodes 2 --nproc-per-node 3 --name fox"
+    titles = [part["title"] for part in content["parts"]]
     assert titles[-2:] == ["Code of Cell In[7]", "Code of Cell In[2]"]
-    assert text(part(found, "Code of Cell In[7]")) == "lr = 1\ntrain(lr)\n"
+    assert text(part(content, "Code of Cell In[7]")) == "lr = 1\ntrain(lr)\n"
 
 
 def test_of_a_spec_that_can_t_be_read_all_else_is_there():
     state = JobState(JobInfo("fox", spec={"launch": {"kind": "Later"}}))
 
-    found = page.description(state, NOW, {}, Path("/state"))
+    content = page.description(state, NOW, {}, Path("/state"))
 
-    assert not [part for part in found["parts"] if part["title"] == "Options"]
+    assert not [part for part in content["parts"] if part["title"] == "Options"]
     assert part(page.comparison([state, state], NOW), "Options")["said"][0].startswith(
         "The spec of 1 fox, 2 fox"
     )
@@ -63,16 +63,16 @@ def test_of_a_spec_that_can_t_be_read_all_else_is_there():
 def test_jobs_are_compared_by_curves_options_and_code():
     changed = job("owl", "\nlr = 2\ntrain(lr)\n", (1.0, 2.0), launch=Elastic(nproc_per_node=2))
 
-    found = page.comparison([job("fox"), changed], NOW)
+    content = page.comparison([job("fox"), changed], NOW)
 
-    (chart,) = part(found, "loss")["charts"]
+    (chart,) = part(content, "loss")["charts"]
     assert "1 fox: 1 at the end, 2 owl: 2 at the end" in chart["title"]
-    assert [row[:3] for row in part(found, "Jobs")["rows"]] == [
+    assert [row[:3] for row in part(content, "Jobs")["rows"]] == [
         ["1", "fox", "running"],
         ["2", "owl", "running"],
     ]
-    assert part(found, "Options")["rows"] == [["--nproc-per-node", "1", "2"]]
-    assert text(part(found, "What 2 owl changed in 1 fox")).splitlines()[2:] == [
+    assert part(content, "Options")["rows"] == [["--nproc-per-node", "1", "2"]]
+    assert text(part(content, "What 2 owl changed in 1 fox")).splitlines()[2:] == [
         "@@ -1,4 +1,4 @@",
         "-lr = 1",
         "+lr = 2",
@@ -83,16 +83,16 @@ def test_jobs_are_compared_by_curves_options_and_code():
 
 
 def test_a_job_without_a_metric_keeps_its_colour():
-    found = page.comparison([job("fox", losses=()), job("owl")], NOW)
+    content = page.comparison([job("fox", losses=()), job("owl")], NOW)
 
-    (chart,) = part(found, "loss")["charts"]
+    (chart,) = part(content, "loss")["charts"]
     assert 'class="line1" fill="none"' in chart["svg"]
     assert 'class="line0" fill="none"' not in chart["svg"]
 
 
 def test_alike_is_said_to_be_alike():
-    found = page.comparison([job("fox", losses=()), job("owl", losses=())], NOW)
+    content = page.comparison([job("fox", losses=()), job("owl", losses=())], NOW)
 
-    assert part(found, "Metrics")["said"] == ["None of them reported a metric that changed."]
-    assert part(found, "Options")["said"] == ["None: they were submitted with the same options."]
-    assert part(found, "Code")["said"] == ["Nothing: they ran the same code."]
+    assert part(content, "Metrics")["said"] == ["None of them reported a metric that changed."]
+    assert part(content, "Options")["said"] == ["None: they were submitted with the same options."]
+    assert part(content, "Code")["said"] == ["Nothing: they ran the same code."]

@@ -17,13 +17,13 @@ SPEC = {"retry": {"retries": 3}}
 
 
 def state(*events, **info):
-    told = JobInfo(**{"name": "train-2222", "created": 100.0, "label": "train(lr=0.1)", **info})
-    return reduce(apply, events, JobState(told))
+    details = JobInfo(**{"name": "train-2222", "created": 100.0, "label": "train(lr=0.1)", **info})
+    return reduce(apply, events, JobState(details))
 
 
-def sent(found, now=160.0):
+def sent(snapshot, now=160.0):
     """Return the record as a page reads it, whose JSON knows no infinity."""
-    return json.loads(json.dumps(record(found, now), allow_nan=False))
+    return json.loads(json.dumps(record(snapshot, now), allow_nan=False))
 
 
 def running(**report):
@@ -72,43 +72,43 @@ def test_a_new_job_has_all_fields():
 
 
 @pytest.mark.parametrize(
-    ("roots", "told"),
+    ("roots", "path"),
     [(["/srv", "/home/ann"], "ml/a.ipynb"), (["/home/an"], ""), ([], "")],
 )
-def test_a_notebook_is_where_a_server_has_it(roots, told):
-    found = record(state(notebook="/home/ann/ml/a.ipynb"), 160.0)
+def test_a_notebook_is_where_a_server_has_it(roots, path):
+    entry = record(state(notebook="/home/ann/ml/a.ipynb"), 160.0)
 
-    assert found["notebook"] == "/home/ann/ml/a.ipynb"
-    assert below(found, roots) == {**found, "notebook": told}
+    assert entry["notebook"] == "/home/ann/ml/a.ipynb"
+    assert below(entry, roots) == {**entry, "notebook": path}
 
 
 def test_a_running_job_says_how_far_it_is():
-    found = sent(state(*running(step=3, steps=10)))
+    entry = sent(state(*running(step=3, steps=10)))
 
-    assert (found["phase"], found["attempts"], found["nodes"]["now"]) == ("RUNNING", 1, 1)
-    assert found["progress"] == {"unit": "step", "done": 3, "total": 10, "left": None}
-    assert found["metrics"] == []
+    assert (entry["phase"], entry["attempts"], entry["nodes"]["now"]) == ("RUNNING", 1, 1)
+    assert entry["progress"] == {"unit": "step", "done": 3, "total": 10, "left": None}
+    assert entry["metrics"] == []
 
 
 def test_the_newest_metrics_are_told_in_words_without_what_only_counts():
-    told = state(*running(step=3, steps=10, loss=0.41237, accuracy=0.9, speed=1e6, other=1))
+    snapshot = state(*running(step=3, steps=10, loss=0.41237, accuracy=0.9, speed=1e6, other=1))
 
-    assert sent(told)["metrics"] == ["loss 0.4124", "accuracy 0.9", "speed 1000000"]
+    assert sent(snapshot)["metrics"] == ["loss 0.4124", "accuracy 0.9", "speed 1000000"]
 
 
 def test_a_job_that_says_nothing_says_since_when():
     steps = [ev.Reported(103.0 + 2 * n, 0, 0, n, {"step": n + 1, "steps": 10}) for n in range(3)]
-    found = [sent(state(*running(), *steps), now) for now in (110.0, 120.0, 170.0)]
+    entries = [sent(state(*running(), *steps), now) for now in (110.0, 120.0, 170.0)]
 
-    assert [run["status"] for run in found] == ["RUNNING", "RUNNING", "STALLED"]
-    assert [run["still"] for run in found] == [None, *[{"since": 107, "unit": "step", "usual": 2}] * 2]
-    assert [run["progress"]["left"] for run in found] == [11, None, None]
+    assert [run["status"] for run in entries] == ["RUNNING", "RUNNING", "STALLED"]
+    assert [run["still"] for run in entries] == [None, *[{"since": 107, "unit": "step", "usual": 2}] * 2]
+    assert [run["progress"]["left"] for run in entries] == [11, None, None]
 
 
 def test_a_job_that_never_told_anything_is_quiet_after_a_while():
-    found = sent(state(*running()), 230.0)
+    entry = sent(state(*running()), 230.0)
 
-    assert (found["status"], found["still"]) == ("RUNNING", {"since": 102, "unit": None, "usual": None})
+    assert (entry["status"], entry["still"]) == ("RUNNING", {"since": 102, "unit": None, "usual": None})
 
 
 def test_reports_that_are_no_numbers_are_no_progress():
@@ -116,21 +116,21 @@ def test_reports_that_are_no_numbers_are_no_progress():
 
 
 def test_a_time_left_beyond_all_numbers_is_not_known():
-    told = [report for step in range(1, 4) for report in running(step=step, steps=1.7e308)]
+    events = [report for step in range(1, 4) for report in running(step=step, steps=1.7e308)]
 
-    assert sent(state(*told))["progress"]["left"] is None
+    assert sent(state(*events))["progress"]["left"] is None
 
 
 def test_a_job_that_is_being_cancelled_says_so_beside_its_phase():
-    found = sent(state(*running(), ev.CancelRequested(104.0)))
+    entry = sent(state(*running(), ev.CancelRequested(104.0)))
 
-    assert (found["phase"], found["status"], found["terminal"]) == ("RUNNING", "CANCELLING", False)
+    assert (entry["phase"], entry["status"], entry["terminal"]) == ("RUNNING", "CANCELLING", False)
 
 
 def test_budgets_tell_what_was_used_and_null_for_no_limit():
-    found = sent(state(spec=SPEC, retry_owner=US))
+    entry = sent(state(spec=SPEC, retry_owner=US))
 
-    assert found["budgets"] == {
+    assert entry["budgets"] == {
         "failures": {"used": 0, "limit": 3},
         "preemptions": {"used": 0, "limit": None},
     }
@@ -139,25 +139,25 @@ def test_budgets_tell_what_was_used_and_null_for_no_limit():
 def test_a_job_that_waits_says_for_what():
     wait = ev.Waiting(101.0, "no room in the queue")
     cluster = {"context": "big", "namespace": "ml", "kind": "volcano"}
-    found = sent(state(wait, backend="kubernetes", cluster=cluster))
+    entry = sent(state(wait, backend="kubernetes", cluster=cluster))
 
-    assert found["id"] == "kubernetes:big/ml/train-2222"
-    assert found["where"] == "kubernetes: volcano in ml, context big"
-    assert "no room in the queue" in found["pending"][0]
+    assert entry["id"] == "kubernetes:big/ml/train-2222"
+    assert entry["where"] == "kubernetes: volcano in ml, context big"
+    assert "no room in the queue" in entry["pending"][0]
 
 
 def test_a_job_that_was_lost_says_why():
-    found = sent(state(*running(), ev.Lost(150.0, "its supervisor was killed")))
+    entry = sent(state(*running(), ev.Lost(150.0, "its supervisor was killed")))
 
-    assert (found["phase"], found["terminal"], found["ended"], found["elapsed"]) == ("FAILED", True, 150, 50)
-    assert "its supervisor was killed" in found["failure"]
+    assert (entry["phase"], entry["terminal"], entry["ended"], entry["elapsed"]) == ("FAILED", True, 150, 50)
+    assert "its supervisor was killed" in entry["failure"]
 
 
 def test_a_hostile_label_is_one_short_line():
-    found = sent(state(label="<script>\n\x1b[31m" + "x" * 1000))
+    entry = sent(state(label="<script>\n\x1b[31m" + "x" * 1000))
 
-    assert found["label"].startswith("<script>  [31m")
-    assert len(found["label"]) == 120
+    assert entry["label"].startswith("<script>  [31m")
+    assert len(entry["label"]) == 120
 
 
 def test_all_that_is_known_has_the_error_with_its_variables():
@@ -165,9 +165,9 @@ def test_all_that_is_known_has_the_error_with_its_variables():
     error = Error("ZeroDivisionError", "division by zero", (frame,), time=104.0)
     failed = ev.RankFailed(104.0, 0, 0, 0, 0, error)
 
-    told = json.loads(json.dumps(detail(state(*running(), failed, ev.Closed(105.0)), 160.0, {})))
+    answer = json.loads(json.dumps(detail(state(*running(), failed, ev.Closed(105.0)), 160.0, {})))
 
-    assert told["error"]["frames"][0]["variables"] == [["n", "0"], ["token", "<masked str>"]]
+    assert answer["error"]["frames"][0]["variables"] == [["n", "0"], ["token", "<masked str>"]]
     assert detail(state(), 160.0, {})["error"] is None
 
 

@@ -50,8 +50,8 @@ def fail(reason, message, disrupted=""):
 
     def strike(stage, pod):
         if disrupted:
-            told = {"type": "DisruptionTarget", "status": "True", "reason": disrupted, "message": message}
-            change(stage, pod, {"conditions": [told | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]})
+            entry = {"type": "DisruptionTarget", "status": "True", "reason": disrupted, "message": message}
+            change(stage, pod, {"conditions": [entry | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]})
         stage.cluster.fail_pods(stage.namespace, pod, why=(reason, message))
 
     return strike

@@ -22,8 +22,8 @@ _KINDS = ("cr", "ag", "gi")  # coroutines, asynchronous generators, generators
 
 def of(stage: Stage) -> str:
     """Return, in lines, what happened in a stage's namespace, what was asked of it, and who waits where."""
-    found = [*_changes(stage.cluster, stage.namespace), *_requests(stage.cluster, stage.namespace)]
-    return "\n".join([*found, *_waiting()])
+    lines = [*_changes(stage.cluster, stage.namespace), *_requests(stage.cluster, stage.namespace)]
+    return "\n".join([*lines, *_waiting()])
 
 
 def _changes(cluster: Emulator, namespace: str) -> Iterator[str]:

@@ -76,7 +76,7 @@ def elsewhere(stage, job, monkeypatch, tmp_path):
 def made(stage):
     """Return the names of the job objects and of the Services that we made; operators make others."""
     jobs = [item for path in JOBS for item in stage.objects(path)]
-    found = (
+    groups = (
         [item for item in jobs if labelling.CALL in (item["metadata"].get("annotations") or {})],
         [
             item
@@ -84,4 +84,4 @@ def made(stage):
             if labelling.JOB in (item["metadata"].get("labels") or {})
         ],
     )
-    return [sorted(item["metadata"]["name"] for item in items) for items in found]
+    return [sorted(item["metadata"]["name"] for item in items) for items in groups]

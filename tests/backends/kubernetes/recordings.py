@@ -102,8 +102,8 @@ class Recording:
         if not self.is_ours(obj):
             return []
         if change["resource"] == self.resource:
-            found = [*of_object(self.kind, obj), *troubles.know(obj)]
-            return [*found, *([ev.Removed(LATER)] if gone else [])]
+            events = [*of_object(self.kind, obj), *troubles.know(obj)]
+            return [*events, *([ev.Removed(LATER)] if gone else [])]
         if change["resource"] == "events":
             return troubles.read(obj)
         if change["resource"] == "workloads":

@@ -61,9 +61,9 @@ def status(code: int, message: str, reason: str = "", **details: Any) -> Reply:
     return Reply(code, {**body, "reason": reason, "details": details})
 
 
-def event(type_: str, found: Any) -> bytes:
+def event(type_: str, item: Any) -> bytes:
     """Return a line of a watch."""
-    return json.dumps({"type": type_, "object": found}).encode() + b"\n"
+    return json.dumps({"type": type_, "object": item}).encode() + b"\n"
 
 
 class Server:
@@ -124,8 +124,8 @@ class Server:
         """Note what is asked; return what comes for it."""
         self.asked.append(asked)
         replies = self.replies.get(asked.path) or [Reply(404, b"404 page not found\n")]
-        given = replies.pop(0) if len(replies) > 1 else replies[0]
-        return given(asked) if callable(given) else given
+        answer = replies.pop(0) if len(replies) > 1 else replies[0]
+        return answer(asked) if callable(answer) else answer
 
     async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         reply = self.reply(asked)
@@ -197,20 +197,20 @@ def scripted(test: Any) -> Any:
     own = [name for name in ("monkeypatch", "tmp_path") if name not in {one.name for one in fixtures}]
     extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in own]
 
-    async def work(given: dict[str, Any], kept: set[str]) -> None:
+    async def work(arguments: dict[str, Any], kept: set[str]) -> None:
         async with Server() as server:
-            path = kubeconfig(given["tmp_path"] / "kubeconfig", server.url, token="first")
-            given["monkeypatch"].setenv("KUBECONFIG", path)
+            path = kubeconfig(arguments["tmp_path"] / "kubeconfig", server.url, token="first")
+            arguments["monkeypatch"].setenv("KUBECONFIG", path)
             client = Client(pause=0.001)
             try:
-                passed = {name: value for name, value in given.items() if name in kept}
+                passed = {name: value for name, value in arguments.items() if name in kept}
                 await asyncio.wait_for(test(server=server, client=client, **passed), 20)
             finally:
                 await client.close()
 
     @functools.wraps(test)
-    def wrapper(**given: Any) -> None:
-        asyncio.run(work(given, {one.name for one in fixtures}))
+    def wrapper(**arguments: Any) -> None:
+        asyncio.run(work(arguments, {one.name for one in fixtures}))
 
     keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in fixtures]
     wrapper.__signature__ = inspect.Signature([*keyword, *extra])  # type: ignore[attr-defined]

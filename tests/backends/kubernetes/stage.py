@@ -210,10 +210,10 @@ def _follow(job):
 def until(condition):
     """Wait for a condition; give what it gave."""
     end = time.monotonic() + LIMIT
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end, "it didn't come to that"
         time.sleep(0.02)
-    return found
+    return value
 
 
 def waits(job):

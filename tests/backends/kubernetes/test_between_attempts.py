@@ -43,9 +43,9 @@ def between(stage, **asked):
 
 def told(job):
     """Return a list that fills with what the job waits for, in words."""
-    found: list[str] = []
-    job.subscribe(lambda state: found.extend(wait.text for wait in state.waiting))
-    return found
+    texts: list[str] = []
+    job.subscribe(lambda state: texts.extend(wait.text for wait in state.waiting))
+    return texts
 
 
 # Volcano's takes a Command beside the mark.
@@ -140,11 +140,11 @@ def test_a_job_that_is_deleted_while_an_attempt_is_made_leaves_nothing(stage):
 
 def test_trouble_that_passes_while_an_attempt_is_made_is_waited_out_without_a_word(stage, impatient):
     job = stage.submit(AGAIN, retry=QUICK)
-    found = told(job)
+    texts = told(job)
     stage.cluster.trouble(500, f"{stage.namespace}/jobs$", method="POST", times=2)
 
     assert job.result(LIMIT) == 2
-    assert not any("can't be started" in text for text in found)
+    assert not any("can't be started" in text for text in texts)
 
 
 def test_an_attempt_that_a_quota_refuses_waits_for_room(stage, impatient):

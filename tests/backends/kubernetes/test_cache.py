@@ -73,10 +73,10 @@ def test_each_byte_comes_once_however_often_it_is_read(cuts, known, again):
     once = [ev.LogChunk(0, 0, at, TEXT[at:end]) for at, end in pairwise(edges)]
     more = [ev.LogChunk(0, 0, at, TEXT[at : at + size]) for at, size in again]
 
-    found = new(Fresh({(0, 0): known}), [*once, *more, *once])
+    chunks = new(Fresh({(0, 0): known}), [*once, *more, *once])
 
-    assert b"".join(chunk.data for chunk in found) == TEXT[known:]
-    assert all(chunk.data == TEXT[chunk.offset :][: len(chunk.data)] for chunk in found)
+    assert b"".join(chunk.data for chunk in chunks) == TEXT[known:]
+    assert all(chunk.data == TEXT[chunk.offset :][: len(chunk.data)] for chunk in chunks)
 
 
 def test_ranks_and_rounds_are_logs_of_their_own():
@@ -101,10 +101,10 @@ def test_facts_pass():
 
 @given(pieces=st.lists(st.binary(max_size=5), max_size=6), offset=st.integers(0, 40))
 def test_what_lies_behind_an_offset_is_a_slice(pieces, offset):
-    found = list(behind(offset, pieces))
+    rest = list(behind(offset, pieces))
 
-    assert b"".join(found) == b"".join(pieces)[offset:]
-    assert all(found)
+    assert b"".join(rest) == b"".join(pieces)[offset:]
+    assert all(rest)
 
 
 def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
@@ -128,9 +128,9 @@ def sent(rank, data, round_=0):
 
 
 def announced(rank, size, round_=0):
-    told = ev.ValueReady(1.0, rank, round_, "log#ff", size)
-    line = frames.fact(json.dumps(factlines.to_json(told)).encode()).rstrip()
-    return [(b"2026-01-01T00:00:02Z", line)], told
+    event = ev.ValueReady(1.0, rank, round_, "log#ff", size)
+    line = frames.fact(json.dumps(factlines.to_json(event)).encode()).rstrip()
+    return [(b"2026-01-01T00:00:02Z", line)], event
 
 
 def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
@@ -144,8 +144,8 @@ def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
         (parts, len(whole) - 1, False),
         (parts[:2] + parts[1:], len(whole), True),  # one came twice
     ):
-        told, value = announced(1, size)
-        reader.events(Lines.of([*lines, *told]))
+        announcement, value = announced(1, size)
+        reader.events(Lines.of([*lines, *announcement]))
         assert cache.sent(value).exists() is there
     assert cache.sent(value).read_bytes() == whole
 
@@ -170,9 +170,9 @@ def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):
     text = frames.log(0, 0, 0, b"one\ntwo\nthree\n").splitlines()
     stamps = [b"2026-01-01T00:00:01.101Z", b"2026-01-01T00:00:01.102Z", b"2026-01-01T00:00:02Z"]
     lines = Lines.of(zip(stamps, text, strict=True))
-    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(lines)
+    facts = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(lines)
 
-    chunk = next(event for event in told if isinstance(event, ev.LogChunk))
+    chunk = next(event for event in facts if isinstance(event, ev.LogChunk))
     first = 1767225601.0
     assert chunk.times == ((8, first + 0.102), (14, first + 1))
     assert [e.times for e in new(Fresh({(0, 0): 9}), [chunk])] == [((14, first + 1),)]
@@ -185,9 +185,9 @@ def test_what_was_written_to_stderr_is_told(tmp_path):
         text += frames.log(0, 0, at, data, stderr=stderr)
         at += len(data)
     lines = Lines.of((b"2026-01-01T00:00:01Z", line) for line in text.splitlines())
-    told = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(lines)
+    facts = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(lines)
 
-    chunk = next(event for event in told if isinstance(event, ev.LogChunk))
+    chunk = next(event for event in facts if isinstance(event, ev.LogChunk))
     assert chunk.data == b"".join(data for data, _ in pieces)
     assert chunk.stderr == ((5, 15), (19, 23))
     assert [e.stderr for e in new(Fresh({(0, 0): 8}), [chunk])] == [((8, 15), (19, 23))]
@@ -209,8 +209,8 @@ def test_many_lines_say_what_each_of_them_says(printed, missing):
 
 def written(lines):
     """Return each byte of ranks' logs in the lines, with its place."""
-    told = Reader(Pod(0, "ffff"), JobCache(Path())).events(Lines.of(lines))
-    chunks = (event for event in told if isinstance(event, ev.LogChunk))
+    facts = Reader(Pod(0, "ffff"), JobCache(Path())).events(Lines.of(lines))
+    chunks = (event for event in facts if isinstance(event, ev.LogChunk))
     return {(e.rank, e.round, e.offset + at, byte) for e in chunks for at, byte in enumerate(e.data)}
 
 
@@ -233,19 +233,19 @@ def test_pieces_of_several_ranks_are_joined_each_to_its_own():
 
 
 def test_a_gap_or_a_repetition_begins_a_new_piece():
-    found = chunks_of(b"0.1.0 a", b"0.1.9 b", b"0.1.9 b", b"0.1.11 c")
+    chunks = chunks_of(b"0.1.0 a", b"0.1.9 b", b"0.1.9 b", b"0.1.11 c")
 
-    assert [(chunk.offset, chunk.data) for chunk in found] == [(0, b"a\n"), (9, b"b\n"), (9, b"b\nc\n")]
+    assert [(chunk.offset, chunk.data) for chunk in chunks] == [(0, b"a\n"), (9, b"b\n"), (9, b"b\nc\n")]
 
 
 def test_facts_stand_among_what_ranks_wrote_where_they_were_told():
     notice = frames.fact(json.dumps(factlines.to_json(ev.Notice(1.0, "x" * 9000))).encode()).splitlines()
-    found = events(b"Killed", b"0.1.0 a", *notice, b"1.1.0 b", b"0.1.2 c", b"2026-01-01T00:00:09Z 7.1.0 no")
+    facts = events(b"Killed", b"0.1.0 a", *notice, b"1.1.0 b", b"0.1.2 c", b"2026-01-01T00:00:09Z 7.1.0 no")
 
-    assert [type(event).__name__ for event in found] == [
+    assert [type(event).__name__ for event in facts] == [
         *("NodeOutput", "LogChunk", "Notice", "LogChunk", "NodeOutput", "Wrote")
     ]
-    assert found[-1] == ev.Wrote(1767225606.0)
+    assert facts[-1] == ev.Wrote(1767225606.0)
 
 
 @pytest.mark.parametrize("line", [b"v 0.1.0 x", b"0.1.0", b"", b"0.1.0x", b"2026-01-01T00:00:09Z0.1.0 x"])
@@ -255,8 +255,8 @@ def test_what_a_node_prints_is_not_taken_for_a_ranks_log(line):
 
 def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
     def line(second, event):
-        told = frames.fact(json.dumps(factlines.to_json(event)).encode()).rstrip()
-        return (b"2026-01-01T00:00:0%dZ" % second, told)
+        frame = frames.fact(json.dumps(factlines.to_json(event)).encode()).rstrip()
+        return (b"2026-01-01T00:00:0%dZ" % second, frame)
 
     used = ev.Used(1.0, 0, 0, 0, 2.0, 1, 2)
     reader = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job"))

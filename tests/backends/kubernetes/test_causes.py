@@ -55,12 +55,12 @@ def cluster(crds):
 @pytest.fixture
 def stages(cluster, tmp_path, monkeypatch):
     """Yield a stage for each kind."""
-    found = {}
+    by_kind = {}
     for kind in KINDS:
         (tmp_path / kind).mkdir()
-        found[kind] = Stage(cluster, tmp_path / kind, monkeypatch)
-    yield found
-    for stage in found.values():
+        by_kind[kind] = Stage(cluster, tmp_path / kind, monkeypatch)
+    yield by_kind
+    for stage in by_kind.values():
         stage.close()
 
 
@@ -69,8 +69,8 @@ def play(stages, row, retries, who):
     kinds = [kind for kind in retries if (who, kind) not in row.apart]
     jobs = {kind: submit(stages[kind], row, kind, retries[kind]) for kind in kinds}
     with ThreadPoolExecutor(len(kinds)) as pool:
-        found = pool.map(lambda kind: follow(stages[kind], row, jobs[kind]), kinds)
-        return dict(zip(kinds, found, strict=True))
+        stories = pool.map(lambda kind: follow(stages[kind], row, jobs[kind]), kinds)
+        return dict(zip(kinds, stories, strict=True))
 
 
 def submit(stage, row, kind, retry):
@@ -123,8 +123,8 @@ def life(pod):
 def story(row, state):
     ends = [(a.number, a.failure and a.failure.reason.cause, a.budget, a.hosts) for a in state.attempts]
     failure = state.failure or state.attempts[0].failure
-    told = f"{failure.reason.line} | {failure.reason.hint}"
-    missing = tuple(words for words in (row.line, row.hint) if words not in told)
+    text = f"{failure.reason.line} | {failure.reason.hint}"
+    missing = tuple(words for words in (row.line, row.hint) if words not in text)
     cause = state.failure and state.failure.reason.cause
     return Story(state.phase, cause, tuple(ends), tuple(spent.used for spent in state.budgets), missing)
 
@@ -151,27 +151,27 @@ def allowed(row, failures, preemptions):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_cause_and_its_budget_are_the_same_on_every_kind(stages, row):
     kinds = KINDS if row in APART else [[*KINDS][ROWS.index(row) % len(KINDS)]]
-    found = play(stages, row, dict.fromkeys(kinds, OURS), "ours")
+    stories = play(stages, row, dict.fromkeys(kinds, OURS), "ours")
 
-    assert found == {kind: expected(row, allowed(row, 1, 1), OURS) for kind in kinds}
+    assert stories == {kind: expected(row, allowed(row, 1, 1), OURS) for kind in kinds}
 
 
 @causes
 def test_operators_that_keep_the_budgets_spend_them_likewise(stages, row):
-    found = play(stages, row, BY_OPERATOR, "operator")
+    stories = play(stages, row, BY_OPERATOR, "operator")
 
     for kind, retry in BY_OPERATOR.items():
         limit = row.again.get(("operator", kind), allowed(row, retry.retries, retry.most_preemptions))
-        assert found.pop(kind, None) in (None, expected(row, limit, retry)), kind
+        assert stories.pop(kind, None) in (None, expected(row, limit, retry)), kind
 
 
 @causes
 def test_without_budgets_a_job_is_tried_as_often_as_its_operator_does_by_itself(stages, row):
-    for kind, told in play(stages, row, PLAIN, "plain").items():
+    for kind, outcome in play(stages, row, PLAIN, "plain").items():
         wanted = expected(row, row.again.get(("plain", kind), allowed(row, *BY_ITSELF[kind])))
         if kind == "trainjob":  # it starts a container again in place, before anybody can stop it
-            told, wanted = (cause._replace(attempts=()) for cause in (told, wanted))
-        assert told == wanted, kind
+            outcome, wanted = (cause._replace(attempts=()) for cause in (outcome, wanted))
+        assert outcome == wanted, kind
 
 
 @pytest.mark.parametrize(

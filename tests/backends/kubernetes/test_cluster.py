@@ -191,13 +191,13 @@ def held(gate):
 
 def left_of(name, namespace):
     """Return what exists of a job's objects."""
-    found = []
+    names = []
     for api_ in (SECRETS, SERVICES, PODS):
         listing = on_cluster(lambda client, a=api_: client.list(a, namespace))
-        found += [
+        names += [
             item["metadata"]["name"] for item in listing.items if item["metadata"]["name"].startswith(name)
         ]
-    return found
+    return names
 
 
 def zipped(job):
@@ -231,9 +231,9 @@ def test_the_first_failing_ranks_exception_comes_back(any_kind, options):
     cell = MEET + "if dist.get_rank() == 2:\n    raise ValueError('too bad')\ndist.barrier()"
     with submitted(cell, {}, Elastic(nnodes=2, nproc_per_node=2), options, kind=any_kind) as job:
         failed = job.exception(END_S)
-        found = job.state.failure
+        failure = job.state.failure
         assert job.state.phase is Phase.FAILED
-        assert (found.rank, found.reason.cause) == (2, Cause.USER)
+        assert (failure.rank, failure.reason.cause) == (2, Cause.USER)
         assert "ValueError: too bad" in str(failed)
         assert "raise ValueError('too bad')" in str(failed)
 
@@ -494,11 +494,11 @@ def test_what_ranks_leave_comes_home_by_the_log_or_the_store_and_stays_here(
     until(lambda: not left_of(job.name, options["namespace"]))
     assert not stored or list((tmp_path / "store").iterdir()) == []
 
-    found = job.artifacts(tmp_path / "home")
+    artifacts = job.artifacts(tmp_path / "home")
 
     size = variables["size"]
     sizes = {"loss": 1, "node-1/loss": 1, "runs/events-0": size, "runs/events-1": size}
-    assert {artifact.path: artifact.size for artifact in found} == sizes
+    assert {artifact.path: artifact.size for artifact in artifacts} == sizes
     assert (tmp_path / "home" / "node-1" / "loss").read_text() == "1"
     job.delete()
     with pytest.raises(JobNotFoundError):
@@ -532,8 +532,8 @@ def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, option
 def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, options):
     with submitted("1", {}, Elastic(), {**options, "cpu": "900"}, kind=any_kind) as job:
         # Where pods are made only once all of them fit, the gang is what is told of.
-        told = ("cpu", "gang")
-        until(lambda: any(word in wait.text for wait in job.state.waiting for word in told))
+        words = ("cpu", "gang")
+        until(lambda: any(word in wait.text for wait in job.state.waiting for word in words))
 
 
 def test_a_dry_run_shows_the_manifests_without_the_payload_and_sends_nothing(kind, options):
@@ -607,9 +607,9 @@ BESIDE = {"Secret": SECRETS, "Service": SERVICES, "NetworkPolicy": POLICIES}
 def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them(any_kind, options):
     job = submit("{'kept': 1}", {}, Elastic(), options, kind=any_kind)
     job.wait(END_S)
-    found = [(backend_, left) for backend_, left in api.leftovers() if left.name == job.name]
-    assert [left.what.split()[0] for _, left in found] == ["succeeded"]
-    for backend_, left in found:
+    leftovers = [(backend_, left) for backend_, left in api.leftovers() if left.name == job.name]
+    assert [left.what.split()[0] for _, left in leftovers] == ["succeeded"]
+    for backend_, left in leftovers:
         backend_.clear(left)
     until(lambda: not left_of(job.name, options["namespace"]))
     assert job.result(END_S) == {"kept": 1}

@@ -41,10 +41,10 @@ SPECS = {
 def refused(work, name):
     with pytest.raises(DamagedError) as caught:
         work()
-    told = str(caught.value)
-    assert "\n" not in told
-    assert f"{name} can't be read (" in told
-    assert told.endswith(" removes it")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f"{name} can't be read (" in message
+    assert message.endswith(" removes it")
 
 
 def said(verb, *words):

@@ -44,8 +44,8 @@ def team(cluster, tmp_path, monkeypatch):
 
 def written(namespace):
     """Return the manifests by kind."""
-    found = [*yaml.safe_load_all(cluster_backend().tenders([namespace]))]
-    return {obj["kind"]: obj for obj in found} | {"Secrets": [e for e in found if e["kind"] == "Secret"]}
+    objects = [*yaml.safe_load_all(cluster_backend().tenders([namespace]))]
+    return {obj["kind"]: obj for obj in objects} | {"Secrets": [e for e in objects if e["kind"] == "Secret"]}
 
 
 def program(stage, parts, folder):

@@ -86,7 +86,7 @@ def told(body):
         "",
         text.replace('\\"', '"'),
     )
-    return re.sub(r"are \[([^\]]*)\]", lambda found: str(sorted(found[1].split())), text)
+    return re.sub(r"are \[([^\]]*)\]", lambda match: str(sorted(match[1].split())), text)
 
 
 @pytest.mark.parametrize("name", recorded())

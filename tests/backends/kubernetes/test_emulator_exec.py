@@ -75,8 +75,8 @@ def cluster():
 
 
 def phases(emulator):
-    found = emulator.objects(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    return {pod["metadata"]["name"]: pod["status"].get("phase") for pod in found}
+    pods = emulator.objects(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    return {pod["metadata"]["name"]: pod["status"].get("phase") for pod in pods}
 
 
 def ended(emulator, name, container):
@@ -104,18 +104,18 @@ async def _said(url, protocols, headers, said):
     ):
         for message in said:
             await socket.send_bytes(message)
-        found = [(message.data[0], message.data[1:]) async for message in socket]
-        return socket.protocol, found, socket.close_code
+        messages = [(message.data[0], message.data[1:]) async for message in socket]
+        return socket.protocol, messages, socket.close_code
 
 
 def run(cluster, path, protocols=(V5,), token="", said=()):
     """Return the protocol, and what came on each channel."""
     url = cluster.url + path if token else cluster.admin_url + path
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    protocol, found, code = asyncio.run(_said(url, protocols, headers, said))
+    protocol, messages, code = asyncio.run(_said(url, protocols, headers, said))
     assert code == 1000
-    assert found[0] == (1, b"")
-    return protocol, joined(found)
+    assert messages[0] == (1, b"")
+    return protocol, joined(messages)
 
 
 def joined(messages):
@@ -162,19 +162,19 @@ def whole(frame):
     return data[:1] * frame["payload_length"] if "payload_length" in frame else data
 
 
-def same(found):
+def same(channels):
     """Return what came, with the number of an exec that couldn't be begun left out."""
-    ended = re.sub(r'start exec \\"\w+\\"', "start exec", found[3].decode())
-    return found[1], found[2], json.loads(ended or "null")
+    ended = re.sub(r'start exec \\"\w+\\"', "start exec", channels[3].decode())
+    return channels[1], channels[2], json.loads(ended or "null")
 
 
 @pytest.mark.parametrize("name", recorded())
 def test_it_answers_as_it_was_recorded(cluster, name):
     one = Recorded(name)
     if one.heard:
-        protocol, found = one.run(cluster)
+        protocol, channels = one.run(cluster)
         assert (protocol or "") == one.response["headers"]["Sec-WebSocket-Protocol"]
-        assert same(found) == same(joined(one.heard))
+        assert same(channels) == same(joined(one.heard))
         return
     wanted = one.response.get("body", "")
     if isinstance(wanted, dict):  # a service account there is a user here
@@ -211,20 +211,20 @@ def test_a_command_goes_with_its_container(cluster, protocol):
 
     async def killed():
         asked = cluster.admin_url + path("sh", "-c", "echo start; sleep 1000", pod=name)
-        found = []
+        messages = []
         async with (
             aiohttp.ClientSession() as session,
             session.ws_connect(asked, protocols=[protocol]) as socket,
         ):
             async for message in socket:
-                found.append((message.data[0], message.data[1:]))
+                messages.append((message.data[0], message.data[1:]))
                 if message.data[1:] == b"start\n":
                     await asyncio.to_thread(cluster.oom_kill, NAMESPACE, name)
-        return joined(found)
+        return joined(messages)
 
-    found = asyncio.run(killed())
-    assert found[1] == b"start\n"
-    assert json.loads(found[3])["details"]["causes"] == [{"reason": "ExitCode", "message": "137"}]
+    channels = asyncio.run(killed())
+    assert channels[1] == b"start\n"
+    assert json.loads(channels[3])["details"]["causes"] == [{"reason": "ExitCode", "message": "137"}]
 
 
 def test_a_command_sees_what_its_container_sees(cluster):

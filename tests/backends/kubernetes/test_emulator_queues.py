@@ -69,17 +69,17 @@ class Story:
                     )
 
     def _note(self, what, value):
-        told = self.said.setdefault(what, [])
-        if not told or told[-1] != value:
-            told.append(value)
+        values = self.said.setdefault(what, [])
+        if not values or values[-1] != value:
+            values.append(value)
 
 
 def story(changes, until_t=float("inf")):
-    found = Story()
+    history = Story()
     for t, type_, resource, obj in changes:
         if t < until_t and type_ != "DELETED" and named(obj) == "m":
-            found.hear(resource, obj)
-    return found.said
+            history.hear(resource, obj)
+    return history.said
 
 
 def podless(changes, until_t=float("inf")):
@@ -186,8 +186,8 @@ class Play:
         self.cluster.request(action["method"], path, action.get("body"))
 
     def _workload(self):
-        found = self.cluster.objects(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{self.space}/workloads")
-        return next(pod["metadata"]["name"] for pod in found if named(pod) == "m")
+        workloads = self.cluster.objects(f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{self.space}/workloads")
+        return next(pod["metadata"]["name"] for pod in workloads if named(pod) == "m")
 
     def _let_end(self, job, number):
         """Let so many pods of a job end, and no more: with the last one the job ends, and others begin."""

@@ -72,6 +72,6 @@ def test_a_pod_that_is_deleted_again_ends_sooner_and_at_once_is_now(store):
         delete(store, PODS, store.find(PODS, "here", "one"), {"gracePeriodSeconds": grace})
 
     metas = [json.loads(line)["object"]["metadata"] for line in watch.news()]
-    told = [(meta["deletionGracePeriodSeconds"], -age(meta["deletionTimestamp"])) for meta in metas[1:]]
-    assert [grace for grace, _ in told] == [1000, 600, 0, 0]
-    assert all(abs(left - grace) < LIMIT for grace, left in told)
+    graces = [(meta["deletionGracePeriodSeconds"], -age(meta["deletionTimestamp"])) for meta in metas[1:]]
+    assert [grace for grace, _ in graces] == [1000, 600, 0, 0]
+    assert all(abs(left - grace) < LIMIT for grace, left in graces)

@@ -62,11 +62,11 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert [failure.reason.cause for failure in (job.state.failure,) if failure] == [Cause.CONFIG]
     assert job.state.world_size == 0
 
-    told, (known,) = job.state.environment, cluster_backend().there(spec)
-    assert told is not None
-    assert known.environment.distributions == told.distributions
+    environment, (known,) = job.state.environment, cluster_backend().there(spec)
+    assert environment is not None
+    assert known.environment.distributions == environment.distributions
     assert known.digest == job.state.image != ""
-    assert told.distributions["right-pad"] == "1.0"
+    assert environment.distributions["right-pad"] == "1.0"
 
     with pytest.raises(
         LackingError, match=rf"the image {TORCH} lacks left-pad 1\.0.*doctor --probe inspects"
@@ -136,12 +136,12 @@ def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_pa
         job = submission.submit(
             capture.from_cell(cell, {}), replace(spec, package=["like-here"], env=own, strict=True)
         )
-        found = job.result()
+        versions = job.result()
 
-    assert dict(zip(expected, found, strict=True)) == expected
-    told = job.state.environment
-    assert told is not None
-    assert {*told.installed} == installed
+    assert dict(zip(expected, versions, strict=True)) == expected
+    environment = job.state.environment
+    assert environment is not None
+    assert {*environment.installed} == installed
     assert "secret" not in job.logs()
 
 

@@ -178,12 +178,12 @@ class Hanging:
         give_up = time.monotonic() + LIMIT
         while True:
             stacks = self.job.stacks(timeout=LIMIT)
-            found = stacks.diagnosis
+            diagnosis = stacks.diagnosis
             whole = len(stacks.samples) == RANKS and stacks.state.round > self._round
-            if whole and found is not None and all(part in stacks.cause for part in parts):
+            if whole and diagnosis is not None and all(part in stacks.cause for part in parts):
                 self._round = stacks.state.round
                 self._pids = [sample.pid for sample in stacks.samples.values()]
-                return found
+                return diagnosis
             assert time.monotonic() < give_up, f"{self.name}: {stacks}"
 
 
@@ -212,9 +212,9 @@ def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
             hanging = jobs[turn % 2]
             ranks, begins, does, code = TOLD[hanging.name]
             number, where = place(hanging.name, code)
-            found = hanging.told(begins, does + where)
-            assert (sorted(found.ranks), found.sure) == (ranks, not begins.startswith("unsure"))
-            assert not code or (found.frame and found.frame.lineno == number)
+            diagnosis = hanging.told(begins, does + where)
+            assert (sorted(diagnosis.ranks), diagnosis.sure) == (ranks, not begins.startswith("unsure"))
+            assert not code or (diagnosis.frame and diagnosis.frame.lineno == number)
             hanging.next()
         names_who_was_missing(late)
         jobs[0].told("no rank waits in a collective: ranks 0-3 sleep in ")

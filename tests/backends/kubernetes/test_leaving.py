@@ -91,11 +91,11 @@ def each_step_once(job, *ranks):
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [*((kind, [1]) for kind in KINDS), ("indexedjob", [0]), ("indexedjob", [0, 1])]
+    ("kind", "nodes"), [*((kind, [1]) for kind in KINDS), ("indexedjob", [0]), ("indexedjob", [0, 1])]
 )
-def test_no_step_is_lost_or_done_twice(stage, start, kind, told):
+def test_no_step_is_lost_or_done_twice(stage, start, kind, nodes):
     job = start(kind, Elastic(2), Retry(preemptions=1, backoff=0))
-    evict(stage, job, *told)
+    evict(stage, job, *nodes)
 
     assert job.result(LIMIT) == "done", job.state
     assert each_step_once(job, 0, 1), job.state.notices
@@ -113,7 +113,7 @@ def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, tai
     assert job.result(LIMIT) == "done", job.state
     assert each_step_once(job, 0, 1), job.state.notices
     assert [attempt.budget for attempt in job.state.attempts] == [Budget.PREEMPTIONS, None]
-    assert [told.why for told in job.state.leaves] == [f"its host has the taint {selection.TAINTS[0]}"]
+    assert [leave.why for leave in job.state.leaves] == [f"its host has the taint {selection.TAINTS[0]}"]
 
 
 def test_who_saves_for_too_long_is_ended_and_what_others_saved_then_does_not_count(stage, tmp_path):

@@ -166,18 +166,18 @@ def test_a_disruption_counts_only_once_it_is_carried_out():
     deleted = {"deletionTimestamp": "1970-01-01T00:00:04Z", "deletionGracePeriodSeconds": 0}
 
     assert not of(ev.NodeDisrupted, pod(conditions=[target]))
-    (told,) = of(ev.NodeDisrupted, pod(conditions=[target], metadata=deleted))
-    assert told == ev.NodeDisrupted(3.0, 4, "u", "PreemptionByScheduler", "for another")
+    (disruption,) = of(ev.NodeDisrupted, pod(conditions=[target], metadata=deleted))
+    assert disruption == ev.NodeDisrupted(3.0, 4, "u", "PreemptionByScheduler", "for another")
 
 
 def test_facts_in_a_termination_message_are_read_and_the_rest_is_text():
     fact = {"event": "RankFailed", "time": 4.0, "node": 4, "rank": 1, "restart": 0, "round": 7}
     error = Error("ValueError", "boom", time=4.0)
     message = "{}\n{}\n".format(json.dumps({**fact, "error": error.to_json()}), "plain words")
-    told = pod(ended(1, message=message))
+    obj = pod(ended(1, message=message))
 
-    assert of(ev.RankFailed, told) == [ev.RankFailed(4.0, 4, 1, 0, 7, error)]
-    assert of(ev.NodeExited, told)[0].text == "plain words"
+    assert of(ev.RankFailed, obj) == [ev.RankFailed(4.0, 4, 1, 0, 7, error)]
+    assert of(ev.NodeExited, obj)[0].text == "plain words"
 
 
 @pytest.mark.parametrize(
@@ -242,8 +242,8 @@ def test_why_no_host_fits_is_told_in_plain_words(message, text):
 
 def test_a_gang_that_doesnt_fit_is_called_one():
     assert "gang" in lifecycle.placing("pod group is not ready, 2 Pending, 2 minAvailable")
-    (told,) = read("Unschedulable", "0/0 tasks in gang unschedulable", kind="PodGroup", name="vj-1")
-    assert (told.node, told.stage, failure.of_waiting(told).cause) == (None, Stage.QUEUED, Cause.WAIT)
+    (wait,) = read("Unschedulable", "0/0 tasks in gang unschedulable", kind="PodGroup", name="vj-1")
+    assert (wait.node, wait.stage, failure.of_waiting(wait).cause) == (None, Stage.QUEUED, Cause.WAIT)
 
 
 def by_volcano(*refusals):
@@ -278,8 +278,8 @@ def by_volcano(*refusals):
     ],
 )
 def test_what_volcano_prints_as_go_values_is_told_in_the_apis_words(refusal, text):
-    (told,) = read("FailedCreate", by_volcano(refusal, refusal), of="volcano", kind="Job", name="vj")
-    assert told.text == text
+    (wait,) = read("FailedCreate", by_volcano(refusal, refusal), of="volcano", kind="Job", name="vj")
+    assert wait.text == text
 
 
 def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
@@ -288,8 +288,8 @@ def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
         "Pending: 2 Unschedulable. Origin reason is vj-node-1: 0/1 nodes are unavailable: "
         "1 node(s) didn't match Pod's node affinity/selector."
     )
-    (told,) = read("Unschedulable", said, kind="PodGroup", name="vj-1")
-    assert told.text == (
+    (wait,) = read("Unschedulable", said, kind="PodGroup", name="vj-1")
+    assert wait.text == (
         "waiting until all pods fit at once (gang): vj-node-1: no host matches the node selector"
     )
 
@@ -307,12 +307,12 @@ def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
     ],
 )
 def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause):
-    (told,) = read(reason, message)
-    found = failure.of_waiting(told)
+    (wait,) = read(reason, message)
+    diagnosis = failure.of_waiting(wait)
 
-    assert (told.node, told.pod, told.time) == (0, "u", 5.0)
-    assert found.cause is cause
-    assert bool(found.hint) == (cause is not Cause.WAIT)
+    assert (wait.node, wait.pod, wait.time) == (0, "u", 5.0)
+    assert diagnosis.cause is cause
+    assert bool(diagnosis.hint) == (cause is not Cause.WAIT)
 
 
 def test_a_pull_that_is_tried_again_leaves_the_failure_of_the_first():
@@ -322,9 +322,9 @@ def test_a_pull_that_is_tried_again_leaves_the_failure_of_the_first():
 def test_what_a_pod_asks_for_is_told_where_the_pod_is_known():
     pod = {"spec": {"containers": [{"resources": {"requests": {"cpu": "8"}}}, {"name": "istio"}]}}
     short = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu.")
-    told = lifecycle.waiting_facts(short, {"p-0": 0}.get, {"p-0": pod}.get)
+    facts = lifecycle.waiting_facts(short, {"p-0": 0}.get, {"p-0": pod}.get)
 
-    assert [fact.text for fact in told if isinstance(fact, Waiting)] == [
+    assert [fact.text for fact in facts if isinstance(fact, Waiting)] == [
         "no host has enough cpu free (it asks for 8 cpu)"
     ]
 
@@ -333,16 +333,16 @@ def test_an_image_that_cant_be_pulled_is_named_with_why():
     lost = (
         'failed to pull and unpack image "reg/x:1": failed to resolve reference "reg/x:1": reg/x:1: not found'
     )
-    (told,) = read("Failed", f'Failed to pull image "reg/x:1": rpc error: code = NotFound: {lost}')
+    (wait,) = read("Failed", f'Failed to pull image "reg/x:1": rpc error: code = NotFound: {lost}')
 
-    assert told.text == f"its image reg/x:1 can't be pulled, because its registry has no such image: {lost}"
+    assert wait.text == f"its image reg/x:1 can't be pulled, because its registry has no such image: {lost}"
 
 
 def test_a_service_account_that_is_missing_is_the_jobs_fault():
     message = 'Error creating: pods "p-0" is forbidden: serviceaccount "no" not found'
-    (told,) = read("FailedCreate", message, kind="Job", name="p")
+    (wait,) = read("FailedCreate", message, kind="Job", name="p")
 
-    assert failure.of_waiting(told).cause is Cause.CONFIG
+    assert failure.of_waiting(wait).cause is Cause.CONFIG
 
 
 @pytest.mark.parametrize("reason", ["Scheduled", "Started", "Killing", "BackOff"])
@@ -362,9 +362,9 @@ def test_a_quota_is_told_in_plain_words():
     quota = "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1"
     message = f'Error creating: pods "p-1" is forbidden: {quota}'
     for reason, kind in (("FailedCreate", "Job"), ("FailedCreatePod", "PyTorchJob")):
-        (told,) = read(reason, message, kind=kind, name="p")
-        assert told.text == "the quota q is used up: pods=1 of pods=1 used, pods=1 more requested"
-        assert told.node is None
+        (wait,) = read(reason, message, kind=kind, name="p")
+        assert wait.text == "the quota q is used up: pods=1 of pods=1 used, pods=1 more requested"
+        assert wait.node is None
 
 
 def test_a_pod_that_exists_already_is_no_trouble():
@@ -375,17 +375,17 @@ def test_a_pod_that_exists_already_is_no_trouble():
 def test_what_an_operator_cant_create_is_the_jobs_fault():
     for kind in KINDS.values():
         for reason in ("FailedCreateService", *kind.complaints.refusals):
-            (told,) = read(reason, "is invalid", of=kind.name, kind=kind.api.kind, name="tj")
-            assert failure.of_waiting(told).cause is Cause.CONFIG
-            assert told.text.endswith(": is invalid")
+            (wait,) = read(reason, "is invalid", of=kind.name, kind=kind.api.kind, name="tj")
+            assert failure.of_waiting(wait).cause is Cause.CONFIG
+            assert wait.text.endswith(": is invalid")
 
 
 def test_what_a_runtime_refuses_is_told_with_why():
     said = "TrainJob resources reconciliation failed: no such container"
-    (told,) = read("TrainJobResourcesCreationFailed", said, of="trainjob", kind="TrainJob", name="tj")
+    (wait,) = read("TrainJobResourcesCreationFailed", said, of="trainjob", kind="TrainJob", name="tj")
 
     why = "its runtime and this job don't fit together"
-    assert told.text == f"its pods can't be requested: {why}: no such container"
+    assert wait.text == f"its pods can't be requested: {why}: no such container"
 
 
 @pytest.mark.parametrize(
@@ -411,9 +411,9 @@ AT_5 = "1970-01-01T00:00:05Z"
 
 
 def group(kind, state, message="", policy=None):
-    told = {"type": kind, "status": state, "message": message, "lastTransitionTime": AT_5}
+    entry = {"type": kind, "status": state, "message": message, "lastTransitionTime": AT_5}
     spec = {"schedulingPolicy": policy or {"gang": {"minCount": 4}}}
-    return {"spec": spec, "status": {"conditions": [told]}}
+    return {"spec": spec, "status": {"conditions": [entry]}}
 
 
 @pytest.mark.parametrize("kind", ["PodGroupScheduled", "PodGroupInitiallyScheduled"])

@@ -17,13 +17,13 @@ def test_lines_are_the_same_however_they_arrive(texts, chance):
     written = [(stamp(1 + index / 1000), text) for index, text in enumerate(texts)]
     text = b"".join(stamp + b" " + data + b"\n" for stamp, data in written)
     splitter = Splitter()
-    found: list[tuple[bytes, bytes]] = []
+    lines: list[tuple[bytes, bytes]] = []
     while text:
         size = chance.randint(1, 30)
-        found += splitter.feed(text[:size])
+        lines += splitter.feed(text[:size])
         text = text[size:]
 
-    assert [*found, *splitter.end()] == written
+    assert [*lines, *splitter.end()] == written
 
 
 def test_a_line_without_end_is_cut():

@@ -352,9 +352,9 @@ def test_what_cant_be_cleared_keeps_no_other_from_going(stage):
     lost = stage.submit("begin(); tell('ValueReady', rank=0, round=0, ref='log#00', size=5)")
     lost.wait(LIMIT)
     stage.submit("begin(); value(1)").wait(LIMIT)
-    told = {answer.text: answer.good for answer in verbs.gc(ParsedArgs([], {"yes": True}), api.attach)}
+    answers = {answer.text: answer.good for answer in verbs.gc(ParsedArgs([], {"yes": True}), api.attach)}
 
-    (kept,) = (text for text, good in told.items() if not good)
+    (kept,) = (text for text, good in answers.items() if not good)
     assert kept.startswith(f"{lost.name} wasn't removed: the value of {lost.name} is gone")
     assert [job["metadata"]["name"] for job in stage.objects(JOBS)] == [lost.name]
 

@@ -141,10 +141,10 @@ def test_the_first_failure_is_told_in_the_termination_message_too(folder, start)
     assert b"ValueError: no such column" in nodes[1].log(1)
     words = nodes[1].words.read_bytes()
     assert len(words) <= MOST
-    told = json.loads(words)
-    assert told["event"] == "RankFailed"
-    assert told["error"]["message"].startswith("no such column: é")
-    assert told["error"]["frames"][-1]["name"] == "fail_on_node_1"
+    fact = json.loads(words)
+    assert fact["event"] == "RankFailed"
+    assert fact["error"]["message"].startswith("no such column: é")
+    assert fact["error"]["frames"][-1]["name"] == "fail_on_node_1"
 
 
 def fail_once():

@@ -32,15 +32,15 @@ def lines(*seconds):
     return [(stamp(at), b"line %d" % index) for index, at in enumerate(seconds)]
 
 
-def raw(found):
+def raw(entries):
     """Return lines as the API server sends them."""
-    return b"".join(stamp + b" " + data + b"\n" for stamp, data in found)
+    return b"".join(stamp + b" " + data + b"\n" for stamp, data in entries)
 
 
-def since(found, asked):
+def since(entries, asked):
     """Return the lines from a request's sinceTime on."""
     start = asked.query.get("sinceTime", "")[:19].encode()
-    return [line for line in found if line[0][:19] >= start]
+    return [line for line in entries if line[0][:19] >= start]
 
 
 def told(*lives):
@@ -246,14 +246,14 @@ async def test_really_empty_lines_are_asked_for_ever_less(server, client):
         lambda asked: Stream(pieces) if "follow" in asked.query else Stream([raw(written)]),
     )
 
-    found: list[tuple[bytes, bytes]] = []
+    entries: list[tuple[bytes, bytes]] = []
     async with aclosing(follow(client, "ns", "p", "main", ended=told(RUNS, OVER))) as log:
         async for batch in log:
-            found += batch
-            for gap in gaps[: len(found)]:
+            entries += batch
+            for gap in gaps[: len(entries)]:
                 gap.set()
 
-    assert found == written
+    assert entries == written
     assert len(server.asked) < 12
 
 
@@ -301,9 +301,9 @@ async def test_a_recorded_rotation_loses_one_line_and_we_mend_it(server, client)
     whole = recorded.replace(lost, lost + b"011304 found")
     server.on(PATH, lambda asked: Stream([recorded if "follow" in asked.query else whole]))
 
-    found = await followed(client, RUNS, OVER)
+    entries = await followed(client, RUNS, OVER)
 
-    numbers = [int(line[1][:6]) for line in found]
+    numbers = [int(line[1][:6]) for line in entries]
     assert numbers == list(range(24_000)) or numbers == list(range(1, 24_001))
 
 
@@ -314,9 +314,9 @@ async def test_recorded_logs_keep_every_byte(server, client, name):
     recorded = body(name)
     server.on(PATH, Stream([recorded]))
 
-    found = await collect(read_all(client, "ns", "p", "main"))
+    entries = await collect(read_all(client, "ns", "p", "main"))
 
-    again = raw(found)
+    again = raw(entries)
     assert again == (recorded if recorded.endswith(b"\n") else recorded + b"\n")
 
 

@@ -41,27 +41,27 @@ def test_full_requests_leave_no_reserve():
 
 
 def test_devices_are_requested_whole():
-    found = of(gpu=8, gpu_resource="amd.com/gpu", device={"vpc.amazonaws.com/efa": "4"})
+    needs = of(gpu=8, gpu_resource="amd.com/gpu", device={"vpc.amazonaws.com/efa": "4"})
 
     amounts = {"amd.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
-    assert found == {"limits": amounts, "requests": amounts}
+    assert needs == {"limits": amounts, "requests": amounts}
 
 
 def test_a_named_request_or_limit_is_taken_as_it_is():
-    found = of(cpu="4", limit={"memory": "2G", "cpu": "6"}, request={"cpu": "1", "ephemeral-storage": "1G"})
+    needs = of(cpu="4", limit={"memory": "2G", "cpu": "6"}, request={"cpu": "1", "ephemeral-storage": "1G"})
 
-    assert found == {
+    assert needs == {
         "limits": {"cpu": "6", "memory": "2G"},
         "requests": {"cpu": "1", "memory": "1000M", "ephemeral-storage": "1G"},
     }
 
 
 def test_a_role_has_amounts_of_its_own():
-    found = of(Master(limits={"cpu": "2"}), cpu="8", memory="8G")
-    assert found == {"limits": {"cpu": "2"}, "requests": {"cpu": "1900m"}}
+    needs = of(Master(limits={"cpu": "2"}), cpu="8", memory="8G")
+    assert needs == {"limits": {"cpu": "2"}, "requests": {"cpu": "1900m"}}
 
-    found = of(Master(requests={"cpu": "1"}), cpu="8")
-    assert found == {"limits": {"cpu": "8"}, "requests": {"cpu": "1"}}
+    needs = of(Master(requests={"cpu": "1"}), cpu="8")
+    assert needs == {"limits": {"cpu": "8"}, "requests": {"cpu": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ POD = {
 
 
 @pytest.mark.parametrize(
-    ("patch", "path", "found"),
+    ("patch", "path", "part"),
     [
         ({}, (), POD),
         ({"metadata": {"labels": {"b": "2"}}}, ("metadata", "labels"), {"a": "1", "b": "2"}),
@@ -156,12 +156,12 @@ POD = {
         ({"spec": {"restartPolicy": {"odd": None}}}, ("spec", "restartPolicy"), {}),
     ],
 )
-def test_a_patch_is_merged_by_name(patch, path, found):
+def test_a_patch_is_merged_by_name(patch, path, part):
     value: Any = patched(POD, patch, "main")
     for key in path:
         value = value.get(key) if isinstance(value, dict) else value[key]
 
-    assert value == found
+    assert value == part
 
 
 def test_a_patch_leaves_the_template_as_it_was():

@@ -281,8 +281,8 @@ def test_a_rank_starts_there_as_in_pods_of_its_own(pool, place, nodes):
         call = capture.from_function(look, (), {})
         job = submission.submit(call, JobSpec(**where))
         pod = r"/tmp/emulator-\w+/pods/[\w-]+|nbtorchjob-\w+|own\d-\d|warm-\d"
-        found = json.loads(re.sub(pod, "POD", json.dumps(job.result(LIMIT))))
-        return found | found.pop("environment")
+        view = json.loads(re.sub(pod, "POD", json.dumps(job.result(LIMIT))))
+        return view | view.pop("environment")
 
     run(LEAVE).wait(LIMIT)
     cluster = Cluster(**place, kind="indexedjob")

@@ -75,8 +75,8 @@ def submit(stage, kind, part=ENDS, **asked):
 
 
 def workload(stage, job):
-    found = stage.objects(f"apis/{KUEUE}/{{}}/workloads")
-    mine = [obj for obj in found if obj["metadata"]["ownerReferences"][0]["name"] == job.name]
+    workloads = stage.objects(f"apis/{KUEUE}/{{}}/workloads")
+    mine = [obj for obj in workloads if obj["metadata"]["ownerReferences"][0]["name"] == job.name]
     return mine[0] if mine else None
 
 
@@ -364,14 +364,14 @@ def test_a_run_isnt_in_its_queue_before_its_turn(queues, kind):
 
 def findings(stage, **asked):
     return {
-        found.text: found.good for found in api.doctor(stage.spec(cpu="1", **asked)) if "queue" in found.text
+        check.text: check.good for check in api.doctor(stage.spec(cpu="1", **asked)) if "queue" in check.text
     }
 
 
 def test_a_queue_that_isnt_there_is_found_missing_before_a_job_waits_in_it(queues):
-    found = findings(queues, queue="absent")
+    verdicts = findings(queues, queue="absent")
 
-    (text,) = [text for text, good in found.items() if not good]
+    (text,) = [text for text, good in verdicts.items() if not good]
     assert f"there is no queue absent in {queues.namespace}" in text
     assert text.endswith("there are: team")
     assert [choice.value for choice in cluster_backend().choices(queues.spec())["queue"]] == [
@@ -435,9 +435,9 @@ def lend(stage, **limits):
 def test_what_a_queue_may_borrow_counts(queues, limits, nodes, good, words):
     lend(queues, **limits)
     until(lambda: any("is open" in text for text in findings(queues, queue="team")))
-    found = findings(queues, queue="team", launch=Elastic(nodes, nodes))
+    verdicts = findings(queues, queue="team", launch=Elastic(nodes, nodes))
 
-    assert [(text, state) for text, state in found.items() if words in text and state is good]
+    assert [(text, state) for text, state in verdicts.items() if words in text and state is good]
     if not good:  # and so says Kueue
         job = submit(queues, "indexedjob", launch=Elastic(nodes, nodes))
         job.wait(0)
@@ -448,9 +448,9 @@ def test_where_a_cohort_has_more_than_its_queues_it_isnt_known_how_much(queues):
     cohort = lend(queues)
     make(queues, "Cohort", cohort, {"parentName": "all"})
     until(lambda: any("is open" in text for text in findings(queues, queue="team")))
-    found = findings(queues, queue="team", launch=Elastic(4, 4))
+    verdicts = findings(queues, queue="team", launch=Elastic(4, 4))
 
-    assert [good for text, good in found.items() if "how much there is isn't known" in text] == [True]
+    assert [good for text, good in verdicts.items() if "how much there is isn't known" in text] == [True]
 
 
 @pytest.mark.parametrize("by", ["a follower", "gc"])

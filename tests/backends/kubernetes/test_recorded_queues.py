@@ -106,18 +106,18 @@ def test_what_became_of_it(name):
 
     for recording in recorded(name):
         for changes in (recording.changes, *(recording.in_another_order(seed) for seed in range(3))):
-            found = story(recording, changes)
-            assert found[:2] == (phase, line), recording.path
-            assert found[2] == letters or not letters, recording.path
+            outcome = story(recording, changes)
+            assert outcome[:2] == (phase, line), recording.path
+            assert outcome[2] == letters or not letters, recording.path
         assert conclusive(recording.state()), recording.path
 
 
 @pytest.mark.parametrize("name", CONCLUDED)
 def test_what_was_said_while_it_waited(name):
     for recording in recorded(name):
-        told = recording.told()
+        lines = recording.told()
         for words in CONCLUDED[name][3]:
-            assert any(words in line for line in told), (recording.path, told)
+            assert any(words in line for line in lines), (recording.path, lines)
 
 
 @pytest.mark.parametrize("name", QUEUED)

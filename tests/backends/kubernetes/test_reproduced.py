@@ -34,16 +34,16 @@ def test_a_job_says_what_it_ran_with_and_exports_it(spec, tmp_path, monkeypatch)
     jobs = [submission.submit(capture.from_cell("x + 1", {"x": x}), spec) for x in (1, 2)]
     assert [job.result() for job in jobs] == [2, 3]
 
-    told = until(lambda: (found := api.snapshot(jobs[0].name)).checkout and found)
+    snapshot = until(lambda: (state := api.snapshot(jobs[0].name)).checkout and state)
     files = jobs[0].export(tmp_path / "out")
     (lock,) = [path.read_text() for path in files if path.name == "requirements.txt"]
     answers = VERBS["diff"].answers
     assert answers is not None
     (answer,) = answers(ParsedArgs([job.name for job in jobs], {}), api.attach)
 
-    assert f"# image {told.image}" in lock.splitlines()
-    assert f"# commit {told.checkout.commit} on main, nothing changed since" in lock.splitlines()
-    assert f"tqdm=={told.environment.distributions['tqdm']}" in lock.splitlines()
+    assert f"# image {snapshot.image}" in lock.splitlines()
+    assert f"# commit {snapshot.checkout.commit} on main, nothing changed since" in lock.splitlines()
+    assert f"tqdm=={snapshot.environment.distributions['tqdm']}" in lock.splitlines()
     assert answer.data["captured"] == {"x": ["1", "2"]}
     assert answer.data["packages"] == {}
     assert [result["value"] for result in answer.data["results"]] == [2, 3]

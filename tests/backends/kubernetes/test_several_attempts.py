@@ -61,13 +61,13 @@ def test_an_exported_job_begins_with_its_first_attempt(stage, tmp_path):
     job = stage.submit(AGAIN, retry=QUICK)
     job.wait(LIMIT)
 
-    found = [
+    manifests = [
         yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix == ".yaml"
     ]
-    names = [(obj["kind"], obj["metadata"]["name"]) for obj in found]
+    names = [(obj["kind"], obj["metadata"]["name"]) for obj in manifests]
     assert names[-1][1] == job.name
     assert len([name for kind, name in names if kind == "Service"]) == 1
-    assert all(labelling.attempt(obj) == 1 for obj in found)
+    assert all(labelling.attempt(obj) == 1 for obj in manifests)
 
 
 def test_a_name_is_free_again_once_its_job_is_deleted(stage):

@@ -25,12 +25,12 @@ def fold(info, *events):
 
 def pod(name, round_, *, ended=True):
     """Return the facts of a pod that ran in second 1 and ran out of memory."""
-    found = [
+    facts = [
         ev.Waiting(1.0, "waiting for a host", 0, name),
         ev.NodeStarted(1.0, 0, "host", pod=name),
         ev.WorkersStarted(1.1 + round_ / 10, 0, 0, round_, (0,), 1, pod=name),
     ]
-    return [*found, *([ev.NodeExited(1.0, 0, 137, 9, name, "OOMKilled")] if ended else [])]
+    return [*facts, *([ev.NodeExited(1.0, 0, 137, 9, name, "OOMKilled")] if ended else [])]
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
@@ -38,8 +38,8 @@ def test_pods_that_lived_in_one_second_are_told_apart_by_their_rounds(names):
     over = ev.Verdict(1.0, False, "BackoffLimitExceeded")
     state = fold(BY_OPERATOR, *pod(names[0], 0), *pod(names[1], 1), over, ev.Closed(1.0))
 
-    told = [(a.number, a.failure.reason.cause, a.budget, a.hosts) for a in state.attempts]
-    assert told == [(n, Cause.USER, Budget.FAILURES, ("host",)) for n in (1, 2)]
+    attempts = [(a.number, a.failure.reason.cause, a.budget, a.hosts) for a in state.attempts]
+    assert attempts == [(n, Cause.USER, Budget.FAILURES, ("host",)) for n in (1, 2)]
 
 
 def test_what_ended_an_attempt_doesnt_explain_the_end_of_the_next():

@@ -59,8 +59,8 @@ def far(job):
 def test_what_rank_0_reports_is_in_the_trainjobs_status_and_in_a_list(stage):
     job = stage.submit(PART, "from nbtorchjob import report", kind="trainjob")
 
-    found = until(lambda: told(stage))
-    assert (found["progressPercentage"], found["metrics"][-1]) == (25, {"name": "loss", "value": "0.5"})
+    status = until(lambda: told(stage))
+    assert (status["progressPercentage"], status["metrics"][-1]) == (25, {"name": "loss", "value": "0.5"})
     assert far(job) == {"unit": "percent", "done": 25, "total": 100, "left": None}
     stage.sign("on")
     until(lambda: told(stage)["progressPercentage"] == 50)

@@ -94,8 +94,8 @@ def test_a_value_is_looked_for_nowhere_else(storage, url):
 
 def test_a_value_that_is_said_to_be_elsewhere_is_not_opened(stage, folder):
     pipe = folder / "pipe"
-    told = f"tell('ValueReady', rank=0, round=0, ref='{pipe}#00', size=5)"
-    job = stage.submit(f"begin(); {told}", storage=str(folder))
+    claim = f"tell('ValueReady', rank=0, round=0, ref='{pipe}#00', size=5)"
+    job = stage.submit(f"begin(); {claim}", storage=str(folder))
     with pytest.raises(ResultError, match="isn't in the job's --storage"):
         job.result(LIMIT)
 

@@ -12,10 +12,10 @@ from tests.patience import LIMIT
 
 def seen(job, condition):
     """Wait for a state that satisfies ``condition``; give the newest one."""
-    found = threading.Event()
-    job.subscribe(lambda state: found.set() if condition(state) else None)
+    event = threading.Event()
+    job.subscribe(lambda state: event.set() if condition(state) else None)
     if not condition(job.state):
-        assert found.wait(LIMIT), job.state
+        assert event.wait(LIMIT), job.state
     return job.state
 
 
@@ -31,11 +31,11 @@ def supervisor(job):
 def left_behind(job):
     """Return the job's processes that still run."""
     mark = os.fsencode(folder_of(job).path)
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (entry / "environ").read_bytes():
-                found.append(entry.name)
+                pids.append(entry.name)
         except OSError:
             continue
-    return found
+    return pids

@@ -42,9 +42,9 @@ def test_what_two_nodes_leave_comes_home_by_their_names(tmp_path):
     job = submit(leaves, spec=Elastic(nnodes=2, nproc_per_node=1))
     assert job.result() == 0
 
-    found = job.artifacts(tmp_path / "home")
+    artifacts = job.artifacts(tmp_path / "home")
 
-    assert [(artifact.path, artifact.size, artifact.node) for artifact in found] == [
+    assert [(artifact.path, artifact.size, artifact.node) for artifact in artifacts] == [
         ("config", 7, 0),
         ("empty", 0, 0),
         ("loss", 10, 0),

@@ -11,9 +11,9 @@ from nbtorchjob.runtime.facts import injected
 
 @pytest.fixture
 def job(act):
-    found = act()
-    rewrite(found, deadline_s=3600, leave_before_s=60)
-    return found
+    fake = act()
+    rewrite(fake, deadline_s=3600, leave_before_s=60)
+    return fake
 
 
 def rewrite(job, **fields):

@@ -80,9 +80,9 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
     assert stopped(job) == [1]
 
     with job.debugger() as session:
-        first, told, _ = typed(session, "p y, rank", "up")
+        first, output, _ = typed(session, "p y, rank", "up")
         assert "z = y * 2" in first
-        assert told == "(2, 1)\n"
+        assert output == "(2, 1)\n"
         assert "rank" in session.complete("p ran", 2, 5)
         with (
             pytest.raises(AskError, match=r"^somebody looks at rank 1 since \d\d:\d\d$"),
@@ -138,8 +138,8 @@ def test_a_rank_that_fails_is_held_until_it_is_released():
     with pytest.raises(AskError, match=r"^which rank of \S+ ranks 0-1 are stopped: "), job.debugger():
         pass
     with job.debugger(1) as session:
-        first, told, *_ = typed(session, "p x", "up", "p rank", "q")
-        assert ("return x / 0" in first, told) == (True, "3\n")
+        first, output, *_ = typed(session, "p x", "up", "p rank", "q")
+        assert ("return x / 0" in first, output) == (True, "3\n")
     assert stopped(job, 2) == [0, 1]
     assert job.release() == [0, 1]
 

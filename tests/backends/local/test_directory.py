@@ -32,11 +32,11 @@ def change(job, **fields):
 def refused(work, name):
     with pytest.raises(DamagedError) as caught:
         work()
-    told = str(caught.value)
-    assert "\n" not in told
-    assert f" of {name} can't be read (" in told
-    assert told.endswith(f"): %torchjob delete {name} removes it")
-    return told
+    message = str(caught.value)
+    assert "\n" not in message
+    assert f" of {name} can't be read (" in message
+    assert message.endswith(f"): %torchjob delete {name} removes it")
+    return message
 
 
 WRONG = {
@@ -99,8 +99,8 @@ def test_a_spec_that_is_none_is_told_of_by_what_needs_it(act, here, spec, why):
     change(job, spec=spec)
 
     [answer] = verbs.describe(ParsedArgs([job.name], {}), api.attach)
-    [told] = [line for line in answer.text.split("\n") if "its spec can't be read" in line]
-    assert why in told
+    [message] = [line for line in answer.text.split("\n") if "its spec can't be read" in line]
+    assert why in message
     assert "\nWhen:\n" in answer.text
     assert answer.data["spec"] == spec
     assert "its spec can&#x27;t be read" in str(answer.html)
@@ -206,8 +206,8 @@ def test_a_record_that_is_no_plain_file_holds_up_nobody(act, here, name, put):
     put(bad.folder.path / name)
 
     assert [state.info.name for state in here.jobs()] == [good.name]
-    told = refused(lambda: here.snapshot(bad.name) if name != "ttl" else bad.folder.ttl_s(), bad.name)
-    assert "plain file" in told or "symbolic links" in told or "bigger than" in told or "directory" in told
+    text = refused(lambda: here.snapshot(bad.name) if name != "ttl" else bad.folder.ttl_s(), bad.name)
+    assert "plain file" in text or "symbolic links" in text or "bigger than" in text or "directory" in text
 
 
 def test_a_forged_fact_hides_neither_its_job_nor_another(act, here):
@@ -327,8 +327,8 @@ def test_a_file_that_hides_torch_is_named(folder, path):
     (folder / path).parent.mkdir(exist_ok=True)
     (folder / path).touch()
 
-    told = f"{folder / path} hides the installed torch: rename it"
-    assert asked(folder) == f"nbtorchjob.errors.SubmitError: {told}"
+    message = f"{folder / path} hides the installed torch: rename it"
+    assert asked(folder) == f"nbtorchjob.errors.SubmitError: {message}"
 
 
 def test_another_version_gets_a_pool_of_its_own(folder):

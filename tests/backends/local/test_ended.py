@@ -199,9 +199,9 @@ class Folder:
         """Correct the name in a record, as one who renames a job by hand does."""
         path = self.path(self.some()) / "job.json"
         if path.exists():
-            told = json.loads(path.read_text())
-            told["info"]["name"] = path.parent.name
-            path.write_text(json.dumps(told))
+            document = json.loads(path.read_text())
+            document["info"]["name"] = path.parent.name
+            path.write_text(json.dumps(document))
 
     def tell(self):
         """Add a note to a job without another time of its facts, as ``annotate`` does."""
@@ -233,8 +233,8 @@ def test_no_list_shows_what_is_no_longer_so(act, seed, monkeypatch):
 
 def rows(here):
     """Return all records but for the clock's part."""
-    told = sorted(here.summaries(record), key=lambda row: str(row["id"]))
-    return [row | {"elapsed": row["elapsed"] and 0} for row in told]
+    summaries = sorted(here.summaries(record), key=lambda row: str(row["id"]))
+    return [row | {"elapsed": row["elapsed"] and 0} for row in summaries]
 
 
 @pytest.mark.parametrize("text", [b"[]", b"{}"])

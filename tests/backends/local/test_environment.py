@@ -42,21 +42,21 @@ def test_jobs_that_can_import_the_same_share_a_file(tmp_path, monkeypatch):
     install(tmp_path, "meanwhile", "1.0", "meanwhile.py", url="file:///x", dir_info={"editable": True})
     later = ended()
 
-    told = [api.snapshot(job.name).environment for job in (one, other, later)]
-    assert told == [job.state.environment for job in (one, other, later)]
+    records = [api.snapshot(job.name).environment for job in (one, other, later)]
+    assert records == [job.state.environment for job in (one, other, later)]
 
     assert os.path.samefile(folder_of(one).environment, folder_of(other).environment)
-    assert [environment and environment.distributions.get("meanwhile", "") for environment in told] == [
+    assert [environment and environment.distributions.get("meanwhile", "") for environment in records] == [
         "",
         "",
         "1.0",
     ]
-    assert [environment and "meanwhile" in environment.origins for environment in told] == [
+    assert [environment and "meanwhile" in environment.origins for environment in records] == [
         False,
         False,
         True,
     ]
-    assert {environment and environment.python for environment in told} == {
+    assert {environment and environment.python for environment in records} == {
         ".".join(map(str, sys.version_info[:3]))
     }
 
@@ -96,9 +96,9 @@ def test_what_git_says_of_the_notebook_s_folder_is_told_and_stays_with_a_retry()
     job = ended(name="told")
     until(lambda: api.snapshot("told").checkout)
     again = api.retry("told")
-    found = [api.snapshot(run.name).checkout for run in (job, again)]
+    trees = [api.snapshot(run.name).checkout for run in (job, again)]
 
-    assert found[0] is not None
-    assert found[0] == found[1]
-    assert (len(found[0].commit), found[0].branch, found[0].changed) == (40, "main", ("changed.py",))
+    assert trees[0] is not None
+    assert trees[0] == trees[1]
+    assert (len(trees[0].commit), trees[0].branch, trees[0].changed) == (40, "main", ("changed.py",))
     assert again.result(LIMIT) == 6

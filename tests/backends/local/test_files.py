@@ -150,8 +150,8 @@ def test_a_node_that_names_files_elsewhere_has_them_left_out(job, tmp_path, monk
         ["artifacts/runs/x/../../y", 1, 0.0],
         ["artifacts/runsX", 1, 0.0],
     ]
-    told = NodeAnswer(0, ({"files": rows}, {"listed": 3}))
-    monkeypatch.setattr(job._backend, "ask", lambda *args, **options: iter([told]))
+    answer = NodeAnswer(0, ({"files": rows}, {"listed": 3}))
+    monkeypatch.setattr(job._backend, "ask", lambda *args, **options: iter([answer]))
 
     assert job.files("artifacts/runs").files == ()
 

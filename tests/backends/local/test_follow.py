@@ -34,12 +34,12 @@ async def read(job, since=None):
 
 def texts(events):
     """Return what the chunks of each log are together, each beginning where the one before ended."""
-    found: dict[tuple[int, int], tuple[int, bytes]] = {}
+    logs: dict[tuple[int, int], tuple[int, bytes]] = {}
     for chunk in (event for event in events if isinstance(event, ev.LogChunk)):
-        start, data = found.setdefault((chunk.rank, chunk.round), (chunk.offset, b""))
+        start, data = logs.setdefault((chunk.rank, chunk.round), (chunk.offset, b""))
         assert chunk.offset == start + len(data)
-        found[chunk.rank, chunk.round] = (start, data + chunk.data)
-    return found
+        logs[chunk.rank, chunk.round] = (start, data + chunk.data)
+    return logs
 
 
 def test_every_byte_comes_once_and_the_end_last(job):
@@ -93,10 +93,10 @@ def test_no_more_is_read_than_is_taken(job):
 
     async def look():
         async with aclosing(backend("local").follow(job.name, since={})) as events:
-            found = [await anext(events), await anext(events)]
+            head = [await anext(events), await anext(events)]
             job.log(b"more")
             job.end()
-            return [*found, *[event async for event in events]]
+            return [*head, *[event async for event in events]]
 
     assert texts(asyncio.run(look())) == {(0, 0): (0, BIG + b"more")}
 

@@ -83,10 +83,10 @@ def notes(job, rank):
     return (folder_of(job).checkpoints / f"rank-{rank}").read_text().split()
 
 
-@pytest.mark.parametrize(("how", "told"), [("raise", [1]), ("return", [0, 1]), ("raise", [1, 1])])
-def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, told):
+@pytest.mark.parametrize(("how", "nodes"), [("raise", [1]), ("return", [0, 1]), ("raise", [1, 1])])
+def test_ranks_of_all_nodes_leave_at_one_step_and_the_next_attempt_goes_on(how, nodes):
     job = job_of(how, 2)
-    tell(job, *told)
+    tell(job, *nodes)
 
     assert job.result(LIMIT) == 2
     assert notes(job, 0) == notes(job, 1)
@@ -240,8 +240,8 @@ def test_ranks_are_told_before_the_deadline_which_draws_on_no_budget():
     assert attempt.failure
     assert attempt.failure.reason.cause is Cause.DEADLINE
     # On a busy machine ranks may not have begun by then.
-    found = folder_of(job).checkpoints
-    assert (found / "began").exists() == (found / "saved").exists()
+    checkpoints = folder_of(job).checkpoints
+    assert (checkpoints / "began").exists() == (checkpoints / "saved").exists()
 
 
 def test_one_that_is_cancelled_has_no_time_to_save():

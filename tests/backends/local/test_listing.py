@@ -27,12 +27,12 @@ def listed(here):
 
 def done(state):
     """Return how many steps its slowest rank has done."""
-    found = progress(state)
-    return found and found.done
+    headway = progress(state)
+    return headway and headway.done
 
 
-def report(job, seq, rank=0, round=0, **told):
-    job.folder.emit("Reported", rank=rank, round=round, seq=seq, metrics=told)
+def report(job, seq, rank=0, round=0, **metrics):
+    job.folder.emit("Reported", rank=rank, round=round, seq=seq, metrics=metrics)
 
 
 def test_a_job_that_has_ended_is_read_once(act, here):
@@ -257,11 +257,11 @@ def test_another_state_folder_has_other_jobs(act, here, tmp_path, monkeypatch):
 
 def test_many_threads_may_list_at_once(act, here):
     jobs = [act() for _ in range(20)]
-    found = []
+    counts = []
 
     def look():
         for _ in range(10):
-            found.append(len(here.jobs()))
+            counts.append(len(here.jobs()))
 
     threads = [threading.Thread(target=look) for _ in range(4)]
     for thread in threads:
@@ -272,7 +272,7 @@ def test_many_threads_may_list_at_once(act, here):
     for thread in threads:
         thread.join()
 
-    assert set(found) == {20}
+    assert set(counts) == {20}
     assert {state.ended is not None for state in here.jobs()} == {True}
 
 
@@ -290,9 +290,9 @@ def submitted_by(kernel, act, age=0.0):
     (job.folder.path / "supervisor.json").unlink()
     job.folder.payload.write_bytes(b"")
     me = asdict(Process.of(os.getpid()))
-    told = {"process": me, "folder": "/nowhere", "kernel": me if kernel == "alive" else asdict(NOBODY)}
-    told["at"] = directory.uptime() - age
-    (job.folder.path / "pool.json").write_text(json.dumps(told))
+    request = {"process": me, "folder": "/nowhere", "kernel": me if kernel == "alive" else asdict(NOBODY)}
+    request["at"] = directory.uptime() - age
+    (job.folder.path / "pool.json").write_text(json.dumps(request))
     return job
 
 

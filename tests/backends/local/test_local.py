@@ -234,8 +234,8 @@ def test_a_failed_ranks_variables_come_home_unless_they_are_to_stay():
         batch, password, stuck = torch.zeros(32, 0), "s3cret", held[0]()
         raise ValueError("no luck", type(stuck), batch.dim(), len(password))
 
-    told, silent = submit(train, spec=JobSpec()), submit(train, spec=JobSpec(no_locals=True))
-    [frame] = told.exception(LIMIT).error.frames
+    job, silent = submit(train, spec=JobSpec()), submit(train, spec=JobSpec(no_locals=True))
+    [frame] = job.exception(LIMIT).error.frames
 
     assert dict(frame.variables) == {
         "batch": "float32[32, 0] cpu, finite",
@@ -812,9 +812,9 @@ def test_what_is_done_to_an_ended_job_may_be_repeated():
 
 
 def test_the_doctor_says_what_this_machine_refuses():
-    found = api.doctor(JobSpec(cluster=nbtorchjob.Cluster(gpu=1)))
+    findings = api.doctor(JobSpec(cluster=nbtorchjob.Cluster(gpu=1)))
 
-    assert [finding.text for finding in found if not finding.good] == [
+    assert [finding.text for finding in findings if not finding.good] == [
         "gpu can't be given on the local backend: it is for --backend kubernetes"
     ]
 

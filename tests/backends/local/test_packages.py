@@ -60,12 +60,12 @@ def test_ranks_import_what_an_option_a_file_and_a_block_ask_for_and_the_next_job
         made.unlink()
     again = run(BLOCK, **asked)
     assert again.results() == [["1.5", "3.0", "1.0"]] * 4
-    told = backend("local").snapshot(again.info.address).importable
-    assert told is not None
-    assert (told.installed["nbtj-fresh"], "torch" in told.distributions) == ("1.5", True)
-    found = again.state.installs[0]
-    assert isinstance(found, ev.Installed)
-    assert (found.by, found.packages) == ("", ("nbtj-fresh 1.5", "nbtj-listed 1.0", "nbtj-mine 3.0"))
+    environment = backend("local").snapshot(again.info.address).importable
+    assert environment is not None
+    assert (environment.installed["nbtj-fresh"], "torch" in environment.distributions) == ("1.5", True)
+    install = again.state.installs[0]
+    assert isinstance(install, ev.Installed)
+    assert (install.by, install.packages) == ("", ("nbtj-fresh 1.5", "nbtj-listed 1.0", "nbtj-mine 3.0"))
     assert "installing 3 packages from an earlier job" in dict(lifetime.steps(again.state))
 
 

@@ -160,7 +160,7 @@ def test_without_its_payload_there_is_nothing_to_run(alone):
 @torch
 @pytest.mark.usefixtures("nothing_new")
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (
             {"python": "/gone/bin/python"},
@@ -171,11 +171,11 @@ def test_without_its_payload_there_is_nothing_to_run(alone):
         ({"path": []}, f"{sys.executable} can't start the job: ModuleNotFoundError: "),
     ],
 )
-def test_what_it_ran_with_has_to_be_there_still(alone, change, told):
+def test_what_it_ran_with_has_to_be_there_still(alone, change, message):
     asked = folder_of(alone).path / "request.json"
     asked.write_text(json.dumps(folder_of(alone).request() | change))
 
-    assert refused(alone).startswith(told)
+    assert refused(alone).startswith(message)
 
 
 @torch

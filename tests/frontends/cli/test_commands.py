@@ -61,17 +61,17 @@ ASKED = {
 
 @pytest.mark.parametrize("shell", ASKED)
 def test_the_shell_asks_the_command(shell, command, tmp_path):
-    found = shutil.which(shell)
-    if found is None:
+    binary = shutil.which(shell)
+    if binary is None:
         pytest.skip(f"there is no {shell} here")
     (tmp_path / "completion").write_text(command("completion", shell).out)
     on_path = tmp_path / "nbtorchjob"
     on_path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nbtorchjob "$@"\n')
     on_path.chmod(0o755)
-    told = [found, "-c", ASKED[shell], *(["asked"] if shell != "fish" else []), str(tmp_path / "completion")]
+    line = [binary, "-c", ASKED[shell], *(["asked"] if shell != "fish" else []), str(tmp_path / "completion")]
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        told, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=LIMIT
+        line, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True, timeout=LIMIT
     )
 
     assert done.stdout.split() == ["list", "lock", "logs"]

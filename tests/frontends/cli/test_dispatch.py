@@ -63,7 +63,7 @@ def nowhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "told"),
+    ("line", "code", "words"),
     [
         ("", 2, "  run [options] SCRIPT.py:FUNCTION"),
         ("lst", 2, "nbtorchjob lst: unknown command; did you mean list"),
@@ -111,12 +111,12 @@ def nowhere(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("apart")
-def test_what_is_not_understood_is_told_in_a_line(command, line, code, told):
+def test_what_is_not_understood_is_told_in_a_line(command, line, code, words):
     Acted("known").end()
     done = command(*line.split())
 
     assert (done.code, done.out) == (code, "")
-    assert told in done.err
+    assert words in done.err
     assert "%torchjob" not in done.err
     assert done.err.count("\n") == 1 or not line
 
@@ -139,10 +139,10 @@ class TestWhatAUserWroteStays:
         job.fail(0, message=self.TYPED)
         job.end()
 
-        told = command(verb, "wordy").out
+        text = command(verb, "wordy").out
 
-        assert self.TYPED in told
-        assert "%torchjob" not in told.replace(self.TYPED, "")
+        assert self.TYPED in text
+        assert "%torchjob" not in text.replace(self.TYPED, "")
 
     def test_while_hints_name_the_command_s_verbs(self, command):
         Acted("kept").end()
@@ -155,7 +155,7 @@ def names():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "words"),
     [
         ("def f(:\n", "SyntaxError"),
         ("import nowhere\n", "ModuleNotFoundError: No module named 'nowhere'"),
@@ -164,13 +164,13 @@ def names():
         ("import threading\nt = threading.Thread()\ndef f():\n    return t\n", "f → t is a thread"),
     ],
 )
-def test_a_script_that_can_not_be_taken_along_is_told_of(command, text, told):
+def test_a_script_that_can_not_be_taken_along_is_told_of(command, text, words):
     Path("broken.py").write_text(text)
     before = names()
     done = command("run", "broken.py:f")
 
     assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert words in done.err
     assert "frontends/cli/script.py" not in done.err
     assert names() == before
 
@@ -252,20 +252,20 @@ class TestVerbs:
         assert command("status").out.startswith("torchjob two-of-two succeeded")
 
     def test_a_job_is_named_by_its_name_or_its_id(self, command):
-        told = command("status", "one-of-two", "--json").data
+        status = command("status", "one-of-two", "--json").data
 
-        assert told["nproc_per_node"] == 2
-        assert command("status", told["id"], "--json").data["name"] == "one-of-two"
+        assert status["nproc_per_node"] == 2
+        assert command("status", status["id"], "--json").data["name"] == "one-of-two"
         assert command("status", "kubernetes:one-of-two").code == 3
 
     def test_completion_offers_the_newest_first(self, command):
         assert command("__complete", "status", "").out.split()[:2] == ["two-of-two", "one-of-two"]
 
     def test_a_description_is_text_or_json(self, command):
-        told = command("describe", "one-of-two", "--json").data
+        answer = command("describe", "one-of-two", "--json").data
 
         assert command("describe", "one-of-two").out.startswith("torchjob one-of-two succeeded")
-        assert (told["spec"]["launch"]["nproc_per_node"], told["history"][0]["number"]) == (2, 1)
+        assert (answer["spec"]["launch"]["nproc_per_node"], answer["history"][0]["number"]) == (2, 1)
 
     def test_its_config_is_the_line_that_would_run_it(self, command):
         assert command("config", "one-of-two").out == (
@@ -298,10 +298,10 @@ def test_what_is_left_over_is_listed_and_then_removed(command):
 
 
 def test_a_doctor_who_finds_something_is_an_exit_code(command):
-    found = command("doctor", "--backend", "kubernetes", "--json")
+    answer = command("doctor", "--backend", "kubernetes", "--json")
 
-    assert found.code == 1
-    assert not all(finding["good"] for finding in found.data["findings"])
+    assert answer.code == 1
+    assert not all(finding["good"] for finding in answer.data["findings"])
 
 
 def test_help_names_every_verb_and_every_option(command):
@@ -351,8 +351,8 @@ NOT_LISTED_WITH = (
 def test_a_list_imports_only_what_it_needs(process):
     Acted("kept").end()
     process("list").communicate()
-    found = f"[name for name in {NOT_LISTED_WITH} if name in sys.modules]"
-    at_exit = f"lambda: print({found}, gc.isenabled(), gc.get_freeze_count() > 10_000)"
+    expression = f"[name for name in {NOT_LISTED_WITH} if name in sys.modules]"
+    at_exit = f"lambda: print({expression}, gc.isenabled(), gc.get_freeze_count() > 10_000)"
     done = process("list", before=f"import atexit, gc; atexit.register({at_exit})")
 
     # What was imported isn't looked through for garbage; what is made from then on is.
@@ -408,30 +408,30 @@ def test_a_message_reaches_a_terminal_as_text(monkeypatch):
 
 
 def test_what_a_job_could_import_is_printed_for_pip(command, pair):
-    told = command("lock", "one-of-two")
+    lock = command("lock", "one-of-two")
     data = command("lock", "one-of-two", "--json").data
     described = command("describe", "one-of-two", "--json").data
 
-    assert told.out.startswith("# What local:one-of-two could import")
-    assert f"# Python {'.'.join(map(str, sys.version_info[:3]))} on " in told.out
-    pins = [line for line in told.out.splitlines() if not line.startswith("#")]
+    assert lock.out.startswith("# What local:one-of-two could import")
+    assert f"# Python {'.'.join(map(str, sys.version_info[:3]))} on " in lock.out
+    pins = [line for line in lock.out.splitlines() if not line.startswith("#")]
     assert pins == [line for line in data["requirements"] if not line.startswith("#")]
     assert any(line.startswith("torch==") for line in pins)
     assert described["environment"]["distributions"]["torch"]
 
 
 def test_jobs_are_told_apart(command, pair):
-    told = command("diff", "one-of-two", "two-of-two")
+    diff = command("diff", "one-of-two", "two-of-two")
     data = command("diff", "one-of-two", "two-of-two", "--json").data
     same = command("diff", "one-of-two", "one-of-two")
 
-    assert told.out.startswith("one-of-two and two-of-two differ in options; alike: captured data, packages")
+    assert diff.out.startswith("one-of-two and two-of-two differ in options; alike: captured data, packages")
     assert data["options"] == {"--nproc-per-node": ["2", "1"]}
     assert [result["value"] for result in data["results"]] == [6, 6]
     assert same.out.startswith(
         "one-of-two and itself are alike in options, captured data, packages and hosts"
     )
-    assert (told.code, same.code) == (0, 0)
+    assert (diff.code, same.code) == (0, 0)
     assert command("diff", "one-of-two").err == "nbtorchjob diff expects NAME OTHER, got 'one-of-two'\n"
     assert command("diff", "one-of-two", "gone").code == 3
 
@@ -442,8 +442,8 @@ def test_map_runs_a_function_for_each_value(command, script):
         "map", "train.py:train", "--each", "lr={[1, 2]}", "--json", "--name", "mapped", "--", "--steps", "1"
     )
 
-    told = [json.loads(line) for line in done.out.splitlines()]
+    runs = [json.loads(line) for line in done.out.splitlines()]
     assert done.code == 0, done.err
-    given = [(run["given"]["lr"], run["value"]["loss"]) for run in told]
-    assert given == [(1, 10), (2, 20)]
+    pairs = [(run["given"]["lr"], run["value"]["loss"]) for run in runs]
+    assert pairs == [(1, 10), (2, 20)]
     assert "2/2 mapped-r" in done.err

@@ -39,7 +39,7 @@ def test_dashes_in_a_name_stand_for_underscores():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("", "missing a required argument: 'lr'"),
         ("1 --lr 2", "multiple values for argument 'lr'"),
@@ -47,8 +47,8 @@ def test_dashes_in_a_name_stand_for_underscores():
         ("1 2 3 4", "too many positional arguments"),
     ],
 )
-def test_what_the_function_does_not_take_is_told_with_what_it_takes(words, told):
-    with pytest.raises(LineError, match=told) as caught:
+def test_what_the_function_does_not_take_is_told_with_what_it_takes(words, message):
+    with pytest.raises(LineError, match=message) as caught:
         arguments(train, words.split())
 
     assert str(caught.value).startswith("train(lr, steps: int = 3, ")

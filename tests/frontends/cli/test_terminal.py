@@ -56,17 +56,17 @@ def test_json_has_arrays_as_lists_and_no_infinity(command):
 
 
 @pytest.mark.parametrize(
-    ("name", "told", "value"),
+    ("name", "text", "value"),
     [
         ("looped", "{'deep': [{...}]}\n", {"deep": ["{'deep': [{'deep': list of 1}]}"]}),
         ("huge", "[1, <int whose repr raises ValueError>, 2.5]\n", [1, None, 2.5]),
         ("mute", "<Mute whose repr raises RuntimeError>\n", "<Mute whose repr raises RuntimeError>"),
     ],
 )
-def test_a_value_that_can_not_be_shown_is_told_of_in_a_line(command, name, told, value):
+def test_a_value_that_can_not_be_shown_is_told_of_in_a_line(command, name, text, value):
     done = command("run", "--quiet", f"train.py:{name}")
 
-    assert (done.code, done.out) == (0, told)
+    assert (done.code, done.out) == (0, text)
     assert command("result", "--json").data["value"] == value
 
 
@@ -148,8 +148,8 @@ def test_an_ended_job_is_run_once_more(command):
 
     assert command("retry", "again").out == f"rank 0 step 0\nrank 0 step 1\n{value}"
     assert command("retry", "--quiet").out == value
-    told = command("retry", "-d", "--json", "again").data["job"]
-    assert told["name"] == "again-4"
+    job = command("retry", "-d", "--json", "again").data["job"]
+    assert job["name"] == "again-4"
     assert command("attach", "--quiet", "again-4").out == value
 
 

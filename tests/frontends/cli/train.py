@@ -49,9 +49,9 @@ def array():
 
 
 def looped():
-    found: dict[str, list[object]] = {"deep": []}
-    found["deep"].append(found)
-    return found
+    loop: dict[str, list[object]] = {"deep": []}
+    loop["deep"].append(loop)
+    return loop
 
 
 def huge():

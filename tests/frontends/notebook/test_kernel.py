@@ -42,24 +42,24 @@ class Cell:
                 self.messages.append((message["msg_type"], message["content"]))
                 if message["msg_type"] == kind and text in str(message["content"]):
                     return message["content"]
-        raise TimeoutError(f"no {kind} with {text!r} came, but {[found for found, _ in self.messages]}")
+        raise TimeoutError(f"no {kind} with {text!r} came, but {[name for name, _ in self.messages]}")
 
     def end(self):
         self.until("status", "idle")
         return self
 
     def all(self, kind):
-        return [content for found, content in self.messages if found == kind]
+        return [content for name, content in self.messages if name == kind]
 
     @property
     def value(self):
-        (found,) = self.all("execute_result")
-        return found["data"]["text/plain"]
+        (content,) = self.all("execute_result")
+        return content["data"]["text/plain"]
 
     @property
     def error(self):
-        (found,) = self.all("error")
-        return found
+        (content,) = self.all("error")
+        return content
 
     @property
     def text(self):

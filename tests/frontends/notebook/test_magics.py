@@ -278,7 +278,7 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "words"),
     [
         ("%%torchjob --nnodes 3:2\n1", "--nnodes: got '3:2'"),
         ("%%torchjob --nnodes 0\n1", "--nnodes: got '0'"),
@@ -308,12 +308,12 @@ def test_a_profile_gives_the_defaults(notebook, tmp_path):
     ],
 )
 @pytest.mark.usefixtures("nothing_new")
-def test_what_is_not_understood_is_told_in_one_line(notebook, line, told):
-    assert told in notebook.refusal(line)
+def test_what_is_not_understood_is_told_in_one_line(notebook, line, words):
+    assert words in notebook.refusal(line)
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "words"),
     [
         ("%torchjob --help", "%torchjob logs [NAME]"),
         ("%torchjob help", "--nproc-per-node N"),
@@ -325,10 +325,10 @@ def test_what_is_not_understood_is_told_in_one_line(notebook, line, told):
     ],
 )
 @pytest.mark.usefixtures("nothing_new")
-def test_help_comes_by_the_words_that_other_tools_have_for_it(notebook, line, told):
+def test_help_comes_by_the_words_that_other_tools_have_for_it(notebook, line, words):
     assert notebook.value(line) is None
 
-    assert told in notebook.out
+    assert words in notebook.out
 
 
 def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
@@ -341,7 +341,7 @@ def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "told"),
+    ("cell", "words"),
     [
         ("%%torchjob\n# nothing\n", "the cell is empty"),
         ("%%torchjob\nthread", "can't take 'thread' along: it is a thread"),
@@ -354,11 +354,11 @@ def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
     ],
 )
 @pytest.mark.usefixtures("nothing_new")
-def test_what_can_not_travel_is_told_in_one_line(notebook, cell, told):
+def test_what_can_not_travel_is_told_in_one_line(notebook, cell, words):
     notebook.run("import threading\nthread = threading.Thread()")
     drawn = notebook.error(cell, CaptureError)
 
-    assert told in drawn
+    assert words in drawn
     assert drawn.count("\n") == 1
 
 

@@ -43,8 +43,8 @@ class Screen:
             yield from self._walk(child, (*above, widget))
 
     def _find(self, name):
-        found = list(self._walk(self.panel.widget))
-        return next(row for row in found if getattr(row[0], "description", None) == name)
+        rows = list(self._walk(self.panel.widget))
+        return next(row for row in rows if getattr(row[0], "description", None) == name)
 
     def __getitem__(self, name):
         return self._find(name)[0]
@@ -74,8 +74,8 @@ class Screen:
         return next(part.value for part, _ in self._walk(within) if cls in part._dom_classes)
 
     def fold(self, title):
-        found = [part for part, _ in self._walk(self.panel.widget) if "nbtorchjob-fold" in part._dom_classes]
-        (button,) = [part for part in found if part.description[2:].startswith(title)]
+        parts = [part for part, _ in self._walk(self.panel.widget) if "nbtorchjob-fold" in part._dom_classes]
+        (button,) = [part for part in parts if part.description[2:].startswith(title)]
         return button
 
     def open(self, title):
@@ -108,8 +108,8 @@ class Screen:
 
     @property
     def output(self):
-        found = [part for part, _ in self._walk(self.panel.widget) if hasattr(part, "outputs")]
-        return found[0].outputs
+        parts = [part for part, _ in self._walk(self.panel.widget) if hasattr(part, "outputs")]
+        return parts[0].outputs
 
     @property
     def said(self):
@@ -263,8 +263,8 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
     assert "run a job with the image, or %torchjob doctor " in screen.image
     assert screen.cells[:2] == [HEAD, ("tqdm", "tqdm", version("tqdm"), "?", "?")]
 
-    told = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
-    images.learn(Asked("", "registry.example/train:2"), "sha256:1", told)
+    environment = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
+    images.learn(Asked("", "registry.example/train:2"), "sha256:1", environment)
     screen.type("image", "registry.example/train:2")
 
     assert f"The image has tqdm 1.0 (here {version('tqdm')})." in screen.image

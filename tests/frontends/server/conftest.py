@@ -50,9 +50,9 @@ def jobs(*parts):
 
 def error(answer):
     """Return an error's status and message; it is JSON and one line."""
-    told = json.loads(answer.body)
-    assert "\n" not in told["message"]
-    return answer.code, told["message"]
+    body = json.loads(answer.body)
+    assert "\n" not in body["message"]
+    return answer.code, body["message"]
 
 
 @pytest.fixture(name="jp_server_config")
@@ -100,8 +100,8 @@ def connect(server, jp_http_port):
     opened = []
 
     async def connect(job, headers=None, **query):
-        told = "&".join(f"{name}={value}" for name, value in query.items())
-        url = f"ws://127.0.0.1:{jp_http_port}{server.base}{jobs(job, 'logs')}?{told}"
+        parameters = "&".join(f"{name}={value}" for name, value in query.items())
+        url = f"ws://127.0.0.1:{jp_http_port}{server.base}{jobs(job, 'logs')}?{parameters}"
         request = HTTPRequest(url, headers=server.headers if headers is None else headers)
         opened.append(await websocket_connect(request))
         return Socket(opened[-1])

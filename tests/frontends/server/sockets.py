@@ -22,7 +22,7 @@ class Socket:
     @property
     def records(self):
         """The jobs that were told."""
-        return [told for told in self.told if "job" in told]
+        return [record for record in self.told if "job" in record]
 
     async def read(self):
         """Take in one message; give whether there was one."""
@@ -62,12 +62,12 @@ class Socket:
 
 def written(times, offset):
     """Read the times of bytes from that offset on."""
-    at, found = 0, []
+    at, points = 0, []
     for part in filter(None, times.split(b",")):
         size, later = map(int, part.split(b":"))
         offset, at = offset + size, at + later
-        found.append((offset, at))
-    return found
+        points.append((offset, at))
+    return points
 
 
 def following():

@@ -66,9 +66,9 @@ class TestSettings:
         return jp_server_config
 
     async def test_they_are_taken(self, jp_serverapp):
-        [found] = jp_serverapp.extension_manager.extension_apps["nbtorchjob"]
+        [extension] = jp_serverapp.extension_manager.extension_apps["nbtorchjob"]
 
-        assert (found.patience_s, found.at_once) == (3, 2)
+        assert (extension.patience_s, extension.at_once) == (3, 2)
 
 
 def row(number):
@@ -134,15 +134,15 @@ async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_
     socket = await jp_ws_fetch("api/events/subscribe")
     before = await asked("")
     job = Acted()
-    told = json.loads(await socket.read_message())
+    event = json.loads(await socket.read_message())
     new = await asked(before["mark"])
     job.remove()
     await socket.read_message()
     gone = await asked(new["mark"])
     socket.close()
 
-    assert told["schema_id"] == app.SCHEMA_ID
-    assert job.name not in json.dumps(told)  # who may hear events need not be allowed to see jobs
+    assert event["schema_id"] == app.SCHEMA_ID
+    assert job.name not in json.dumps(event)  # who may hear events need not be allowed to see jobs
     assert (before["whole"], new["whole"], gone["whole"]) == (True, False, False)
     assert [job["name"] for job in new["jobs"]] == [job.name]
     assert (gone["jobs"], gone["removed"]) == ([], [f"local:{job.name}"])
@@ -169,18 +169,18 @@ async def test_it_is_an_openapi_document(server):
     # Here, where one worker of several imports it: it takes more than a second.
     from schemathesis.specs.openapi.definitions import OPENAPI_31
 
-    found = await document(server)
+    description = await document(server)
 
-    Draft202012Validator(OPENAPI_31).validate(found)
-    for shape in found["components"]["schemas"].values():
+    Draft202012Validator(OPENAPI_31).validate(description)
+    for shape in description["components"]["schemas"].values():
         Draft202012Validator.check_schema(shape)
 
 
 async def test_it_tells_every_route_and_where_they_are(server):
-    found = await document(server)
+    description = await document(server)
 
-    assert list(found["paths"]) == [f"/{route.path}" for route in ROUTES]
-    assert found["servers"] == [{"url": f"{server.base}nbtorchjob/api"}]
+    assert list(description["paths"]) == [f"/{route.path}" for route in ROUTES]
+    assert description["servers"] == [{"url": f"{server.base}nbtorchjob/api"}]
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
@@ -197,8 +197,8 @@ def test_it_tells_each_verb():
 
 
 def state(*events, **info):
-    told = JobInfo(**{"name": "train-2222", "created": 100.0, **info})
-    return reduce(apply, events, JobState(told))
+    details = JobInfo(**{"name": "train-2222", "created": 100.0, **info})
+    return reduce(apply, events, JobState(details))
 
 
 BEGUN = (ev.NodeStarted(101.0, 0, "here", 7), ev.WorkersStarted(102.0, 0, 0, 0, (0,), 1))
@@ -258,8 +258,8 @@ async def test_the_server_answers_as_its_document_says(server, http_server_port,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
 
-    assert process.returncode == 0, told.decode()
+    assert process.returncode == 0, output.decode()
     # All but the document itself.
-    assert f"Tested: {sum(len(route.answers) for route in ROUTES) - 1}" in told.decode()
+    assert f"Tested: {sum(len(route.answers) for route in ROUTES) - 1}" in output.decode()

@@ -64,9 +64,9 @@ async def test_its_description_and_logs_are_text(server, job):
 async def test_its_manifests_are_yaml_without_its_secrets(server, job):
     answer = await server.get(jobs(remote(job), "manifests"))
 
-    found = list(yaml.safe_load_all(answer.body))
-    assert "Job" in [obj["kind"] for obj in found]
-    assert "Secret" not in [obj["kind"] for obj in found]
+    manifests = list(yaml.safe_load_all(answer.body))
+    assert "Job" in [obj["kind"] for obj in manifests]
+    assert "Secret" not in [obj["kind"] for obj in manifests]
     assert answer.body.decode().startswith("# Its Secrets, which hold the payload and the job's key:")
     assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
 
@@ -104,17 +104,17 @@ async def test_a_namespace_that_refuses_is_a_note(server, stage, job):
 
 async def test_a_refusal_is_passed_on_in_its_own_words(server, stage, job):
     user = stage.become(("patch", "jobs"))
-    status, told = error(await server.post(jobs(remote(job), "cancel")))
+    status, message = error(await server.post(jobs(remote(job), "cancel")))
 
     assert status == 502
-    assert told.startswith(f'user "{user}" may not patch jobs.batch in namespace "{stage.namespace}"')
+    assert message.startswith(f'user "{user}" may not patch jobs.batch in namespace "{stage.namespace}"')
 
 
 async def test_a_context_that_is_in_no_kubeconfig_is_told(server, stage):
-    status, told = error(await server.get(jobs("kubernetes:nowhere/ml/train-2222")))
+    status, message = error(await server.get(jobs("kubernetes:nowhere/ml/train-2222")))
 
     assert status == 502
-    assert "has no context 'nowhere': choose one with --context; available: " in told
+    assert "has no context 'nowhere': choose one with --context; available: " in message
 
 
 FAR = jobs("kubernetes:far/ml/train-2222")
@@ -147,17 +147,17 @@ async def test_a_cluster_that_hangs_holds_up_nothing_else(server, hanging):
 
     hanging.close()
     connection.close()
-    status, told = error(await slow)
+    status, message = error(await slow)
     assert status == 504
-    assert re.match(r"the cluster at http://127\.0\.0\.1:[0-9]+ doesn't answer", told)
+    assert re.match(r"the cluster at http://127\.0\.0\.1:[0-9]+ doesn't answer", message)
 
 
 async def test_a_cluster_that_is_not_there_is_told(server, hanging):
     hanging.close()
-    status, told = error(await server.get(FAR))
+    status, message = error(await server.get(FAR))
 
     assert status == 504
-    assert "doesn't answer" in told
+    assert "doesn't answer" in message
 
 
 @pytest.mark.parametrize("name", ["a login page", "items that are null", "300 MiB", "a bomb"])
@@ -165,11 +165,11 @@ async def test_what_is_no_kubernetes_api_is_told(server, folder, monkeypatch, na
     namespaces.remember(namespaces.Scope("far", "ml"))
     with wrong.serving(folder, monkeypatch, name) as sent:
         listed = await heard(server)
-        status, told = error(await server.get(FAR))
+        status, message = error(await server.get(FAR))
         assert (await server.get("api/status")).code == 200
 
     assert status == 502
-    assert "check the kubeconfig, or a proxy" in told
+    assert "check the kubeconfig, or a proxy" in message
     [note] = listed["notes"]
     assert note.startswith("jobs in far/ml can't be listed: ")
     assert sent[0] < 300 << 20  # by several lists, each in several tries
@@ -185,10 +185,10 @@ class TestLittlePatience:
         return jp_server_config
 
     async def test_who_asks_is_told_in_the_end(self, server, hanging):
-        status, told = error(await server.get(FAR))
+        status, message = error(await server.get(FAR))
 
         assert status == 504
-        assert told.startswith("kubernetes:far didn't answer within 0.5 s")
+        assert message.startswith("kubernetes:far didn't answer within 0.5 s")
 
     async def test_other_jobs_are_listed_all_the_same(self, server, hanging, profile):
         [note] = (await heard(server))["notes"]
@@ -206,13 +206,13 @@ def profile(monkeypatch):
 
 async def test_a_server_without_the_package_says_what_to_install(server, hanging, profile, monkeypatch):
     monkeypatch.setitem(sys.modules, "kubernetes.aio", None)
-    status, told = error(await server.get(FAR))
+    status, message = error(await server.get(FAR))
     listed = await heard(server)
 
     assert status == 501
     needs = "a cluster needs kubernetes.aio: pip install 'nbtorchjob[kubernetes]'"
-    assert told == f"where Jupyter Server runs, {needs}"
-    assert listed["notes"] == [f"jobs in far/ml can't be listed: {told}"]
+    assert message == f"where Jupyter Server runs, {needs}"
+    assert listed["notes"] == [f"jobs in far/ml can't be listed: {message}"]
 
 
 class TestTending:

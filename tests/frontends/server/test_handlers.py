@@ -19,28 +19,28 @@ CONTEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=256)
 
 @given(name=LABELS)
 def test_a_job_of_this_machine_is_called_by_its_name(name):
-    found = JobId.parse(f"local:{name}")
+    job_id = JobId.parse(f"local:{name}")
 
-    assert found == JobId("local", name)
-    assert str(found) == JobInfo(name).id
-    assert found.lane == "local"
+    assert job_id == JobId("local", name)
+    assert str(job_id) == JobInfo(name).id
+    assert job_id.lane == "local"
 
 
 @given(context=CONTEXTS, namespace=LABELS, name=LABELS)
 def test_a_job_of_a_cluster_is_called_by_where_it_is(context, namespace, name):
     cluster = {"context": context, "namespace": namespace, "kind": "pytorchjob"}
     job = JobInfo(name, "kubernetes", cluster=cluster)
-    found = JobId.parse(job.id)
+    job_id = JobId.parse(job.id)
 
-    assert found == JobId("kubernetes", job.address)
-    assert str(found) == job.id
-    assert found.lane == (f"kubernetes:{context}" if context else "kubernetes")
+    assert job_id == JobId("kubernetes", job.address)
+    assert str(job_id) == job.id
+    assert job_id.lane == (f"kubernetes:{context}" if context else "kubernetes")
 
 
 def test_a_context_may_have_slashes_and_colons():
-    found = JobId.parse("kubernetes:arn:aws:eks:eu-1:12:cluster/ml/team/train-2222")
+    job_id = JobId.parse("kubernetes:arn:aws:eks:eu-1:12:cluster/ml/team/train-2222")
 
-    assert found.lane == "kubernetes:arn:aws:eks:eu-1:12:cluster/ml"
+    assert job_id.lane == "kubernetes:arn:aws:eks:eu-1:12:cluster/ml"
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,19 @@ ABOUT_ONE = [
 
 @pytest.mark.parametrize(("method", "path"), ABOUT_ONE)
 async def test_a_job_that_is_not_there_is_not_found(server, method, path):
-    status, told = error(await server.ask(method, path))
+    status, message = error(await server.ask(method, path))
 
     assert status == 404
-    assert told == "there is no job named 'train-2222' on this machine"
+    assert message == "there is no job named 'train-2222' on this machine"
 
 
 @pytest.mark.parametrize("id", ["train-2222", "local:..", "local:../../etc", "slurm:a", "kubernetes:a", "%"])
 @pytest.mark.parametrize(("method", "path"), ABOUT_ONE)
 async def test_what_is_no_id_is_refused(server, method, path, id):
-    status, told = error(await server.ask(method, path.replace(jobs(JOB), jobs(id))))
+    status, message = error(await server.ask(method, path.replace(jobs(JOB), jobs(id))))
 
     assert status == 400
-    assert repr(id) in told
+    assert repr(id) in message
 
 
 async def test_a_path_leads_nowhere_else(server, state_dir):
@@ -50,10 +50,10 @@ async def test_a_path_leads_nowhere_else(server, state_dir):
 
 @pytest.mark.parametrize("rank", ["-1", "one", "..", "1e3"])
 async def test_what_is_no_rank_is_refused(server, rank):
-    status, told = error(await server.get(jobs(JOB, "logs", rank)))
+    status, message = error(await server.get(jobs(JOB, "logs", rank)))
 
     assert status == 400
-    assert told.startswith(f"rank: got {rank!r}")
+    assert message.startswith(f"rank: got {rank!r}")
 
 
 async def test_an_unknown_verb_is_not_found(server):

@@ -80,8 +80,8 @@ async def session(server):
 async def test_a_page_elsewhere_can_change_nothing_in_a_browsers_session(server, method, path):
     browser = await session(server)
 
-    status, told = error(await browser.ask(method, path))
-    assert (status, "XSRF" in told or "_xsrf" in told) == (403, True)
+    status, message = error(await browser.ask(method, path))
+    assert (status, "XSRF" in message or "_xsrf" in message) == (403, True)
     assert error(await browser.ask(method, path, headers={"X-XSRFToken": "abd"}))[0] == 403
     done = await browser.ask(method, path, headers=MARK)
     assert done.code == (200 if path.endswith("/doctor") else 404)  # there is no such job
@@ -158,9 +158,9 @@ async def test_what_is_no_id_leads_nowhere(server, route, state_dir):
         for method in route.answers:
             # That of a websocket, as far as it matters here; others don't mind it.
             answer = await server.ask(method, path(route, id), headers={"Upgrade": "websocket"})
-            status, told = error(answer)
-            assert status in (400, 404), (id, told)
-            assert len(told) < 300
+            status, message = error(answer)
+            assert status in (400, 404), (id, message)
+            assert len(message) < 300
     assert contents(state_dir) == before
 
 

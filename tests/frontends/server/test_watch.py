@@ -75,14 +75,14 @@ def impatient(act, jp_asyncio_loop):
 @pytest.fixture
 def looks(monkeypatch):
     """Count the looks at this machine, which leave no trace."""
-    found, plain = [], LocalBackend.summaries
+    scopes, plain = [], LocalBackend.summaries
 
     def counted(self, make, **asked):
-        found.append(asked["scope"])
+        scopes.append(asked["scope"])
         return plain(self, make, **asked)
 
     monkeypatch.setattr(LocalBackend, "summaries", counted)
-    return found
+    return scopes
 
 
 class Far:
@@ -97,13 +97,13 @@ class Far:
         monkeypatch.setattr(KubernetesBackend, "jobs", lambda _, *, scope, **_all: self.jobs(scope))
 
     def jobs(self, scope):
-        found = self.scopes[scope]
-        if found is None:
+        answer = self.scopes[scope]
+        if answer is None:
             self.hang.wait()
             return []
-        if isinstance(found, Exception):
-            raise found
-        return [self.state(scope, name) for name in found]
+        if isinstance(answer, Exception):
+            raise answer
+        return [self.state(scope, name) for name in answer]
 
     def state(self, scope, name):
         context, namespace = scope.split("/")
@@ -183,16 +183,16 @@ async def test_one_job_is_given_from_the_last_look(act, page):
 async def test_a_cluster_that_refuses_is_a_note_until_it_answers(act, page, far):
     job = act()
     far.scopes = {"big/ml": NBTorchJobError("it is closed"), "big/dev": ["train"]}
-    found, notes = await page.watch.jobs()
+    records, notes = await page.watch.jobs()
 
-    assert [record["id"] for record in found] == ["kubernetes:big/dev/train", id_of(job)]
+    assert [record["id"] for record in records] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
     assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None
 
     far.scopes["big/ml"] = ["other"]
     page.watch.again(JobId("kubernetes", "big/ml/other"))
-    found, notes = await page.watch.jobs()
-    assert (len(found), notes) == (3, [])
+    records, notes = await page.watch.jobs()
+    assert (len(records), notes) == (3, [])
 
 
 async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
@@ -200,9 +200,9 @@ async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
     await page.ids()
     far.scopes = {"big/ml": NBTorchJobError("it is closed")}
     page.watch.again(JobId("kubernetes", "big/ml/train"))
-    found, notes = await page.watch.jobs()
+    records, notes = await page.watch.jobs()
 
-    assert [record["id"] for record in found] == ["kubernetes:big/ml/train"]
+    assert [record["id"] for record in records] == ["kubernetes:big/ml/train"]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
     assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None  # its cluster is asked
 
@@ -217,14 +217,14 @@ async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplo
 
 async def test_the_log_tells_the_same_error_once(page, far, caplog):
     far.scopes = {"big/ml": RuntimeError("oops")}
-    told = []
+    counts = []
     for said in ("oops", "oops", "other"):
         far.scopes = {"big/ml": RuntimeError(said)}
         page.watch.again(JobId("kubernetes", "big/ml/train"))
         await page.watch.jobs()
-        told.append(len(caplog.records))
+        counts.append(len(caplog.records))
 
-    assert told == [1, 1, 2]
+    assert counts == [1, 1, 2]
 
 
 async def test_a_job_of_which_no_record_can_be_made_hides_no_other(act, page, monkeypatch, caplog):
@@ -249,9 +249,9 @@ async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server
     listed = json.loads((await server.get(jobs())).body)
 
     assert [record["id"] for record in listed["jobs"]] == [id_of(other)]
-    code, told = error(await server.get(jobs(id_of(job))))
+    code, message = error(await server.get(jobs(id_of(job))))
     assert code == 409
-    assert f"the record of {job.name} can't be read" in told
+    assert f"the record of {job.name} can't be read" in message
     assert (await server.post(jobs(id_of(job), "cancel"))).code == 204
     assert (await server.ask("DELETE", jobs(id_of(job)))).code == 204
     assert not job.folder.path.exists()
@@ -260,9 +260,9 @@ async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server
 async def test_a_cluster_that_hangs_delays_nobody(act, impatient, far):
     job = act()
     far.scopes = {"big/ml": None, "big/dev": ["train"]}
-    found, notes = await impatient.watch.jobs()
+    records, notes = await impatient.watch.jobs()
 
-    assert [record["id"] for record in found] == ["kubernetes:big/dev/train", id_of(job)]
+    assert [record["id"] for record in records] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml aren't listed yet: it hasn't answered"]
 
 
@@ -319,9 +319,9 @@ class TestSeldom:
         job = act()
         await server.get(jobs())
         (job.folder.path / "job.json").write_text("")
-        found = json.loads((await server.get(jobs(id_of(job)))).body)
+        answer = json.loads((await server.get(jobs(id_of(job)))).body)
 
-        assert found["name"] == job.name
+        assert answer["name"] == job.name
 
 
 @pytest.mark.parametrize(
@@ -339,9 +339,9 @@ async def test_a_notebook_is_where_the_server_has_it(act, page, path, served):
     written = json.loads((job.folder.path / "job.json").read_text())
     written["info"]["notebook"] = path
     (job.folder.path / "job.json").write_text(json.dumps(written))
-    [told], _ = await page.watch.jobs()
+    [entry], _ = await page.watch.jobs()
 
-    assert told["notebook"] == served
+    assert entry["notebook"] == served
 
 
 async def test_a_forged_fact_stops_no_answer(server, act):

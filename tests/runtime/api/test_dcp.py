@@ -203,24 +203,24 @@ def killed_at(number, folder):
 def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_one(folder):
     origin = folder / "origin"
     saved(origin, 1)
-    found = []
+    steps = []
     for number in itertools.count(1):
         copy = folder / str(number)
         shutil.copytree(origin, copy)
         process = fork.Process(target=killed_at, args=(number, copy))
         process.start()
         process.join()
-        found.append(loaded(copy, keep=1))
-        assert steps_in(copy) == [found[-1]]
+        steps.append(loaded(copy, keep=1))
+        assert steps_in(copy) == [steps[-1]]
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
 
     # First the old one counts, then the new one.
-    assert found == sorted(found)
-    assert found[0] == 1
-    assert found[-1] == 2
-    assert len(found) > 8
+    assert steps == sorted(steps)
+    assert steps[0] == 1
+    assert steps[-1] == 2
+    assert len(steps) > 8
 
 
 @pytest.fixture

@@ -62,13 +62,13 @@ def test_all_ranks_are_told_at_one_call_that_none_has_passed(folder, monkeypatch
         other.look(lambda: None)
     for departure in departures:
         departure.look(lambda: None)
-    found = [answers.get() for _ in ranks]
+    replies = [answers.get() for _ in ranks]
     for rank in ranks:
         rank.join()
 
-    assert len({calls for _, calls, _, _ in found}) == 1
-    assert {told for _, _, told, _ in found} == {found[0][1]}
-    assert all(0 < left <= 900 for *_, left in found)
+    assert len({calls for _, calls, _, _ in replies}) == 1
+    assert {call for _, _, call, _ in replies} == {replies[0][1]}
+    assert all(0 < left <= 900 for *_, left in replies)
 
 
 class Other(Alone):

@@ -52,28 +52,28 @@ class Trainer:
 def trainer(tmp_path, monkeypatch):
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
-    found = Trainer(tmp_path)
+    stub = Trainer(tmp_path)
     (tmp_path / "token").write_text("of the job\n")
-    monkeypatch.setenv(URL, f"https://127.0.0.1:{found.server.server_port}/namespaces/a/trainjobs/b/status")
-    monkeypatch.setenv(CA, str(found.certificate))
+    monkeypatch.setenv(URL, f"https://127.0.0.1:{stub.server.server_port}/namespaces/a/trainjobs/b/status")
+    monkeypatch.setenv(CA, str(stub.certificate))
     monkeypatch.setenv(TOKEN, str(tmp_path / "token"))
     monkeypatch.setenv(EVENTS, str(tmp_path / "events.jsonl"))
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    yield stub
+    stub.server.shutdown()
+    stub.server.server_close()
 
 
 @pytest.fixture
 def poster(trainer):
-    found = Poster()
-    found.start()
-    yield found
-    found.finish()
+    thread = Poster()
+    thread.start()
+    yield thread
+    thread.finish()
 
 
 def reported(seq, round_=0, rank=0, **metrics):
-    told = {"rank": rank, "round": round_, "seq": seq, "metrics": metrics}
-    return {"event": "Reported", "time": 100.0 + seq, **told}
+    fields = {"rank": rank, "round": round_, "seq": seq, "metrics": metrics}
+    return {"event": "Reported", "time": 100.0 + seq, **fields}
 
 
 def test_the_newest_of_many_reports_is_posted_and_how_far_it_is(poster, trainer):
@@ -124,8 +124,8 @@ def test_what_was_refused_is_posted_again_and_that_it_is_refused_is_told_once(tr
     trainer.code = 200
     poster.finish()
 
-    (told,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
-    assert told["text"] == "what is reported can't be posted to the TrainJob's status: 403 Forbidden"
+    (notice,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert notice["text"] == "what is reported can't be posted to the TrainJob's status: 403 Forbidden"
     assert not poster.is_alive()
 
 

@@ -76,9 +76,9 @@ def test_a_question_is_answered_with_records(node):
     assert ask(connect(), deep={"a": [1, "é"]}).records == (
         {"asked": {"question": "echo", "deep": {"a": [1, "é"]}}},
     )
-    found = ask(connect(), "count", to=3)
-    assert (found.node, found.trouble) == (0, "")
-    assert found.records == ({"number": 0}, {"number": 1}, {"number": 2})
+    answer = ask(connect(), "count", to=3)
+    assert (answer.node, answer.trouble) == (0, "")
+    assert answer.records == ({"number": 0}, {"number": 1}, {"number": 2})
 
 
 def test_the_socket_is_for_this_user_and_may_lie_deep(node, folder):
@@ -87,9 +87,9 @@ def test_the_socket_is_for_this_user_and_may_lie_deep(node, folder):
     (deep / questions.SOCKET).touch()  # as an earlier attempt leaves one
     answering.serve(str(deep), KEY, {"echo": echo})
 
-    found = (deep / questions.SOCKET).stat().st_mode
-    assert stat.S_ISSOCK(found)
-    assert stat.S_IMODE(found) == 0o600
+    mode = (deep / questions.SOCKET).stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
     peer = socket.socket(socket.AF_UNIX)
     questions.within(str(deep), questions.SOCKET, peer.connect)
     assert ask(peer).trouble == ""
@@ -123,10 +123,10 @@ def test_what_can_not_be_answered_is_said(question, records, trouble, node):
         "long": lambda asked: [{"a": "x" * questions.RECORD_BYTES}],
     }
     connect = node(echo=echo, **handlers)
-    found = ask(connect(), question)
+    answer = ask(connect(), question)
 
-    assert found.records == records
-    assert found.trouble.startswith(trouble)
+    assert answer.records == records
+    assert answer.trouble.startswith(trouble)
     assert ask(connect()).trouble == ""
 
 
@@ -135,10 +135,10 @@ def test_an_answer_without_an_end_is_given_one(node):
         while True:
             yield {"a": "x" * 500_000}
 
-    found = ask(node(flood=flood)(), "flood")
+    answer = ask(node(flood=flood)(), "flood")
 
-    assert found.trouble == "there is more to the answer than may be said"
-    assert len(json.dumps(found.records)) <= questions.ANSWER_BYTES
+    assert answer.trouble == "there is more to the answer than may be said"
+    assert len(json.dumps(answer.records)) <= questions.ANSWER_BYTES
 
 
 def test_who_has_another_key_is_refused_and_does_not_believe_it(node):
@@ -334,11 +334,11 @@ def test_why_a_conversation_ends_is_said(node):
     cuts=st.lists(st.integers(1, 60)),
 )
 def test_messages_come_out_as_they_went_in_however_they_were_cut(contents, cuts):
-    sent, reader, came, found = messages_of(KEY, *contents), Messages(KEY), bytearray(), []
+    sent, reader, came, messages = messages_of(KEY, *contents), Messages(KEY), bytearray(), []
     for size in [*cuts, len(sent)]:
         came += sent[:size]
         sent = sent[size:]
         while (content := reader.read(came, 4096)) is not None:
-            found.append(content)
+            messages.append(content)
 
-    assert found == contents
+    assert messages == contents

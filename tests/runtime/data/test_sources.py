@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(401, b"{}")
         else:
             rows = [{"rfilename": name, "size": len(data)} for name, data in server.files.items()]
-            told = {
+            info = {
                 "id": "squad",
                 "sha": COMMIT,
                 "siblings": rows,
@@ -97,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
                 "likes": 0,
                 "tags": [],
             }
-            listing = server.listing or json.dumps(told).encode()
+            listing = server.listing or json.dumps(info).encode()
             self._send(200, listing, {"Content-Type": "application/json"})
 
     def _content(self, data):

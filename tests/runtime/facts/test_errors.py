@@ -171,9 +171,9 @@ def test_an_error_of_another_version_is_read():
     frame = {"filename": "a", "lineno": 1, "name": "f"}
     later = {**frame, "variables": [["x", "1"]], "later": 1}
 
-    told = Error.from_json({"type": "T", "message": "m", "frames": [frame, later], "time": 0.0})
+    error = Error.from_json({"type": "T", "message": "m", "frames": [frame, later], "time": 0.0})
 
-    assert told.frames == (Frame("a", 1, "f"), Frame("a", 1, "f", variables=(("x", "1"),)))
+    assert error.frames == (Frame("a", 1, "f"), Frame("a", 1, "f", variables=(("x", "1"),)))
 
 
 def test_an_error_of_a_later_version_is_read():
@@ -183,15 +183,15 @@ def test_an_error_of_a_later_version_is_read():
 
 
 @pytest.mark.parametrize(
-    ("given", "frame"),
+    ("details", "frame"),
     [
         ((Path("a.cfg"), 3, 1, "text"), Frame("a.cfg", 3, "<module>", "text")),
         ((b"a.cfg", 3, 1, "text"), Frame("a.cfg", 3, "<module>", "text")),
         (("a.cfg", "3", 1, 5), Frame("a.cfg", 0, "<module>", "")),
     ],
 )
-def test_a_syntax_error_that_was_made_by_hand_is_told_as_any_other(given, frame):
-    error = from_exception(SyntaxError("bad", given))
+def test_a_syntax_error_that_was_made_by_hand_is_told_as_any_other(details, frame):
+    error = from_exception(SyntaxError("bad", details))
 
     assert error.frames == (frame,)
     assert Error.from_json(json.loads(json.dumps(error.to_json()))) == error

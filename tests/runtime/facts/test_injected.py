@@ -40,7 +40,7 @@ def test_a_nodes_number_comes_from_each_operators_variable(name, env):
 
 
 @pytest.mark.parametrize(
-    ("told", "number"),
+    ("variables", "number"),
     [
         ({}, 1),
         ({"NBTORCHJOB_FAILURES": "2", "NBTORCHJOB_IGNORED": "1"}, 4),  # an Indexed Job
@@ -49,8 +49,8 @@ def test_a_nodes_number_comes_from_each_operators_variable(name, env):
         ({"NBTORCHJOB_ATTEMPT": "2"}, 2),  # where we start them
     ],
 )
-def test_which_attempt_it_is_comes_from_whoever_starts_them(told, number, env):
-    env(**told)
+def test_which_attempt_it_is_comes_from_whoever_starts_them(variables, number, env):
+    env(**variables)
     assert injected.attempt() == number
 
 
@@ -89,7 +89,7 @@ def test_a_number_of_ranks_in_words_leaves_it_to_what_was_packed(word, env):
 
 
 @pytest.mark.parametrize(
-    ("given", "endpoint"),
+    ("variables", "endpoint"),
     [
         ({"PET_RDZV_ENDPOINT": "a:1", "PET_MASTER_ADDR": "b", "VC_MAIN_HOSTS": "c"}, "a:1"),
         ({"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "23456", "VC_MAIN_HOSTS": "c"}, "b:23456"),
@@ -97,8 +97,8 @@ def test_a_number_of_ranks_in_words_leaves_it_to_what_was_packed(word, env):
         ({"VC_WORKER_HOSTS": "j-worker-0.j,j-worker-1.j", "VC_WORKER_NUM": "2"}, "j-worker-0.j:29400"),
     ],
 )
-def test_where_nodes_meet(given, endpoint, env):
-    env(**given)
+def test_where_nodes_meet(variables, endpoint, env):
+    env(**variables)
     assert injected.launch(PACKED)["endpoint"] == endpoint
 
 
@@ -119,12 +119,12 @@ def test_before_its_deadline_a_node_has_all_the_time_that_there_is(env):
 
 def test_no_round_of_a_cluster_is_given_again_within_a_second(monkeypatch):
     monkeypatch.setenv("NBTORCHJOB_STREAM", "1")
-    found = []
+    rounds = []
     for now in (1795516282.029, 1795516282.351, 1795516283.007):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        found.append(injected.first_round())
+        rounds.append(injected.first_round())
 
-    assert found == [179551628202, 179551628235, 179551628300]
+    assert rounds == [179551628202, 179551628235, 179551628300]
     monkeypatch.setenv("NBTORCHJOB_FIRST_ROUND", "7")
     assert injected.first_round() == 7
     monkeypatch.delenv("NBTORCHJOB_FIRST_ROUND")

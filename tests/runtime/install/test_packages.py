@@ -29,10 +29,10 @@ def environment(monkeypatch):
 @pytest.fixture
 def index(folder, monkeypatch):
     """Return a folder that packages come from."""
-    found = folder / "index"
-    found.mkdir()
-    monkeypatch.setenv("PIP_FIND_LINKS", str(found))
-    return found
+    path = folder / "index"
+    path.mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path))
+    return path
 
 
 def provide(folder, *asked, **more):
@@ -61,11 +61,11 @@ def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index):
     wheel(index, "nbtj_below", "2.0")
     mine = wheel(folder, "nbtj_mine")
 
-    found = provide(folder / "node", "nbtj_fresh", wheels=[mine], constraints=["nbtj_below==1.0"])
+    target = provide(folder / "node", "nbtj_fresh", wheels=[mine], constraints=["nbtj_below==1.0"])
 
-    assert sys.path[1] == found
-    assert os.environ["PYTHONPATH"] == f"{found}:/elsewhere"
-    names = {name for name in os.listdir(found) if name.endswith(".dist-info")}
+    assert sys.path[1] == target
+    assert os.environ["PYTHONPATH"] == f"{target}:/elsewhere"
+    names = {name for name in os.listdir(target) if name.endswith(".dist-info")}
     assert names == {"nbtj_fresh-1.0.dist-info", "nbtj_below-1.0.dist-info", "nbtj_mine-1.0.dist-info"}
     assert {*os.listdir(folder / "node")} == {"packages", "wheels"}
 
@@ -75,18 +75,18 @@ def test_a_wheel_that_came_along_is_installed_in_place_of_one_of_its_version(fol
     sys.path.append(str(folder / "image"))
     install(folder / "image", "nbtj-mine", "1.0", "nbtj_mine.py")
 
-    found = provide(folder / "a node", wheels=[wheel(folder, "nbtj_mine")])
+    target = provide(folder / "a node", wheels=[wheel(folder, "nbtj_mine")])
 
-    assert "nbtj_mine.py" in os.listdir(found)
+    assert "nbtj_mine.py" in os.listdir(target)
 
 
 def test_what_is_wanted_exactly_is_installed_though_no_installer_would(folder, index):
     wheel(index, "nbtj_odd", "1.0", "nbtj_below<1")
     wheel(index, "nbtj_below", "2.0")
 
-    found = provide(folder / "node", exactly=["nbtj-odd==1.0", "nbtj-below==2.0"])
+    target = provide(folder / "node", exactly=["nbtj-odd==1.0", "nbtj-below==2.0"])
 
-    names = {name for name in os.listdir(found) if name.endswith(".dist-info")}
+    names = {name for name in os.listdir(target) if name.endswith(".dist-info")}
     assert names == {"nbtj_odd-1.0.dist-info", "nbtj_below-2.0.dist-info"}
 
 
@@ -200,11 +200,11 @@ def test_jobs_of_this_machine_share_what_was_installed_once(folder, index):
     said = [process.communicate()[0] for process in both]
     index.joinpath("nbtj_fresh-1.0-py3-none-any.whl").unlink()
 
-    found = provide(folder / "later", "nbtj-fresh", kept=kept)
+    target = provide(folder / "later", "nbtj-fresh", kept=kept)
 
-    assert [text.splitlines()[-1] for text in said] == [found, found]
+    assert [text.splitlines()[-1] for text in said] == [target, target]
     assert sum("Successfully installed" in text for text in said) == 1
-    assert os.listdir(found).count("nbtj_fresh.py") == 1
+    assert os.listdir(target).count("nbtj_fresh.py") == 1
 
 
 def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(folder, index, monkeypatch):
@@ -245,17 +245,17 @@ def test_what_was_installed_under_another_name_is_not_taken(folder, monkeypatch)
     monkeypatch.setenv(store.STORAGE, str(folder / "store" / "job"))
     (folder / "old").mkdir()
     (folder / "old" / "code.py").write_text("old = True")
-    told = stock.hidden(SECRET, KEY)
-    stock.Stock(told, KEY, "old", str(folder)).keep(str(folder / "old"))
+    cipher = stock.hidden(SECRET, KEY)
+    stock.Stock(cipher, KEY, "old", str(folder)).keep(str(folder / "old"))
     (kept,) = (folder / "store" / stock.FOLDER).iterdir()
     before = {*folder.glob("store/*/*")}
-    stock.Stock(told, KEY, "new", str(folder)).keep(str(folder / "old"))
+    stock.Stock(cipher, KEY, "new", str(folder)).keep(str(folder / "old"))
     (new,) = {*folder.glob("store/*/*")} - before
-    assert stock.Stock(told, KEY, "new", str(folder)).take(str(folder / "taken"))
+    assert stock.Stock(cipher, KEY, "new", str(folder)).take(str(folder / "taken"))
 
     new.write_bytes(kept.read_bytes())
 
-    assert not stock.Stock(told, KEY, "new", str(folder)).take(str(folder / "again"))
+    assert not stock.Stock(cipher, KEY, "new", str(folder)).take(str(folder / "again"))
     assert not (folder / "again").exists()
 
 
@@ -304,11 +304,11 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     digest, machine = hashlib.sha256(UV.encode()).hexdigest(), os.uname().machine
-    told = {"url": str(program), "sha256": digest, "size": len(UV.encode()), "machine": machine}
+    uv = {"url": str(program), "sha256": digest, "size": len(UV.encode()), "machine": machine}
 
-    found = provide(folder / "node", "nbtj-a", uv=told)
+    target = provide(folder / "node", "nbtj-a", uv=uv)
 
-    assert f"--target {found} -- nbtj-a==1.0" in asked.read_text()
+    assert f"--target {target} -- nbtj-a==1.0" in asked.read_text()
     assert Path(f"{asked}.trusted").read_text() == "/of/the/image.pem\n"
     assert os.listdir(folder / "node") == ["packages"]
     for wrong, said in (
@@ -316,11 +316,11 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
         ({"sha256": "0" * 64}, "isn't used: somebody else has written it"),
         ({"url": str(folder / "none")}, "isn't used: [Errno 2]"),
     ):
-        assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv={**told, **wrong}))
+        assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv={**uv, **wrong}))
         assert said in capsys.readouterr().err
     program.write_bytes(b"\x7fELF of another machine")
     content = program.read_bytes()
-    damaged = {**told, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    damaged = {**uv, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
     assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv=damaged))
     assert "isn't used: [Errno 8]" in capsys.readouterr().err
 
@@ -335,10 +335,10 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypa
     monkeypatch.setenv("ASKED", str(asked))
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
 
-    found = provide(folder / "node", "nbtj-a", "nbtj-b @ file:///b.whl")
+    target = provide(folder / "node", "nbtj-a", "nbtj-b @ file:///b.whl")
 
-    given = f"pip install --no-progress --no-deps --target {found} -- nbtj-a==1.0 nbtj-b @ file:///b.whl\n"
-    assert asked.read_text() == given
+    line = f"pip install --no-progress --no-deps --target {target} -- nbtj-a==1.0 nbtj-b @ file:///b.whl\n"
+    assert asked.read_text() == line
     asked.unlink()
     install(folder / "image", "nbtj-b", "1.0", "nbtj_b.py")
     with monkeypatch.context() as patch:

@@ -77,10 +77,10 @@ def told(folder, monkeypatch):
     def facts(number):
         until = time.monotonic() + LIMIT
         while True:
-            found = path.read_bytes().splitlines() if path.exists() else []
-            if len(found) >= number:
-                return list(factlines.read(found))
-            assert time.monotonic() < until, found
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            if len(lines) >= number:
+                return list(factlines.read(lines))
+            assert time.monotonic() < until, lines
             time.sleep(0.01)
 
     return facts
@@ -94,10 +94,10 @@ def look_out(folder):
     def start(*, hang_after=0.0, peers=None, **rank):
         lookout = Lookout(str(folder), 7, hang_after)
         ends.append(lookout.close)
-        found = Rank(folder, **rank) if rank else None
-        ends.append(found.join if found else lookout.close)
+        thread = Rank(folder, **rank) if rank else None
+        ends.append(thread.join if thread else lookout.close)
         lookout.enter(3, str(folder), {0: os.getpid()}, peers or Alone())
-        return lookout, found
+        return lookout, thread
 
     yield start
     for end in ends:
@@ -183,9 +183,9 @@ def test_a_node_tells_its_sample_to_one_that_gathers_them_and_gathers_them_itsel
     peers: Any = Peers()
     peers.gather = lambda seconds: iter([(8, b"packed")])
     lookout, _ = look_out(peers=peers)
-    given: queue.Queue[dict[str, Any]] = queue.Queue()
-    peers.on_gather(given.put)
-    assert given.get(timeout=LIMIT)["why"] == "asked"
+    records: queue.Queue[dict[str, Any]] = queue.Queue()
+    peers.on_gather(records.put)
+    assert records.get(timeout=LIMIT)["why"] == "asked"
 
     can, other, own = lookout.answer({"question": "sample", "all": 1.0})
     assert (can, other) == ({"gathers": True}, {"of": 8, "packed": base64.b64encode(b"packed").decode()})
@@ -309,8 +309,8 @@ def mine():
 @pytest.fixture(scope="module")
 def ranks():
     """Return a sample of ranks that do one thing each."""
-    (found,) = sampled(one_of_each_kind, nproc=5, hang_after=1).values()
-    return found.samples
+    (fact,) = sampled(one_of_each_kind, nproc=5, hang_after=1).values()
+    return fact.samples
 
 
 def line_of(text):
@@ -385,9 +385,9 @@ def rank_1_prints():
 @pytest.mark.torch
 @needs_records
 def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
-    found = sampled(rank_1_prints, nodes=2, nproc=1, hang_after=1)
-    assert [found[node].why for node in (0, 1)] == ["quiet", "quiet"]
-    (waits,), (prints,) = found[0].samples, found[1].samples
+    facts = sampled(rank_1_prints, nodes=2, nproc=1, hang_after=1)
+    assert [facts[node].why for node in (0, 1)] == ["quiet", "quiet"]
+    (waits,), (prints,) = facts[0].samples, facts[1].samples
     assert [call.op for call in waits.groups[0].calls if not call.done] == ["barrier"]
     assert (prints.rank, prints.threads[0].frames[0].name) == (1, "rank_1_prints")
 
@@ -395,7 +395,7 @@ def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
 @pytest.mark.torch
 @needs_records
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "words"),
     [
         ("one_step_more", "rank 1 made 8 calls in the default group, and ranks 0, 2 made 7 before returning"),
         ("too_big", "rank 2 entered all_reduce float32[4000], but ranks 0-1 all_reduce float32[8]"),
@@ -403,12 +403,12 @@ def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
 )
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.filterwarnings("ignore:nproc_per_node=")
-def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, told, nodes):
+def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, words, nodes):
     job = submit(hangs.ALL[case], spec=JobSpec(Elastic(nnodes=nodes, nproc_per_node=3 // nodes)))
     job.wait(LIMIT)
 
     heading, *rest = attempts.lines(job.state)
     assert heading.startswith("a collective gave up: ")
-    assert told in heading
+    assert words in heading
     assert not any("Ranks called it with other sizes" in line or "equally often?" in line for line in rest)
     job.delete()

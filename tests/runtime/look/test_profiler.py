@@ -55,14 +55,14 @@ def test_it_waits_for_the_end_of_a_backward_pass_and_what_is_too_late_is_never_d
     def within(grad):
         late = Asked(lambda: done.append("late"), 0.02)
         spin(late)
-        found.extend((late, Asked(lambda: done.append("in time"), LIMIT)))
+        threads.extend((late, Asked(lambda: done.append("in time"), LIMIT)))
 
     done: list[str] = []
-    found: list[Asked] = []
+    threads: list[Asked] = []
     x = torch.ones(1, requires_grad=True)
     x.register_hook(within)
     (x * 1).backward()
-    late, asked = found
+    late, asked = threads
     spin(asked)
 
     assert isinstance(late.found, AwayError)
@@ -75,13 +75,13 @@ def test_it_waits_for_the_end_of_an_operation_that_is_written_in_python():
         def forward(ctx, x):
             late = Asked(lambda: None, 0.02)
             spin(late)
-            found.append(late.found)
+            outcomes.append(late.found)
             return x * 2
 
-    found: list[object] = []
+    outcomes: list[object] = []
     Double.apply(torch.ones(1))
 
-    assert isinstance(found[0], AwayError)
+    assert isinstance(outcomes[0], AwayError)
 
 
 def test_it_is_done_where_torch_only_asks_what_overrides_an_operation():
@@ -89,14 +89,14 @@ def test_it_is_done_where_torch_only_asks_what_overrides_an_operation():
         def __torch_function__(self, func, types, args=(), kwargs=None):
             asked = Asked(threading.current_thread, LIMIT)
             spin(asked)
-            found.append(asked.found)
+            outcomes.append(asked.found)
             return func(*args, **(kwargs or {}))
 
-    found: list[object] = []
+    outcomes: list[object] = []
     with Asks():
         torch.ones(1)
 
-    assert found == [threading.main_thread()]
+    assert outcomes == [threading.main_thread()]
 
 
 def test_it_waits_for_the_end_of_an_operation_in_which_another_one_asks():
@@ -104,7 +104,7 @@ def test_it_waits_for_the_end_of_an_operation_in_which_another_one_asks():
         def __torch_function__(self, func, types, args=(), kwargs=None):
             late = Asked(lambda: None, 0.02)
             spin(late)
-            found.append(late.found)
+            outcomes.append(late.found)
             return func(*args, **(kwargs or {}))
 
     class Double(torch.autograd.Function):  # type: ignore[misc]
@@ -113,10 +113,10 @@ def test_it_waits_for_the_end_of_an_operation_in_which_another_one_asks():
             with Asks():
                 return x * 2
 
-    found: list[object] = []
+    outcomes: list[object] = []
     Double.apply(torch.ones(1))
 
-    assert isinstance(found[0], AwayError)
+    assert isinstance(outcomes[0], AwayError)
 
 
 def test_it_is_done_where_a_backward_pass_comes_back_to_python():
@@ -176,18 +176,18 @@ def test_its_trace_and_its_main_threads_stacks_are_written(folder, capfd):
 def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
     """Two profiles begin and end within one range: torch would write its end to what the first one freed."""
     profiler, ranges = Profiler(), torch.autograd.profiler.record_function
-    found = []
+    marks = []
     for name in ("outer", "next"):
         profiler.start(str(folder), 3, 0.1, memory=False)
         begun()
         with ranges(name), ranges("inner"):
             record = told(folder)
-        found.append(record["ranges"])
+        marks.append(record["ranges"])
         with open(written(str(folder), TRACE, 3)) as file:
             assert "inner" not in file.read()
         os.unlink(written(str(folder), TOLD, 3))
 
-    for name, told_of in zip(("outer", "next"), found, strict=True):
+    for name, told_of in zip(("outer", "next"), marks, strict=True):
         assert {name, "inner"} <= {mark for mark, _, _ in told_of}
         assert all(began < ended for _, began, ended in told_of)
     assert ranges.__enter__.__module__ == ranges.__exit__.__module__ == torch.autograd.profiler.__name__

@@ -18,8 +18,8 @@ ASKED = {"question": "profile", "rank": 1, "seconds": 0.5, "memory": False}
 class Ranks:
     """Stands for the ranks of a node: one that is asked writes at once, or ends."""
 
-    def __init__(self, folder, told=None, trace=b"", refuses=""):
-        self.folder, self.told, self.trace, self.refuses = str(folder), told, trace, refuses
+    def __init__(self, folder, record=None, trace=b"", refuses=""):
+        self.folder, self.told, self.trace, self.refuses = str(folder), record, trace, refuses
         self.asked = []
 
     def profile(self, rank, question, seconds):
@@ -62,7 +62,7 @@ def test_what_a_rank_wrote_comes_in_pieces_and_nothing_is_left(folder, monkeypat
     [
         ({}, "it ended meanwhile"),
         ({"refuses": "it has returned"}, "it has returned"),
-        ({"told": {"trouble": "no room"}}, "no room"),
+        ({"record": {"trouble": "no room"}}, "no room"),
     ],
 )
 def test_why_there_is_no_profile_is_the_answer(folder, ranks, trouble):

@@ -150,8 +150,8 @@ def test_a_machine_that_can_not_connect_to_itself_is_told_at_once(ended):
 def raised(exc, *, behind=None):
     try:
         raise exc from behind
-    except type(exc) as found:
-        return found
+    except type(exc) as error:
+        return error
 
 
 REFUSED = [

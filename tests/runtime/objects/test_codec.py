@@ -88,10 +88,10 @@ def test_plain_data_needs_no_pickle():
     ids=str,
 )
 def test_tensors_come_home_with_dtype_shape_and_grad(tensor):
-    found, pickles = home(tensor)
+    value, pickles = home(tensor)
 
-    assert torch.equal(found, tensor)
-    assert (found.dtype, found.requires_grad, found.stride()) == (
+    assert torch.equal(value, tensor)
+    assert (value.dtype, value.requires_grad, value.stride()) == (
         tensor.dtype,
         tensor.requires_grad,
         tensor.stride(),
@@ -112,10 +112,10 @@ def test_a_tensor_of_inference_stays_one():
 
 
 def test_a_parameter_stays_a_parameter():
-    found, _ = home({"w": torch.nn.Parameter(torch.ones(2), requires_grad=False)})
+    value, _ = home({"w": torch.nn.Parameter(torch.ones(2), requires_grad=False)})
 
-    assert type(found["w"]) is torch.nn.Parameter
-    assert not found["w"].requires_grad
+    assert type(value["w"]) is torch.nn.Parameter
+    assert not value["w"].requires_grad
 
 
 @pytest.mark.parametrize(
@@ -132,11 +132,11 @@ def test_a_parameter_stays_a_parameter():
     ids=repr,
 )
 def test_arrays_and_numpy_scalars_come_home_as_they_were(array):
-    found, pickles = home(array)
+    value, pickles = home(array)
 
-    np.testing.assert_array_equal(found, array)
-    assert (type(found), found.dtype) == (type(array), array.dtype)
-    assert found.flags.f_contiguous == array.flags.f_contiguous
+    np.testing.assert_array_equal(value, array)
+    assert (type(value), value.dtype) == (type(array), array.dtype)
+    assert value.flags.f_contiguous == array.flags.f_contiguous
     assert pickles == (0 if array.flags.c_contiguous else 1)
 
 
@@ -146,11 +146,11 @@ def test_what_shares_comes_home_sharing():
             self.inside = inside
 
     base, array, inside = torch.zeros(4), np.zeros(4), [1]
-    found, _ = home([base, base[2:], array, torch.from_numpy(array)[1:], inside, Kept(inside)])
+    parts, _ = home([base, base[2:], array, torch.from_numpy(array)[1:], inside, Kept(inside)])
 
-    found[0][2], found[2][1] = 7, 8
-    assert (found[1][0], found[3][0]) == (7, 8)
-    assert found[5].inside is found[4]
+    parts[0][2], parts[2][1] = 7, 8
+    assert (parts[1][0], parts[3][0]) == (7, 8)
+    assert parts[5].inside is parts[4]
 
 
 def test_parts_that_cannot_be_pickled_leave_the_rest():
@@ -165,8 +165,8 @@ def test_parts_that_cannot_be_pickled_leave_the_rest():
 
     assert [path for path, *_ in encoder.lost] == ["['gen']", "['in'][0][0]['g']"]
     buffers = [memoryview(bytearray(view)) for view in encoder.buffers]
-    found = codec.decode(tree, buffers, load, ["no", "nor"])
-    assert found == {"loss": [0.5], "gen": "no", "in": [({1: open, "g": "nor"},), {"f": iter, 2: print}]}
+    value = codec.decode(tree, buffers, load, ["no", "nor"])
+    assert value == {"loss": [0.5], "gen": "no", "in": [({1: open, "g": "nor"},), {"f": iter, 2: print}]}
 
 
 def test_a_long_list_of_floats_is_one_buffer():
@@ -183,27 +183,27 @@ def test_what_is_not_plain_is_pickled_together_so_that_it_stays_linked():
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    found, pickles = home({"model": model, "optimizer": optimizer, "epoch": 3})
+    value, pickles = home({"model": model, "optimizer": optimizer, "epoch": 3})
 
     assert pickles == 1
-    assert found["optimizer"].param_groups[0]["params"][0] is found["model"].weight
-    assert found["epoch"] == 3
+    assert value["optimizer"].param_groups[0]["params"][0] is value["model"].weight
+    assert value["epoch"] == 3
 
 
 def test_an_object_that_is_in_a_value_twice_is_one_object_at_home():
     row = [1, 2]
-    found, pickles = home({"a": row, "b": row})
+    value, pickles = home({"a": row, "b": row})
 
-    assert found["a"] is found["b"]
+    assert value["a"] is value["b"]
     assert pickles == 1
 
 
 def test_a_cycle_and_a_deep_nest_come_home():
     cycle: list[object] = [1]
     cycle.append(cycle)
-    found, _ = home(cycle)
+    value, _ = home(cycle)
 
-    assert found[1] is found
+    assert value[1] is value
 
 
 def test_tensors_inside_a_pickle_travel_out_of_band():
@@ -217,9 +217,9 @@ def test_tensors_inside_a_pickle_travel_out_of_band():
 
 
 def test_a_state_dict_keeps_its_modules_versions():
-    found, pickles = home(torch.nn.BatchNorm1d(2).state_dict())
+    state, pickles = home(torch.nn.BatchNorm1d(2).state_dict())
 
-    assert found._metadata[""] == {"version": 2}
+    assert state._metadata[""] == {"version": 2}
     assert pickles == 0
 
 

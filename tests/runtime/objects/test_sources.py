@@ -45,9 +45,9 @@ def test_each_function_is_found_by_its_place_in_the_syntax_tree(text):
 
 
 def test_functions_that_share_a_line_keep_their_order():
-    found = [types.FunctionType(code, {}) for code in codes("f, g = lambda x: x + 1, lambda x: x - 1")]
+    functions = [types.FunctionType(code, {}) for code in codes("f, g = lambda x: x + 1, lambda x: x - 1")]
 
-    assert [fn(5) for fn in found] == [6, 4]
+    assert [fn(5) for fn in functions] == [6, 4]
 
 
 def test_code_that_never_runs_has_no_function():
@@ -284,8 +284,8 @@ def test_a_dataclass_keeps_what_it_says_of_its_fields_on_the_same_python(noteboo
     cls = notebook(MADE)["Data"]
     data = pickler.dumps(cls, Pickler, lambda buffer: None)
     monkeypatch.setattr("nbtorchjob.runtime.objects.rebuilt._tagged", {})
-    found = pickle.loads(data)
+    copy = pickle.loads(data)
 
-    first = dataclasses.fields(found)[0]
+    first = dataclasses.fields(copy)[0]
     assert (first.name, first.default) == ("x", dataclasses.MISSING)
     assert first.default is dataclasses.MISSING

@@ -24,20 +24,20 @@ def test_a_value_comes_back_from_its_file(path):
     value = {"loss": 0.5, "weights": torch.arange(1000.0), "model": torch.nn.Linear(3, 3)}
 
     size = wire.write_value(path, value, dump, KEY)
-    found = wire.read_value(path, load, KEY)
+    copy = wire.read_value(path, load, KEY)
 
     assert size == os.path.getsize(path)
-    assert torch.equal(found["weights"], value["weights"])
-    assert torch.equal(found["model"].weight, value["model"].weight)
+    assert torch.equal(copy["weights"], value["weights"])
+    assert torch.equal(copy["model"].weight, value["model"].weight)
 
 
 def test_a_big_array_is_mapped_and_can_be_written_to(path):
     wire.write_value(path, np.zeros(200_000), dump, KEY)
 
-    found = wire.read_value(path, load, KEY)
-    found[0] = 7.0
+    array = wire.read_value(path, load, KEY)
+    array[0] = 7.0
 
-    assert not found.flags.owndata
+    assert not array.flags.owndata
     assert wire.read_value(path, load, KEY)[0] == 0.0
 
 
@@ -78,15 +78,15 @@ def test_a_value_that_can_not_be_pickled_is_told_as_such(path):
             raise RuntimeError("no way")
 
     wire.write_value(path, broken := Broken(), dump, KEY)
-    found = wire.read_value(path, load, KEY)
+    substitute = wire.read_value(path, load, KEY)
 
-    assert isinstance(found, wire.Unpicklable)
-    assert found.type.endswith(".Broken")
-    assert found.error.message == "no way"
+    assert isinstance(substitute, wire.Unpicklable)
+    assert substitute.type.endswith(".Broken")
+    assert substitute.error.message == "no way"
     lost: list[wire.Unpicklable] = []
     wire.write_value(path, {"x": [1, broken]}, dump, KEY)
     assert wire.read_value(path, load, KEY, lost) == {"x": [1, *lost]}
-    assert (lost[0].path, repr(lost[0])) == ("['x'][1]", f"<{found.type} that couldn't be pickled>")
+    assert (lost[0].path, repr(lost[0])) == ("['x'][1]", f"<{substitute.type} that couldn't be pickled>")
 
 
 def test_a_failed_write_leaves_nothing(folder):

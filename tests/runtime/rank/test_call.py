@@ -112,8 +112,8 @@ def test_definitions_that_came_with_objects_are_found_by_name():
     names = [("A", space["A"]), ("B", space["B"])]
     data = call.run(cell("import pickle\npickle.dumps(a)", a=space["A"](), names=names))
     assert type(pickle.loads(data)) is space["A"]
-    found = call.run({**function(pickle.dumps, space["B"]()), "names": names})
-    assert type(pickle.loads(found)) is space["B"]
+    content = call.run({**function(pickle.dumps, space["B"]()), "names": names})
+    assert type(pickle.loads(content)) is space["B"]
 
 
 def test_the_cells_own_name_wins_over_a_definition_that_came_along():

@@ -300,19 +300,19 @@ def count_until(stop):
 
 
 @pytest.mark.parametrize(
-    ("index", "told", "number", "code"),
+    ("index", "variables", "number", "code"),
     # A Job tells one of the lost node's number how often that has failed; a spare has a number of its own.
     [(1, {"NBTORCHJOB_FAILURES": "1"}, 2, exits.OK), (1, {}, 2, exits.OK), (2, {}, 1, exits.CANCELLED)],
     ids=["a Job's", "a PyTorchJob's", "spare"],
 )
 def test_a_node_in_place_of_a_lost_one_is_an_attempt_on_every_rank_and_a_spare_one_is_none(
-    index, told, number, code, folder, start
+    index, variables, number, code, folder, start
 ):
     nodes = running(start(count_until, str(folder / "stop"), nnodes="1:2", all_ranks=True))
     nodes[1].process.terminate()
     assert nodes[1].wait() == exits.CANCELLED
     nodes[0].until(lambda node: len(node.facts("WorkersStarted")) == 2)
-    new = start.another(index, **told)
+    new = start.another(index, **variables)
     nodes[0].until(lambda node: node.facts("WorkersStarted")[-1]["world_size"] == 2)
     new.until(lambda node: together(node, 2))
     (folder / "stop").touch()

@@ -43,7 +43,7 @@ def test_a_node_passes_by_a_job_that_had_its_name_before_and_still_ends(name, st
     monkeypatch.setattr(rendezvous, "_await", lambda *_: (("127.0.0.1", places.pop(0)), "127.0.0.1"))
     monkeypatch.setattr(rendezvous, "_AGAIN_S", 0.0)
 
-    met = Endpoint("node-0.same:29400", timedelta(seconds=LIMIT), KEY).join(LIMIT, lambda found: found)
+    met = Endpoint("node-0.same:29400", timedelta(seconds=LIMIT), KEY).join(LIMIT, lambda link: link)
     met.set("word", "1")
     assert (places, store.check(["word"]), former.check(["word"])) == ([], True, False)
 
@@ -126,12 +126,12 @@ def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_ne
     SignedStore(old, KEY).below(PREFIX).set("was/0", "7")
     late = meet(port)
     with ThreadPoolExecutor() as pool:
-        found = pool.submit(late.next_rendezvous)
+        future = pool.submit(late.next_rendezvous)
         SignedStore(old, KEY).below(PREFIX).set(END, str(exits.INFRASTRUCTURE_ERROR))
         del old
         new = gang.serve(port)
         other = meet(port)
-        assert other.next_rendezvous().world_size == found.result(LIMIT).world_size == 2
+        assert other.next_rendezvous().world_size == future.result(LIMIT).world_size == 2
     for member in (late, other):
         member.peers.close()
         member.shutdown()

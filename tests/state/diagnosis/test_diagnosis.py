@@ -124,18 +124,18 @@ AWAY = [
 
 @pytest.mark.parametrize(("sample", "text"), AWAY)
 def test_names_the_rank_that_the_others_wait_for(sample, text):
-    found = said(*OTHERS, sample)
+    diagnosis = said(*OTHERS, sample)
 
-    assert found is not None
-    assert text in describe(found)
-    assert (found.ranks, found.sure, found.time) == ((2,), True, NOW)
+    assert diagnosis is not None
+    assert text in describe(diagnosis)
+    assert (diagnosis.ranks, diagnosis.sure, diagnosis.time) == ((2,), True, NOW)
 
 
 def test_points_at_the_line_and_tells_what_was():
-    found = said(*OTHERS, absent(2), over=True)
+    diagnosis = said(*OTHERS, absent(2), over=True)
 
-    assert found.frame == cell(3)
-    assert "which ranks 0-1, 3 had waited in for 40 s; it was in Cell In[3], line 3" in describe(found)
+    assert diagnosis.frame == cell(3)
+    assert "which ranks 0-1, 3 had waited in for 40 s; it was in Cell In[3], line 3" in describe(diagnosis)
 
 
 def test_tells_how_a_rank_left():
@@ -148,20 +148,22 @@ def test_tells_how_a_rank_left():
 
 
 def test_holds_together_ranks_that_are_absent_at_several_places():
-    found = said(waiting(0), absent(1, 4), absent(2), absent(3))
+    diagnosis = said(waiting(0), absent(1, 4), absent(2), absent(3))
 
-    assert found.ranks == (1, 2, 3)
-    assert "ranks 1-3 never entered" in describe(found)
-    assert "rank 1 sleeps in Cell In[3], line 4: time.sleep(100); ranks 2-3 are in Cell" in describe(found)
+    assert diagnosis.ranks == (1, 2, 3)
+    assert "ranks 1-3 never entered" in describe(diagnosis)
+    assert "rank 1 sleeps in Cell In[3], line 4: time.sleep(100); ranks 2-3 are in Cell" in describe(
+        diagnosis
+    )
 
 
 def test_blames_the_one_that_calls_once_too_often():
-    found = said(waiting(0), *(rank(number, ENDED, note="exit code 0") for number in (1, 2, 3)))
+    diagnosis = said(waiting(0), *(rank(number, ENDED, note="exit code 0") for number in (1, 2, 3)))
 
-    assert found.ranks == (0,)
+    assert diagnosis.ranks == (0,)
     assert (
         "rank 0 has waited for 40 s in all_reduce #2 of the default group, alone: ranks 1-3 have returned"
-        in describe(found)
+        in describe(diagnosis)
     )
 
 
@@ -186,24 +188,24 @@ DIFFERENT = [
 @pytest.mark.parametrize(("sample", "text"), DIFFERENT)
 def test_names_the_rank_that_calls_something_else(sample, text):
     sizes = {"sizes": ((4,),), "dtypes": ("float32",)} if "[" in text else {}
-    found = said(*(waiting(number, **sizes) for number in (0, 1, 3)), sample)
+    diagnosis = said(*(waiting(number, **sizes) for number in (0, 1, 3)), sample)
 
-    assert text in describe(found)
-    assert (found.ranks, found.sure) == ((2,), True)
+    assert text in describe(diagnosis)
+    assert (diagnosis.ranks, diagnosis.sure) == ((2,), True)
 
 
 def test_names_both_of_two_that_call_different_things():
-    found = said(waiting(0), waiting(1, "all_reduce", "barrier"), world=2)
+    diagnosis = said(waiting(0), waiting(1, "all_reduce", "barrier"), world=2)
 
-    assert (found.ranks, found.sure) == ((0, 1), True)
-    assert "rank 0 entered all_reduce, but rank 1 barrier" in describe(found)
+    assert (diagnosis.ranks, diagnosis.sure) == ((0, 1), True)
+    assert "rank 0 entered all_reduce, but rank 1 barrier" in describe(diagnosis)
 
 
 def test_lets_what_may_differ_differ():
     ops = "all_to_all", "all_to_all"
-    found = said(waiting(0, *ops, sizes=((4,),)), waiting(1, *ops, sizes=((9,),)), absent(2), world=3)
+    diagnosis = said(waiting(0, *ops, sizes=((4,),)), waiting(1, *ops, sizes=((9,),)), absent(2), world=3)
 
-    assert found.ranks == (2,)
+    assert diagnosis.ranks == (2,)
 
 
 def sub(name, ranks, number=1, *, since=100.0, done=False):
@@ -216,19 +218,19 @@ def inside(number, *groups):
 
 def test_follows_who_waits_in_another_group():
     all_, pair = (0, 1, 2, 3), (2, 3)
-    found = said(
+    diagnosis = said(
         inside(0, sub("0", all_)),
         inside(1, sub("0", all_)),
         inside(2, Group("0", all_), sub("7", pair)),
         rank(3, RUNS, stack(4), (Group("0", all_), Group("7", pair))),
     )
 
-    assert (found.ranks, found.sure) == ((3,), True)
+    assert (diagnosis.ranks, diagnosis.sure) == ((3,), True)
 
 
 def test_tells_a_circle_of_groups():
     one, two = (0, 1), (1, 2)
-    found = said(
+    diagnosis = said(
         inside(0, sub("1", one), Group("3", (0, 2))),
         inside(1, Group("1", one), sub("2", two)),
         inside(2, Group("2", two), sub("3", (2, 0))),
@@ -238,7 +240,7 @@ def test_tells_a_circle_of_groups():
         inside(0, sub("1", one), Group("2", one)), inside(1, Group("1", one), sub("2", one)), world=2
     )
 
-    assert (found.ranks, found.sure) == ((0, 1, 2), True)
+    assert (diagnosis.ranks, diagnosis.sure) == ((0, 1, 2), True)
     assert (crossed.ranks, crossed.sure) == ((0, 1), True)
     assert (
         "ranks 0-1 wait for each other: rank 0 for rank 1 in barrier #1 of group 1 (ranks 0-1)"
@@ -251,11 +253,11 @@ def meets(number):
 
 
 def test_names_who_does_not_meet_the_others():
-    found = said(meets(0), meets(1), rank(2, RUNS, stack(4)), world=3)
+    diagnosis = said(meets(0), meets(1), rank(2, RUNS, stack(4)), world=3)
 
-    assert (found.ranks, found.sure) == ((2,), True)
+    assert (diagnosis.ranks, diagnosis.sure) == ((2,), True)
     assert "rank 2 never entered init_process_group, where ranks 0-1 are waiting; it sleeps" in describe(
-        found
+        diagnosis
     )
 
 
@@ -292,10 +294,10 @@ UNSURE = [
 
 @pytest.mark.parametrize("samples", UNSURE)
 def test_is_unsure_where_the_facts_say_no_more(samples):
-    found = said(*samples)
+    diagnosis = said(*samples)
 
-    assert not found.sure
-    assert describe(found).startswith("unsure: ")
+    assert not diagnosis.sure
+    assert describe(diagnosis).startswith("unsure: ")
 
 
 def test_takes_an_absence_from_before_the_others_waited_for_nothing():
@@ -307,12 +309,13 @@ def test_takes_an_absence_from_before_the_others_waited_for_nothing():
 
 def test_tells_who_is_slow_from_who_hangs():
     busy = [rank(number, RUNS, stack(3), default(*calls("all_reduce", done=1))) for number in range(4)]
-    found = said(*busy)
+    diagnosis = said(*busy)
 
     assert (
-        describe(found) == "no rank waits in a collective: ranks 0-3 are in Cell In[3], line 3: next(loader)"
+        describe(diagnosis)
+        == "no rank waits in a collective: ranks 0-3 are in Cell In[3], line 3: next(loader)"
     )
-    assert (found.ranks, found.sure) == ((), True)
+    assert (diagnosis.ranks, diagnosis.sure) == ((), True)
     assert said(*busy[:3], rank(3, STOPPED)).ranks == (3,)
 
 
@@ -327,22 +330,22 @@ def test_forgets_the_samples_of_an_earlier_round():
     assert said(*OTHERS, absent(2), facts=[again]) is None
 
 
-def point_to_point(number, op, given, line=6):
+def point_to_point(number, op, arguments, line=6):
     frames = (cell(line), Frame(C10D, 9, op))
     return rank(
-        number, RUNS, (Thread("main", frames, tuple(given.items())),), default(*calls("barrier", done=1))
+        number, RUNS, (Thread("main", frames, tuple(arguments.items())),), default(*calls("barrier", done=1))
     )
 
 
 def test_a_send_that_is_being_received_accuses_nobody():
-    found = said(
+    diagnosis = said(
         point_to_point(0, "send", {"group": "0", "dst": "1", "tag": "0"}),
         point_to_point(1, "recv", {"group": "0", "src": "0", "tag": "0"}),
         absent(2),
         absent(3),
     )
 
-    assert found is None or not found.sure
+    assert diagnosis is None or not diagnosis.sure
 
 
 def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long():
@@ -367,9 +370,9 @@ def test_one_line_that_calls_a_library_may_be_in_other_groups():
             number, RUNS, (Thread("m", (cell(3), Frame(C10D, 9, "all_reduce")), (("group", group),)),), made
         )
 
-    found = said(inside(0, "a"), inside(1, "a"), inside(2, "a"), inside(3, "b"))
+    diagnosis = said(inside(0, "a"), inside(1, "a"), inside(2, "a"), inside(3, "b"))
 
-    assert found is None or "in one call" not in describe(found)
+    assert diagnosis is None or "in one call" not in describe(diagnosis)
 
 
 @pytest.mark.parametrize(("world", "named"), [(3, (2,)), (6, (0, 1, 2))])
@@ -378,7 +381,7 @@ def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(wor
         made = default(*calls("all_reduce", sizes=((size,),), done=0), ranks=tuple(range(world)))
         return rank(number, ENDED, stack(2, "all_reduce"), made, "signal 6")
 
-    found = said(ended(0, 8), ended(1, 8), ended(2, 4000), world=world, over=True)
+    diagnosis = said(ended(0, 8), ended(1, 8), ended(2, 4000), world=world, over=True)
 
-    assert (found.ranks, found.sure) == (named, True)
-    assert "rank 2 entered all_reduce" in describe(found)
+    assert (diagnosis.ranks, diagnosis.sure) == (named, True)
+    assert "rank 2 entered all_reduce" in describe(diagnosis)

@@ -196,10 +196,10 @@ def test_the_one_that_diverged_is_named_or_the_diagnosis_is_unsure(case):
     ):
         state = apply(state, fact)
 
-    found = diagnose(state)
+    diagnosis = diagnose(state)
 
     hangs = any(rank.awaited is not None for rank in ranks)
     if hangs:
-        assert found is not None
-        assert odd.number in found.ranks or not found.sure
-        assert found.sure == (not describe(found).startswith("unsure"))
+        assert diagnosis is not None
+        assert odd.number in diagnosis.ranks or not diagnosis.sure
+        assert diagnosis.sure == (not describe(diagnosis).startswith("unsure"))

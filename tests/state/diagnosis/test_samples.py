@@ -109,12 +109,12 @@ def forgotten(sample: Any) -> Any:
 
 @pytest.mark.parametrize(("name", "ranks", "text", "code"), CASES)
 def test_real_hangs(name, ranks, text, code):
-    found = of_samples(name)
+    diagnosis = of_samples(name)
 
-    assert (found.ranks, found.sure) == (ranks, True)
-    assert text in describe(found)
-    assert code in found.frame.line
-    assert found.slow is (name == "straggler")
+    assert (diagnosis.ranks, diagnosis.sure) == (ranks, True)
+    assert text in describe(diagnosis)
+    assert code in diagnosis.frame.line
+    assert diagnosis.slow is (name == "straggler")
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_real_hangs(name, ranks, text, code):
     ],
 )
 def test_real_hangs_are_told_by_stacks_alone_where_torch_records_no_calls(name, ranks, text):
-    found = of_samples(name, without_calls=True)
+    diagnosis = of_samples(name, without_calls=True)
 
-    assert (found.ranks, found.sure) == (ranks, True)
-    assert text in describe(found)
+    assert (diagnosis.ranks, diagnosis.sure) == (ranks, True)
+    assert text in describe(diagnosis)
 
 
 def test_several_groups_leave_it_open_where_torch_records_no_calls():
-    found = of_samples("crossed_groups", without_calls=True)
-    assert found is None or not found.sure
+    diagnosis = of_samples("crossed_groups", without_calls=True)
+    assert diagnosis is None or not diagnosis.sure

@@ -39,10 +39,10 @@ def test_repeated_chunks_change_nothing(cuts):
 
 def test_of_two_that_claim_the_same_bytes_the_same_stay_in_any_order():
     both = [(0, b"a forged one"), (2, b"wrote"), (9, b" and more")]
-    found = {
+    tails = {
         reduce(lambda tail, chunk: tail.add(0, *chunk), order, LogTail()) for order in permutations(both)
     }
-    assert len(found) == 1
+    assert len(tails) == 1
 
 
 @given(CUTS)

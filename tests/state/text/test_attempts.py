@@ -48,11 +48,11 @@ def test_what_comes_next_is_told_with_why_and_with_what_it_uses():
 
 
 def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
-    told = [
+    events = [
         ev.NodeLeaves(1003.0, 1, 0, 27.0),
         ev.RankLeft(1003.5, 0, 0, 0, 12, {"step": 1204.0, "loss": 0.5}),
     ]
-    state = job(*begun(1, 1000.0), *told)
+    state = job(*begun(1, 1000.0), *events)
 
     assert facts.phase(state) == facts.LEAVING
     assert attempts.pending(state, 1005.0) == ["ranks have 25 s to save: node 1 (host-11) is about to end"]
@@ -62,13 +62,13 @@ def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
     (text,) = attempts.pending(early, 1005.0)
     assert text.endswith(": node 1 (host-11) is about to end: its host has the taint spot")
 
-    state = job(*told, *evicted(1, 1000.0))
+    state = job(*events, *evicted(1, 1000.0))
     assert facts.phase(state) == facts.RETRYING
     assert attempts.coming(state, 1008.0) == (
         f"attempt 2 starts in 8.0 s: saved at step 1,204; {EVICTED}; uses preemption 1 of 3"
     )
 
-    state = job(*told, *evicted(1, 1000.0), *begun(2, 1020.0))
+    state = job(*events, *evicted(1, 1000.0), *begun(2, 1020.0))
     assert facts.phase(state) == "RUNNING"
     (past,) = attempts.past(state)
     assert past.endswith(
@@ -88,11 +88,11 @@ def test_an_attempt_that_must_not_be_preempted_is_said_to_be():
     assert "starts in 8.0 s on a host that isn't preemptible: node 1" in attempts.coming(state, 1008.0)
 
 
-@pytest.mark.parametrize(("now", "told"), [(1025.0, "is about to start"), (1027.0, "waits for someone")])
-def test_a_cluster_job_that_nobody_follows_waits_for_somebody(now, told):
+@pytest.mark.parametrize(("now", "phrase"), [(1025.0, "is about to start"), (1027.0, "waits for someone")])
+def test_a_cluster_job_that_nobody_follows_waits_for_somebody(now, phrase):
     state = job(*evicted(1, 1000.0), backend="kubernetes", cluster=CLUSTER)
 
-    assert f"attempt 2 {told}" in attempts.coming(state, now)
+    assert f"attempt 2 {phrase}" in attempts.coming(state, now)
     assert ("%torchjob attach swift-otter" in attempts.coming(state, now)) == (now > 1026.0)
 
 
@@ -130,8 +130,8 @@ def test_an_exception_that_nobody_named_is_why_nothing_follows():
     fatal.append(ev.RankFailed(1004.0, 0, 0, 0, 0, error))
     state = job(*fatal, ev.Closed(1007.0), retry=Retry(retries=2))
 
-    told = "not retried: KeyError isn't a RecoverableError or named by --retry-on"
-    assert attempts.exhausted(state) == told
+    line = "not retried: KeyError isn't a RecoverableError or named by --retry-on"
+    assert attempts.exhausted(state) == line
 
 
 def test_a_failure_that_is_never_tried_again_has_no_budget():
@@ -153,10 +153,10 @@ def test_earlier_attempts_are_told_newest_first_with_the_hosts_they_had():
 
 def test_of_many_attempts_the_newest_are_told_and_where_the_rest_is():
     tried = [fact for number in range(1, 9) for fact in evicted(number, 1000.0 * number)]
-    told = attempts.past(job(*tried, *begun(9, 9000.0), retry=Retry(), policy=None))
+    lines = attempts.past(job(*tried, *begun(9, 9000.0), retry=Retry(), policy=None))
 
-    assert [line.partition(",")[0] for line in told[:-1]] == [f"attempt {n}" for n in (8, 7, 6, 5, 4)]
-    assert told[-1] == "and 3 more: %torchjob describe swift-otter"
+    assert [line.partition(",")[0] for line in lines[:-1]] == [f"attempt {n}" for n in (8, 7, 6, 5, 4)]
+    assert lines[-1] == "and 3 more: %torchjob describe swift-otter"
 
 
 def test_a_job_that_starts_again_says_from_where_it_goes_on_until_it_has_caught_up():
@@ -196,8 +196,8 @@ ENDED = [ev.LabEnds(200.0, 0, "idle"), ev.NodeExited(201.0, 0, 0), ev.Closed(202
 
 
 def lab(*events, **info):
-    given = {"created": 0.5, "nproc_per_node": 2, "lab": 3600.0, **info}
-    return reduce(apply, events, JobState(JobInfo("lab", **given)))
+    fields = {"created": 0.5, "nproc_per_node": 2, "lab": 3600.0, **info}
+    return reduce(apply, events, JobState(JobInfo("lab", **fields)))
 
 
 @pytest.mark.parametrize(

@@ -122,15 +122,15 @@ def test_an_allocator_s_error_is_headed_by_how_much_more_was_asked_for(message, 
     error = Error("torch.OutOfMemoryError", message, time=2.0)
     failed = state(ev.RankFailed(2.0, 0, 0, 0, 0, error), ev.NodeExited(2.5, 0, 1), ev.Closed(3.0))
 
-    told = facts.heading(failed.failure, failed)
-    assert told == f"rank 0: out of memory ({heading} more was asked for)"
+    line = facts.heading(failed.failure, failed)
+    assert line == f"rank 0: out of memory ({heading} more was asked for)"
 
 
 def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job():
     ended = state(ev.NodeExited(2.0, 0, exits.CANCELLED), ev.Closed(3.0))
 
-    told = "Cause: infrastructure. It got SIGTERM, and nobody cancelled the job."
-    assert facts.cause(ended.failure, ended).startswith(told)
+    text = "Cause: infrastructure. It got SIGTERM, and nobody cancelled the job."
+    assert facts.cause(ended.failure, ended).startswith(text)
 
 
 def test_a_budget_is_no_advice_where_nobody_was_left_to_spend_it():

@@ -35,14 +35,14 @@ def stacks(*samples, facts=(), **more):
 
 
 def test_tells_of_ranks_at_one_place_together():
-    found = stacks(rank(0, 5, *INSIDE), rank(1, 9, *LOADS, seq=3, name="<module>"), rank(2, 5, *INSIDE))
+    dump = stacks(rank(0, 5, *INSIDE), rank(1, 9, *LOADS, seq=3, name="<module>"), rank(2, 5, *INSIDE))
 
-    text = str(found)
+    text = str(dump)
 
-    assert found.diagnosis.ranks == (1,)
+    assert dump.diagnosis.ranks == (1,)
     assert text.split("\n") == (
         [
-            found.cause,
+            dump.cause,
             "",
             "ranks 0, 2:",
             "  waits in all_reduce #4 of the default group, float32[8], for 40 s",
@@ -58,11 +58,11 @@ def test_tells_of_ranks_at_one_place_together():
 
 
 def test_says_what_nodes_did_not_tell_and_that_it_is_old():
-    found = stacks(rank(0, 5), RankSample(1, STOPPED), trouble={1: "doesn't answer since 12 s"}, asked=False)
+    dump = stacks(rank(0, 5), RankSample(1, STOPPED), trouble={1: "doesn't answer since 12 s"}, asked=False)
 
-    assert "This is its last sample, of " in str(found)
-    assert "node 1: doesn't answer since 12 s" in str(found)
-    assert "rank 1, stopped, by a signal or a debugger:" in str(found)
+    assert "This is its last sample, of " in str(dump)
+    assert "node 1: doesn't answer since 12 s" in str(dump)
+    assert "rank 1, stopped, by a signal or a debugger:" in str(dump)
     assert str(Stacks(JobState(JobInfo("job")))) == "Nothing is known of what its ranks do."
 
 
@@ -73,12 +73,12 @@ def test_says_that_the_job_had_ended_before_anything_was_seen():
 
 
 def test_is_html_and_data_as_well():
-    found = stacks(rank(0, 5, *INSIDE), RankSample(1, STOPPED, note="<b>"))
+    dump = stacks(rank(0, 5, *INSIDE), RankSample(1, STOPPED, note="<b>"))
 
-    assert "<b>  &gt; Cell In[3], line 5" in found._repr_html_()
-    assert found.to_json()["diagnosis"]["ranks"] == [1]
-    assert [sample["rank"] for sample in found.to_json()["samples"]] == [0, 1]
-    assert "&lt;b&gt;" in found._repr_html_()
+    assert "<b>  &gt; Cell In[3], line 5" in dump._repr_html_()
+    assert dump.to_json()["diagnosis"]["ranks"] == [1]
+    assert [sample["rank"] for sample in dump.to_json()["samples"]] == [0, 1]
+    assert "&lt;b&gt;" in dump._repr_html_()
 
 
 PARTS = {"data": 1.4, "ranks": 0.2, "accelerator": 0.0, "compute": 0.3, "python": 0.1, "idle": 0.0}

@@ -19,7 +19,7 @@ def used(time, memory, *, node=0, seq=None, limit=8.0, **more):
     return ev.Used(time, node, 0, seq, more.pop("cores", 2.0), int(memory * GB), int(limit * GB), **more)
 
 
-def job(*told, nodes=2, **info):
+def job(*events, nodes=2, **info):
     begun = [
         fact
         for node in range(nodes)
@@ -29,7 +29,7 @@ def job(*told, nodes=2, **info):
         )
     ]
     state = JobState(JobInfo("swift-otter", created=0.0, nodes=(nodes, nodes), **{**CLUSTER, **info}))
-    return reduce(apply, [*begun, *told], state)
+    return reduce(apply, [*begun, *events], state)
 
 
 def rising(first, last, node=1):
@@ -44,9 +44,9 @@ def test_memory_that_is_nearly_full_is_told():
     assert usage.matters(here) == "memory 7.4 of 8 GB on this machine"
 
 
-@pytest.mark.parametrize("told", [rising(6, 6), rising(0.1, 2), []])
-def test_where_there_is_room_nothing_is_told(told):
-    assert usage.matters(job(*told)) == ""
+@pytest.mark.parametrize("events", [rising(6, 6), rising(0.1, 2), []])
+def test_where_there_is_room_nothing_is_told(events):
+    assert usage.matters(job(*events)) == ""
 
 
 def test_memory_that_will_be_full_soon_is_told_before_it_is():
@@ -102,9 +102,9 @@ def test_why_gpus_are_idle_is_told_where_somebody_looked(below, time, why):
     cell = Frame("<cell>", 3, "<module>", "train()")
     ranks = tuple(RankSample(n, RUNS, 1, (Thread("main", (cell, frame)),)) for n, frame in enumerate(below))
 
-    told = usage.matters(job(*idle, ev.Sampled(time, 0, 0, "asked", ranks)))
+    text = usage.matters(job(*idle, ev.Sampled(time, 0, 0, "asked", ranks)))
 
-    assert told == f"GPUs idle 62 % of the time{why}"
+    assert text == f"GPUs idle 62 % of the time{why}"
 
 
 def crowd(time, running, node=0, worked=0):
@@ -113,10 +113,10 @@ def crowd(time, running, node=0, worked=0):
 
 
 def test_more_threads_than_cores_are_told():
-    told = [crowd(10.0 * n, 8) for n in range(3)]
+    events = [crowd(10.0 * n, 8) for n in range(3)]
 
-    assert usage.matters(job(*told)) == "CPU: 2 ranks × 8 threads on 2 cores"
-    assert usage.matters(job(*told[:2])) == ""
+    assert usage.matters(job(*events)) == "CPU: 2 ranks × 8 threads on 2 cores"
+    assert usage.matters(job(*events[:2])) == ""
     waiting = [crowd(10.0 * n, 5, worked=8) for n in range(3)]  # some for others of them, at each moment
     assert usage.matters(job(*waiting)) == "CPU: 2 ranks × 8 threads on 2 cores"
     turns = [crowd(10.0 * n, 1, worked=8) for n in range(3)]
@@ -128,8 +128,8 @@ def test_more_threads_than_cores_are_told():
     assert usage.matters(here) == "CPU: 4 ranks × 1 thread on 2 cores"
 
 
-def killed(*told, time=61.0, reason="OOMKilled"):
-    state = job(*told, ev.NodeExited(time, 1, 137, 9, reason=reason, text="8Gi"), ev.Closed(62.0))
+def killed(*events, time=61.0, reason="OOMKilled"):
+    state = job(*events, ev.NodeExited(time, 1, 137, 9, reason=reason, text="8Gi"), ev.Closed(62.0))
     assert state.failure is not None
     return facts.cause(state.failure, state)
 
@@ -191,22 +191,22 @@ def test_a_course_has_a_curve_for_each_node():
 
 
 def test_of_a_running_job_each_of_the_first_nodes_has_strips():
-    told = [busy(60.0 * n, 90.0 * n, 15.0 * n, node) for n in range(3) for node in (0, 1)]
+    events = [busy(60.0 * n, 90.0 * n, 15.0 * n, node) for n in range(3) for node in (0, 1)]
 
-    assert [node for node, _ in usage.strips(job(*told), 1)] == [0]
-    [_, (node, strips)] = usage.strips(job(*told), 9)
+    assert [node for node, _ in usage.strips(job(*events), 1)] == [0]
+    [_, (node, strips)] = usage.strips(job(*events), 9)
     assert node == 1
     assert [tuple(strip) for strip in strips] == [
         ("CPU", "1.5 of 2 cores", [0.75, 0.75]),
         ("memory", "6.0 of 8 GB", [0.25, 0.5, 0.75]),
         ("GPU", "25 % busy", [0.25, 0.25]),
     ]
-    assert [*usage.strips(job(*told, ev.Closed(200.0)), 9)] == []
+    assert [*usage.strips(job(*events, ev.Closed(200.0)), 9)] == []
     assert [*usage.strips(job(), 9)] == []
 
 
 def test_where_a_rank_had_ended_its_cpu_time_is_no_step_back():
-    told = [busy(0.0, 0, 0), busy(60.0, 90.0, 0), busy(120.0, 10.0, 0), busy(180.0, 100.0, 0)]
-    [(_, (cpu, *_))] = usage.strips(job(*told), 1)
+    events = [busy(0.0, 0, 0), busy(60.0, 90.0, 0), busy(120.0, 10.0, 0), busy(180.0, 100.0, 0)]
+    [(_, (cpu, *_))] = usage.strips(job(*events), 1)
 
     assert cpu.parts == [0.75, 0.75]

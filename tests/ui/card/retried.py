@@ -18,7 +18,7 @@ def job(*facts, retry=None, policy=POLICY, **info):
     """Return a job of two nodes, submitted at 1000, that has two retries and three preemptions."""
     launch = Elastic(2, run_policy=policy)
     spec = JobSpec(launch, retry=retry or Retry(retries=2, preemptions=3)).to_json()
-    given = {
+    fields = {
         "name": "swift-otter",
         "created": 1000.0,
         "nodes": (2, 2),
@@ -27,8 +27,8 @@ def job(*facts, retry=None, policy=POLICY, **info):
         **info,
     }
     if policy is not None:
-        given |= {"ttl_s": policy.ttl_seconds_after_finished, "deadline_s": policy.active_deadline_seconds}
-    return reduce(apply, facts, JobState(JobInfo(**given)))
+        fields |= {"ttl_s": policy.ttl_seconds_after_finished, "deadline_s": policy.active_deadline_seconds}
+    return reduce(apply, facts, JobState(JobInfo(**fields)))
 
 
 def begun(number, at, log="epoch 0\n"):

@@ -36,13 +36,13 @@ def texts(svg):
 
 
 def numbers(svg):
-    found = []
+    values = []
     for text in texts(svg):
         try:
-            found.append(float(text))
+            values.append(float(text))
         except ValueError:
             continue
-    return found
+    return values
 
 
 def test_a_curve_has_its_name_ticks_and_points():

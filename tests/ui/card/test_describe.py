@@ -67,13 +67,13 @@ def test_why_it_waits_is_told():
 def test_a_failure_is_told_with_its_traceback_and_the_budget_it_used_up():
     state = job(*recoverable(1, 1000.0), ev.Closed(1007.0), retry=Retry(retries=0))
 
-    told = part(described(state), "Why it failed")
-    assert told[:3] == [
+    lines = part(described(state), "Why it failed")
+    assert lines[:3] == [
         "  rank 0: RecoverableError: the disk is away",
         "  File /home/me/train.py:3, in train",
         "  RecoverableError: the disk is away",
     ]
-    assert told[-1] == "  not retried: --retries is 0"
+    assert lines[-1] == "  not retried: --retries is 0"
 
 
 def test_the_variables_of_a_failure_are_told_in_full_the_innermost_frame_first():
@@ -133,8 +133,8 @@ def test_hostile_text_stays_text():
     state = job(*facts, *begun(2, 1030.0), name=HOSTILE, label=HOSTILE)
 
     assert "<script" not in describe.html(state, 1040.0, ENFORCED, FOLDER)
-    for told in (described(state), describe.html(state, 1040.0, ENFORCED, FOLDER)):
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", told)
+    for text in (described(state), describe.html(state, 1040.0, ENFORCED, FOLDER)):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e]", text)
 
 
 def test_an_operator_that_keeps_the_budgets_knows_no_backoff_of_ours():

@@ -10,11 +10,11 @@ from nbtorchjob.ui.card import view
 
 def given(info):
     """Return what the script is told."""
-    found = re.search(
+    match = re.search(
         r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", view.script(info, OFFERS)
     )
-    assert found is not None
-    return json.loads(found[1])
+    assert match is not None
+    return json.loads(match[1])
 
 
 def test_the_script_knows_the_job_as_the_server_does():

@@ -49,11 +49,11 @@ def test_a_metric_that_stays_the_same_is_worth_no_chart():
 
 def over_rounds(*rounds):
     """Return what a rank reported in each round."""
-    found = Series()
+    points = Series()
     for round_, reports in rounds:
         for seq, report in enumerate(reports):
-            found = found.add(round_, Point(seq, 0.0, report))
-    return found
+            points = points.add(round_, Point(seq, 0.0, report))
+    return points
 
 
 def test_a_curve_goes_on_over_rounds_and_says_where_each_ended():
@@ -90,11 +90,11 @@ def test_each_of_a_few_points_has_its_value():
 
 
 def test_many_points_share_places_and_tell_their_range():
-    found = titles([(float(n), 1 / (n + 1)) for n in range(512)], charts=2)
+    labels = titles([(float(n), 1 / (n + 1)) for n in range(512)], charts=2)
 
-    assert len(found) == 48
-    assert len({*found}) == 24
-    assert found[0] == "step 0 to 21: 0.04545 to 1"
+    assert len(labels) == 48
+    assert len({*labels}) == 24
+    assert labels[0] == "step 0 to 21: 0.04545 to 1"
 
 
 @pytest.mark.parametrize("points", [[], [(float("nan"), 1.0)]])

@@ -418,8 +418,8 @@ def test_the_traceback_has_the_cells_lines_or_those_of_the_given_source():
 
 
 def tiles(card):
-    found = re.findall(r'<span class="nbt-tile">(.*?</b>)', card)
-    return [re.sub("<[^>]*>", "", text) for text in found]
+    texts = re.findall(r'<span class="nbt-tile">(.*?</b>)', card)
+    return [re.sub("<[^>]*>", "", text) for text in texts]
 
 
 def test_progress_has_a_bar_and_the_time_left():
@@ -466,10 +466,10 @@ def test_a_node_that_cant_run_the_payload_says_why():
     state = build(started()[0], node, *ended(exits.CONFIG_ERROR))
 
     why = "node 0 (host-0): the payload can't run on this node: Python 3.9 here, 3.11 there"
-    told = render.text(state, 1010.0)
+    text = render.text(state, 1010.0)
 
-    assert why in told.splitlines()
-    assert told.count("3.9") == render.html(state, 1010.0).count("3.9") == 1
+    assert why in text.splitlines()
+    assert text.count("3.9") == render.html(state, 1010.0).count("3.9") == 1
 
 
 def test_only_the_newest_lines_of_a_long_log_are_shown():
@@ -488,7 +488,7 @@ def test_only_the_newest_lines_of_a_long_log_are_shown():
 
 def test_a_traceback_is_told_once_in_the_plain_text():
     wrote = "step 1\nTraceback (most recent call last):\n  File x\nValueError: no\n"
-    told = render.text(job(*recoverable(1, 1000.0, log=wrote), ev.Closed(1007.0), retry=None), 1010.0)
+    text = render.text(job(*recoverable(1, 1000.0, log=wrote), ev.Closed(1007.0), retry=None), 1010.0)
 
-    assert "  step 1" in told
-    assert "Traceback" not in told
+    assert "  step 1" in text
+    assert "Traceback" not in text

@@ -64,16 +64,16 @@ def test_what_takes_no_time_shows_nothing():
 
 
 def test_where_nothing_can_be_drawn_again_it_is_said_once():
-    told, first = [], threading.Event()
+    lines, first = [], threading.Event()
 
     def say(text):
-        told.append(text)
+        lines.append(text)
         first.set()
 
     with sending.said(CALL, say):
         first.wait(LIMIT)
 
-    assert told == ["Packing and sending 12 MB: ships big (bytes, 12 MB)"]
+    assert lines == ["Packing and sending 12 MB: ships big (bytes, 12 MB)"]
 
 
 def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():

@@ -292,8 +292,8 @@ def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
     quick = state(*STARTED, log("hello\n<b>warned</b>"), log("a\nb\n", rank=1), *SUCCEEDED)
     view.Card(OFFERS, sending.Output()).close(quick)
 
-    told = "hello\n<b>warned</b>\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
-    assert (capsys.readouterr().out, output.bundles) == (told, [])
+    text = "hello\n<b>warned</b>\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
+    assert (capsys.readouterr().out, output.bundles) == (text, [])
 
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -339,9 +339,9 @@ def test_of_what_a_stranger_displays_only_text_and_real_images_are_left(bundle, 
 def test_of_a_long_log_of_a_quick_job_the_cell_says_where_the_rest_is(output, capsys):
     view.Card(OFFERS, sending.Output()).close(state(*STARTED, log("one\n" * 10_000), *SUCCEEDED))
 
-    told = capsys.readouterr().out
-    assert told.startswith("[… all of it: %torchjob logs swift-otter]\none\n")
-    assert told.endswith("one\n")
+    text = capsys.readouterr().out
+    assert text.startswith("[… all of it: %torchjob logs swift-otter]\none\n")
+    assert text.endswith("one\n")
 
 
 def test_an_error_whose_card_is_there_is_told_in_a_line():

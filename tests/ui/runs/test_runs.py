@@ -20,9 +20,9 @@ FAILED = (
 )
 
 
-def run(number, *facts, **given):
+def run(number, *facts, **arguments):
     info = JobInfo(
-        f"sweep-r{number}", created=1000.0, label="train", group="sweep", number=number, given=given
+        f"sweep-r{number}", created=1000.0, label="train", group="sweep", number=number, given=arguments
     )
     state = JobState(info)
     for fact in facts:
@@ -107,7 +107,7 @@ def test_the_card_has_a_bar_a_table_and_what_was_wrong():
 
 
 def drawn(card):
-    return [base64.b64decode(found).decode() for found in re.findall(r"base64,([\w+/=]+)", card)]
+    return [base64.b64decode(picture).decode() for picture in re.findall(r"base64,([\w+/=]+)", card)]
 
 
 def test_curves_are_told_apart_by_what_varies():
@@ -120,8 +120,10 @@ def test_curves_are_told_apart_by_what_varies():
 
 
 def both(number, loss, accuracy, *facts, lr):
-    told = (ev.Reported(1003.0 + n, 0, 0, n, {"loss": loss + n, "accuracy": accuracy + n}) for n in range(2))
-    return run(number, *begun(), *told, *facts, lr=lr)
+    reports = (
+        ev.Reported(1003.0 + n, 0, 0, n, {"loss": loss + n, "accuracy": accuracy + n}) for n in range(2)
+    )
+    return run(number, *begun(), *reports, *facts, lr=lr)
 
 
 def test_a_run_has_one_colour_in_all_charts_and_in_its_row():
@@ -158,22 +160,22 @@ def test_two_charts_are_as_wide_as_they_stand_side_by_side_and_their_legends_fit
 
 
 def test_the_best_run_is_first_and_marked():
-    told = [
+    runs = [
         both(1, 3.0, 0.1, *ENDED, lr=1),
         both(2, 1.0, 0.3, *ENDED, lr=2),
         both(3, 0.5, 0.9, *FAILED, lr=3),
     ]
 
-    rows = re.findall(r"<tr[^>]*>.*?</tr>", render.html("sweep", told, NOW))
+    rows = re.findall(r"<tr[^>]*>.*?</tr>", render.html("sweep", runs, NOW))
 
     assert re.findall(r"<td[^>]*>(\d)", rows[1])[0] == "2"
     assert ["best" in row for row in rows] == [False, True, False, False, False]
 
 
 def test_of_a_metric_that_nobody_knows_no_run_is_the_best():
-    told = [run(n, *begun(), ev.Reported(1003.0, 0, 0, 0, {"size": n}), *ENDED, lr=n) for n in range(2)]
+    runs = [run(n, *begun(), ev.Reported(1003.0, 0, 0, 0, {"size": n}), *ENDED, lr=n) for n in range(2)]
 
-    assert "best" not in render.html("sweep", told, NOW)
+    assert "best" not in render.html("sweep", runs, NOW)
 
 
 def test_of_many_runs_the_card_stays_small_and_tells_how_many_it_leaves_out():
@@ -194,7 +196,7 @@ def test_of_many_runs_the_card_stays_small_and_tells_how_many_it_leaves_out():
 def test_three_that_vary_have_a_picture_together(names, pictures):
     states = [run(n, *begun(1.0, n), *ENDED, **dict.fromkeys(names, n)) for n in range(3)]
 
-    found = drawn(render.html("sweep", states, NOW))
+    images = drawn(render.html("sweep", states, NOW))
 
-    assert len(found) == pictures
-    assert pictures == 1 or "loss of 3 runs by a, b, c" in found[-1]
+    assert len(images) == pictures
+    assert pictures == 1 or "loss of 3 runs by a, b, c" in images[-1]

@@ -209,13 +209,13 @@ async def test_a_list_is_read_in_pages_without_its_bulk(server, client):
     heavy["spec"] = {"nodeName": "n", "volumes": [{}], "containers": [{"name": "main", "env": [{}]}]}
     server.on(PODS_PATH, listing(heavy, token="more"), listing(pod("b"), version="8"))
 
-    found = await client.list(PODS, "ns", labels="a=b,c in (d)", fields="type=Warning")
+    pods = await client.list(PODS, "ns", labels="a=b,c in (d)", fields="type=Warning")
 
-    assert found.version == "8"
-    assert [item["metadata"]["name"] for item in found.items] == ["a", "b"]
-    assert found.items[0]["spec"] == {"nodeName": "n", "containers": [{"name": "main"}]}
-    assert "managedFields" not in found.items[0]["metadata"]
-    assert found.items[0]["kind"] == "Pod"
+    assert pods.version == "8"
+    assert [item["metadata"]["name"] for item in pods.items] == ["a", "b"]
+    assert pods.items[0]["spec"] == {"nodeName": "n", "containers": [{"name": "main"}]}
+    assert "managedFields" not in pods.items[0]["metadata"]
+    assert pods.items[0]["kind"] == "Pod"
     selectors = {"labelSelector": "a=b,c in (d)", "fieldSelector": "type=Warning", "limit": "500"}
     assert [one.query for one in server.asked] == [selectors, {**selectors, "continue": "more"}]
 
@@ -225,18 +225,18 @@ async def test_a_list_whose_pages_expired_is_read_at_once(server, client):
     expired = status(410, "The provided continue parameter is too old", "Expired")
     server.on(PODS_PATH, listing(pod("a"), token="more"), expired, listing(pod("a"), pod("b")))
 
-    found = await client.list(PODS, "ns")
+    pods = await client.list(PODS, "ns")
 
-    assert [item["metadata"]["name"] for item in found.items] == ["a", "b"]
+    assert [item["metadata"]["name"] for item in pods.items] == ["a", "b"]
     assert server.asked[-1].query == {}
 
 
 def test_a_thousand_jobs_keep_no_templates():
     job = {"metadata": {}, "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 2, "template": {}}}}}
 
-    found = slim(job, JOBS)
-    assert found["spec"] == {"pytorchReplicaSpecs": {"Worker": {"replicas": 2}}}
-    assert found["apiVersion"] == "kubeflow.org/v1"
+    rest = slim(job, JOBS)
+    assert rest["spec"] == {"pytorchReplicaSpecs": {"Worker": {"replicas": 2}}}
+    assert rest["apiVersion"] == "kubeflow.org/v1"
 
 
 @scripted

@@ -160,13 +160,13 @@ def test_what_an_answer_means_can_be_asked():
     ids=lambda error: type(error).__name__,
 )
 def test_what_stops_a_submission_is_caught_as_that_and_as_what_it_is(error):
-    found = submit_error(error)
+    failure = submit_error(error)
 
-    assert isinstance(found, SubmitError)
-    assert isinstance(found, type(error))
-    assert (str(found), vars(found)) == (str(error), vars(error))
-    again = pickle.loads(pickle.dumps(found))
-    assert (type(again), str(again), vars(again)) == (type(found), str(found), vars(found))
+    assert isinstance(failure, SubmitError)
+    assert isinstance(failure, type(error))
+    assert (str(failure), vars(failure)) == (str(error), vars(error))
+    again = pickle.loads(pickle.dumps(failure))
+    assert (type(again), str(again), vars(again)) == (type(failure), str(failure), vars(failure))
 
 
 def test_a_missing_permission_comes_with_the_role_to_ask_for():

@@ -258,8 +258,8 @@ def test_a_server_that_is_away_is_said_to_all_who_wait_at_once(serving):
         server.on(LOG.path, Stream([], HANG))
         await asyncio.gather(*[reader.open() for _ in range(APART)])
         server._server.close()
-        found = await asyncio.gather(*[reader.open() for _ in range(50)], return_exceptions=True)
-        assert {type(one) for one in found} == {UnreachableError}
+        errors = await asyncio.gather(*[reader.open() for _ in range(50)], return_exceptions=True)
+        assert {type(one) for one in errors} == {UnreachableError}
 
     serving(test)
 

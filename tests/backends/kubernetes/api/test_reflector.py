@@ -38,13 +38,13 @@ def everything(_):
 
 async def take(changes, count):
     """Return the next changes: type, name and version."""
-    found = []
+    triples = []
     async for change in changes:
         meta = change.object.get("metadata", {})
-        found.append((change.type, meta.get("name"), meta.get("resourceVersion")))
-        if len(found) == count:
+        triples.append((change.type, meta.get("name"), meta.get("resourceVersion")))
+        if len(triples) == count:
             break
-    return found
+    return triples
 
 
 async def hear(reflector, count, api=PODS, wants=everything, fields=""):
@@ -60,16 +60,16 @@ def versions(server):
 
 @scripted
 async def test_first_comes_all_there_is_then_each_change(server, client):
-    told = asyncio.Event()
+    gate = asyncio.Event()
     server.on(
         PATH,
         listing(pod("a")),
-        watching(told, event("ADDED", pod("b", "12")) + event("DELETED", pod("a", "13"))),
+        watching(gate, event("ADDED", pod("b", "12")) + event("DELETED", pod("a", "13"))),
     )
 
     async with aclosing(Reflector(client, "ns").subscribe(PODS, everything)) as changes:
         assert await take(changes, 2) == [("ADDED", "a", "1"), ("SYNCED", None, None)]
-        told.set()
+        gate.set()
         assert await take(changes, 2) == [("ADDED", "b", "12"), ("DELETED", "a", "13")]
 
 
@@ -104,7 +104,7 @@ async def test_a_hundred_jobs_share_one_watch(server, client):
     reflector = Reflector(client, "ns")
 
     def only(name):
-        return lambda found: found["metadata"]["name"] == name
+        return lambda obj: obj["metadata"]["name"] == name
 
     streams = [reflector.subscribe(PODS, only(f"job-{i}")) for i in range(100)]
     heard = await asyncio.gather(*(take(stream, 2) for stream in streams))
@@ -131,20 +131,20 @@ async def test_who_comes_later_hears_what_is_known(server, client):
 
 @scripted
 async def test_a_slow_subscriber_gets_the_newest_of_each_object(server, client):
-    told, last = asyncio.Event(), asyncio.Event()
+    gate, last = asyncio.Event(), asyncio.Event()
     burst = b"".join(event("MODIFIED", pod("a", str(n))) for n in range(11, 1000))
-    server.on(PATH, listing(pod("a")), watching(told, burst, last, event("ADDED", pod("z", "1000"))))
+    server.on(PATH, listing(pod("a")), watching(gate, burst, last, event("ADDED", pod("z", "1000"))))
     reflector = Reflector(client, "ns")
 
     async with (
         aclosing(reflector.subscribe(PODS, everything)) as slow,
         aclosing(
-            reflector.subscribe(PODS, lambda found: found["metadata"]["resourceVersion"] == "999")
+            reflector.subscribe(PODS, lambda obj: obj["metadata"]["resourceVersion"] == "999")
         ) as watcher,
     ):
         await take(slow, 2)
         await take(watcher, 1)
-        told.set()
+        gate.set()
         await take(watcher, 1)
         last.set()
         assert await take(slow, 2) == [("MODIFIED", "a", "999"), ("ADDED", "z", "1000")]
@@ -152,14 +152,14 @@ async def test_a_slow_subscriber_gets_the_newest_of_each_object(server, client):
 
 @scripted
 async def test_an_object_that_nobody_heard_of_stays_added(server, client):
-    told = asyncio.Event()
+    gate = asyncio.Event()
     server.on(
-        PATH, listing(), watching(told, event("ADDED", pod("a", "11")) + event("MODIFIED", pod("a", "12")))
+        PATH, listing(), watching(gate, event("ADDED", pod("a", "11")) + event("MODIFIED", pod("a", "12")))
     )
 
     async with aclosing(Reflector(client, "ns").subscribe(PODS, everything)) as changes:
         await take(changes, 1)
-        told.set()
+        gate.set()
         assert await take(changes, 1) == [("ADDED", "a", "12")]
 
 
@@ -278,9 +278,9 @@ async def test_a_server_that_never_answered_is_told(server, client):
 @scripted
 async def test_recorded_watches_are_understood(server, client, name):
     recorded = json.loads((SHARED / f"recordings/api/{name}.json").read_text())["response"]["lines"]
-    told = [event(line["type"], line["object"]) for line in recorded]
+    events = [event(line["type"], line["object"]) for line in recorded]
     after = event("ADDED", pod("after", "99999"))
-    server.on(PATH, listing(), Stream(told), watching(after))
+    server.on(PATH, listing(), Stream(events), watching(after))
 
     async with aclosing(Reflector(client, "ns").subscribe(PODS, everything)) as changes:
         heard = []

@@ -27,17 +27,17 @@ def taken(slow, *changes):
 
 
 def test_only_the_newest_state_waits_and_an_object_that_is_new_stays_new(slow):
-    found = taken(slow, (ADDED, pod("a", 1)), (ADDED, pod("b", 2)), (MODIFIED, pod("a", 3)))
+    changes = taken(slow, (ADDED, pod("a", 1)), (ADDED, pod("b", 2)), (MODIFIED, pod("a", 3)))
 
-    assert found == [Change(ADDED, pod("b", 2)), Change(ADDED, pod("a", 3))]
+    assert changes == [Change(ADDED, pod("b", 2)), Change(ADDED, pod("a", 3))]
 
 
 # Recorded with Kubernetes 1.36: 5 s until :26, and as its containers had ended 0 s until :25.
 def test_a_pod_that_was_deleted_and_has_ended_was_deleted_first(slow):
     asked, gone = pod("a", 2, **deleted(26, 5)), pod("a", 4, **deleted(25, 0))
-    found = taken(slow, (MODIFIED, asked), (MODIFIED, gone), (DELETED, gone))
+    changes = taken(slow, (MODIFIED, asked), (MODIFIED, gone), (DELETED, gone))
 
-    assert found == [Change(DELETED, pod("a", 4, **deleted(26, 5)))]
+    assert changes == [Change(DELETED, pod("a", 4, **deleted(26, 5)))]
 
 
 # A Volcano Job that is suspended, resumed and suspended again shows only the newest of its suspensions.

@@ -62,20 +62,20 @@ def test_one_that_says_what_is_served_is_one_line_too(name, far, capfd):
     assert sent[0] < MOST
 
 
-def paths_in(found, path=()):
+def paths_in(obj, path=()):
     """Yield where something stands in an object, but for its kind and names of keys."""
     yield path
-    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
+    items = obj.items() if isinstance(obj, dict) else enumerate(obj) if isinstance(obj, list) else ()
     for key, value in items:
         yield from paths_in(value, (*path, key))
 
 
-def changed(found, path, value):
+def changed(obj, path, value):
     """Return a copy of an object with something else at a place."""
     if not path:
         return value
-    copy = dict(found) if isinstance(found, dict) else list(found)
-    copy[path[0]] = changed(found[path[0]], path[1:], value)
+    copy = dict(obj) if isinstance(obj, dict) else list(obj)
+    copy[path[0]] = changed(obj[path[0]], path[1:], value)
     return copy
 
 
@@ -140,11 +140,11 @@ def test_what_comes_through_the_door_can_be_read(data, name, value):
         elif api == PODS:
             jobs.of_pod(kind, odd, kind.node(odd) or 0)
         else:
-            told = selection.Troubles(kind, "a")
-            told.know(JOB)
-            told.know_pod(POD)
-            if told.may_be_ours(odd):
-                told.read(odd)
+            troubles = selection.Troubles(kind, "a")
+            troubles.know(JOB)
+            troubles.know_pod(POD)
+            if troubles.may_be_ours(odd):
+                troubles.read(odd)
 
 
 def test_what_real_clusters_say_comes_through(recordings):

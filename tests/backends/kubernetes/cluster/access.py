@@ -36,10 +36,10 @@ class Access:
         """Return the user behind an Authorization header; 401 for a token nobody knows (any more)."""
         if not header:
             return ANONYMOUS
-        found = self.tokens.get(header.removeprefix("Bearer ").strip())
-        if found is None:
+        user = self.tokens.get(header.removeprefix("Bearer ").strip())
+        if user is None:
             raise Refusal(401, "Unauthorized")
-        return found
+        return user
 
     def allows(self, user: str, attempt: Attempt) -> bool:
         """Say whether a RoleBinding of the namespace gives this to the user."""
@@ -54,8 +54,8 @@ class Access:
         )
 
     def _rules(self, namespace: str, role: str) -> list[Object]:
-        found = self.store.find(ROLES, namespace, role)
-        return found.get("rules", []) if found else []
+        obj = self.store.find(ROLES, namespace, role)
+        return obj.get("rules", []) if obj else []
 
     def check(self, user: str, resource: Resource, attempt: Attempt) -> None:
         """Refuse what the user may not do, in the server's words; before it is known whether it is served."""

@@ -158,8 +158,8 @@ def _in(pid: int, mask: str, number: int) -> bool:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    found = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
-    return bool(int(found, 16) >> (number - 1) & 1)
+    digits = next((line.split()[1] for line in lines if line.startswith(f"{mask}:")), "0")
+    return bool(int(digits, 16) >> (number - 1) & 1)
 
 
 def not_started(message: str) -> Ended:

@@ -74,8 +74,8 @@ def _grace(pod: Object, options: Object) -> int:
     ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
     if not pod["spec"].get("nodeName") or ended:
         return 0
-    given = options.get("gracePeriodSeconds")
-    return int(pod["spec"].get("terminationGracePeriodSeconds", POD_GRACE) if given is None else given)
+    seconds = options.get("gracePeriodSeconds")
+    return int(pod["spec"].get("terminationGracePeriodSeconds", POD_GRACE) if seconds is None else seconds)
 
 
 def _namespace(store: Store, obj: Object) -> Object | None:
@@ -89,11 +89,11 @@ def _namespace(store: Store, obj: Object) -> Object | None:
 
 
 def _close_namespace(store: Store, name: str) -> None:
-    found = store.find(NAMESPACES, "", name)
-    if found is None or "deletionTimestamp" not in found["metadata"]:
+    namespace = store.find(NAMESPACES, "", name)
+    if namespace is None or "deletionTimestamp" not in namespace["metadata"]:
         return
     if not any(obj["metadata"].get("namespace") == name for _, obj in store.everything()):
-        store.remove(NAMESPACES, found)
+        store.remove(NAMESPACES, namespace)
 
 
 class Collector:

@@ -26,7 +26,7 @@ WHO = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubject
 
 def answer(path: str, resources: Iterable[Resource]) -> Object | None:
     """Return the document at a discovery path, None if there is none."""
-    found = [*resources, REVIEWS, WHO]
+    entries = [*resources, REVIEWS, WHO]
     parts = path.strip("/").split("/")
     if len(parts) > 3:  # as nearly all that is asked
         return None
@@ -35,16 +35,16 @@ def answer(path: str, resources: Iterable[Resource]) -> Object | None:
     if parts == ["api"]:
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if parts == ["api", "v1"]:
-        return _resources("v1", [resource for resource in found if not resource.group])
-    groups = sorted({resource.group for resource in found if resource.group})
+        return _resources("v1", [resource for resource in entries if not resource.group])
+    groups = sorted({resource.group for resource in entries if resource.group})
     if parts == ["apis"]:
-        listed = [_group(name, found) for name in groups]
+        listed = [_group(name, entries) for name in groups]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
     if len(parts) == 2 and parts[1] in groups:
-        return {"kind": "APIGroup", "apiVersion": "v1", **_group(parts[1], found)}
+        return {"kind": "APIGroup", "apiVersion": "v1", **_group(parts[1], entries)}
     if len(parts) == 3:
         version = "/".join(parts[1:])
-        listed_here = [resource for resource in found if resource.group and resource.api_version == version]
+        listed_here = [resource for resource in entries if resource.group and resource.api_version == version]
         return _resources(version, listed_here) if listed_here else None
     return None
 

@@ -53,12 +53,12 @@ class Emulator(Machine):
     def collection(self, body: Object) -> str:
         """Return the path where an object is created."""
         version, kind, space = body["apiVersion"], body["kind"], body["metadata"].get("namespace", "")
-        found = [
+        resources = [
             resource
             for resource in self._server.resources
             if (resource.api_version, resource.kind) == (version, kind)
         ]
-        return collection(version, found[0].plural, space)
+        return collection(version, resources[0].plural, space)
 
     def request(self, method: str, path: str, body: Object | None = None) -> Object:
         """Send a request as administrator, a PATCH as a merge patch; give the answer, urllib's HTTPError if it is a refusal."""

@@ -100,7 +100,7 @@ class _Execution:
         )
         heard = asyncio.ensure_future(self._hear(process.stdin))
         over = asyncio.ensure_future(self._container.over.wait())
-        told = asyncio.gather(self._tell(STDOUT, process.stdout), self._tell(STDERR, process.stderr))
+        output = asyncio.gather(self._tell(STDOUT, process.stdout), self._tell(STDERR, process.stderr))
         try:
             await asyncio.wait({asyncio.ensure_future(process.wait()), over}, return_when="FIRST_COMPLETED")
             # All that is in a container goes with its first process.
@@ -108,9 +108,9 @@ class _Execution:
                 if over.done():
                     os.killpg(process.pid, signal.SIGKILL)
             code = await process.wait()
-            await told
+            await output
         finally:
-            for task in (heard, over, told):
+            for task in (heard, over, output):
                 task.cancel()
         return self._ended(128 - code if code < 0 else code, words)
 

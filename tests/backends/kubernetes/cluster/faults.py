@@ -52,18 +52,18 @@ class Faults:
     @contextlib.asynccontextmanager
     async def around(self, user: str, method: str, path: str) -> AsyncIterator[None]:
         """Do what is to be done around this request; ConnectionError if it goes no further."""
-        found = [
+        faults = [
             moment
             for moment in self.moments
             if moment.user in ("", user) and moment.method == method and moment.path.search(path)
         ]
-        for fault in found:
+        for fault in faults:
             self.moments.remove(fault)
         # Not in the server's own thread: what is done may ask the server.
-        for fault in (fault for fault in found if not fault.after):
+        for fault in (fault for fault in faults if not fault.after):
             await asyncio.to_thread(fault.act)
         yield
-        for fault in (fault for fault in found if fault.after):
+        for fault in (fault for fault in faults if fault.after):
             await asyncio.to_thread(fault.act)
 
     @contextlib.contextmanager
@@ -79,8 +79,8 @@ class Faults:
 
     def cut(self, path: str = "") -> int:
         """Break the streams (watches, followed logs) whose path matches, without a goodbye; say how many."""
-        found = [transport for transport, at in self.streams.items() if re.search(path, at)]
-        for transport in found:
+        transports = [transport for transport, at in self.streams.items() if re.search(path, at)]
+        for transport in transports:
             self.streams.pop(transport, None)
             transport.abort()
-        return len(found)
+        return len(transports)

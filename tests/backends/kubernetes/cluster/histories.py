@@ -94,27 +94,27 @@ def _plural(change: Change) -> str:
 
 def steps(events: Iterable[Event]) -> dict[str, list[Step]]:
     """Give, for each job object, the different states of its conditions one after the other."""
-    found: dict[str, list[Step]] = {}
+    histories: dict[str, list[Step]] = {}
     for event in events:
         if event.job:
             name = f"{event.resource}/{event.object['metadata']['name']}"
             step = _step(event)
-            if found.setdefault(name, [()])[-1] != step:
-                found[name].append(step)
-    return found
+            if histories.setdefault(name, [()])[-1] != step:
+                histories[name].append(step)
+    return histories
 
 
 def turns(events: Iterable[Event]) -> list[float]:
     """Return the times at which conditions of jobs changed."""
     last: dict[str, Step] = {}
-    found: list[float] = []
+    times: list[float] = []
     for event in events:
         if event.job:
             name = f"{event.resource}/{event.object['metadata']['name']}"
             if last.get(name, ()) != _step(event):
-                found.append(event.t)
+                times.append(event.t)
             last[name] = _step(event)
-    return found
+    return times
 
 
 def _step(event: Event) -> Step:
@@ -130,8 +130,8 @@ def _step(event: Event) -> Step:
 def lives(events: Iterable[Event]) -> list[Life]:
     """Return the pods of the jobs, ordered by node and then by the time they appeared."""
     last = {event.object["metadata"]["uid"]: event.object for event in events if event.resource == "pods"}
-    found = [_life(pod) for pod in last.values() if _node(pod)]
-    return sorted(found, key=lambda life: life.node)
+    lifetimes = [_life(pod) for pod in last.values() if _node(pod)]
+    return sorted(lifetimes, key=lambda life: life.node)
 
 
 def _node(pod: Object) -> str:
@@ -160,25 +160,25 @@ def pods(events: Iterable[Event]) -> dict[Pod, str]:
 def happened(events: Iterable[Event]) -> set[tuple[object, str]]:
     """Return what has happened to jobs and pods, to be compared with what had happened then."""
     events = list(events)
-    found: set[tuple[object, str]] = set()
+    milestones: set[tuple[object, str]] = set()
     for name, gone_through in steps(events).items():
-        found |= {(name, f"step {number}") for number in range(len(gone_through))}
+        milestones |= {(name, f"step {number}") for number in range(len(gone_through))}
     for pod, event in _told_of_pods(events):
-        found |= {(pod, what) for what in _told(event.object)}
-    return found
+        milestones |= {(pod, what) for what in _told(event.object)}
+    return milestones
 
 
 def endings(events: Iterable[Event]) -> list[Ending]:
     """Return the ends of containers that ran, but for those that something else than their grace period took."""
-    found: dict[tuple[Pod, str], Ending] = {}
+    ends: dict[tuple[Pod, str], Ending] = {}
     for pod, event in _told_of_pods(events):
         for life, end in _ends(event.object):
             going = "deletionTimestamp" in event.object["metadata"]
             taken = event.object["status"].get("reason") or end["reason"] in NOT_ITSELF
             if not taken:
                 ending = Ending(event.t, pod, life, killed=going and end["exitCode"] == 137)
-                found.setdefault((pod, life), ending)
-    return list(found.values())
+                ends.setdefault((pod, life), ending)
+    return list(ends.values())
 
 
 def removals(events: Iterable[Event]) -> list[tuple[float, Pod]]:

@@ -109,9 +109,9 @@ def _interpreter(folder: Path, *, packages: bool) -> None:
 
 def program(argv: list[str], path: str) -> str:
     """Return the file that a command runs; FileNotFoundError or PermissionError say why it can't."""
-    found = shutil.which(argv[0], path=path)
-    if found:
-        return found
+    file = shutil.which(argv[0], path=path)
+    if file:
+        return file
     if "/" in argv[0] and Path(argv[0]).exists():
         raise PermissionError(f'exec: "{argv[0]}": permission denied')
     if "/" in argv[0]:

@@ -38,8 +38,8 @@ class InsideClient(Client):
             _, answer = self._verbs.answer(call)
         except Refusal as refusal:
             raise ApiError(refusal.code, refusal.status()["message"]) from refusal
-        found: Object = copied(answer)
-        return found
+        copy: Object = copied(answer)
+        return copy
 
     async def changes(self, path: str) -> AsyncIterator[Object]:
         call = self._call("GET", path, {"watch": "1"})

@@ -18,8 +18,8 @@ class Journal:
     ) -> None:
         """Record an event about an object, or one container of a pod."""
         meta = obj["metadata"]
-        found = self._store.find(NAMESPACES, "", meta["namespace"])
-        if found is None or "deletionTimestamp" in found["metadata"]:
+        namespace = self._store.find(NAMESPACES, "", meta["namespace"])
+        if namespace is None or "deletionTimestamp" in namespace["metadata"]:
             return
         known = (meta["uid"], reason, message, container)
         if known in self._known and (old := self._store.find(EVENTS, *self._known[known])):

@@ -47,10 +47,10 @@ class KubeletCache:
         place = (resource, namespace, name)
         if place in self._immutable:
             return self._immutable[place]
-        found = self._late(place)
-        if found is not None and found.get("immutable"):
-            self._immutable[place] = found
-        return found
+        obj = self._late(place)
+        if obj is not None and obj.get("immutable"):
+            self._immutable[place] = obj
+        return obj
 
     def _late(self, place: Place) -> Object | None:
         known = time.monotonic() - self.lag_s

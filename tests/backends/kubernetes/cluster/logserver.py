@@ -145,10 +145,10 @@ def _check_options(call: Call) -> None:
         if name in query and int(query[name]) < least:
             causes.append(("FieldValueInvalid", f"Invalid value: {query[name]}: {rule}", name))
     if causes:
-        found = [{"reason": reason, "message": text, "field": field} for reason, text, field in causes]
+        entries = [{"reason": reason, "message": text, "field": field} for reason, text, field in causes]
         text = ", ".join(f"{field}: {text}" for _, text, field in causes)
-        given = {"name": call.name, "kind": "PodLogOptions", "causes": found}
-        raise Refusal(422, f'PodLogOptions "{call.name}" is invalid: {text}', details=given)
+        details = {"name": call.name, "kind": "PodLogOptions", "causes": entries}
+        raise Refusal(422, f'PodLogOptions "{call.name}" is invalid: {text}', details=details)
 
 
 def named_container(call: Call, pod: Object) -> str:
@@ -170,8 +170,8 @@ def _why_not(pod: Object, name: str, previous: bool) -> str:
     if previous:
         return f"previous terminated {where} not found"
     statuses = pod.get("status", {})
-    found = [*statuses.get("containerStatuses", ()), *statuses.get("initContainerStatuses", ())]
-    waiting = next((status["state"].get("waiting") for status in found if status["name"] == name), None)
+    containers = [*statuses.get("containerStatuses", ()), *statuses.get("initContainerStatuses", ())]
+    waiting = next((status["state"].get("waiting") for status in containers if status["name"] == name), None)
     reason = (waiting or {}).get("reason", "ContainerCreating")
     if reason in ("ErrImagePull", "ImagePullBackOff"):
         return f"{where} is waiting to start: trying and failing to pull image"

@@ -38,17 +38,17 @@ class Network:
         space, family = pod["metadata"]["namespace"], _family(pod)
         names = _peers(pod)
 
-        def resolve(found: re.Match[str]) -> str:
-            host = found["host"]
+        def resolve(match: re.Match[str]) -> str:
+            host = match["host"]
             there = service(pod["spec"].get("subdomain") or host)
-            return self._address(space, host) if there is None or _selects(there, pod) else found[0]
+            return self._address(space, host) if there is None or _selects(there, pod) else match[0]
 
         def rewrite(name: str, value: str) -> str:
             value = names.sub(resolve, value)
             if PORT_VARIABLE.search(name) and value.isdigit():
                 return str(self._port(space, family, int(value)))
             return HOST_AND_PORT.sub(
-                lambda found: f"{found['host']}:{self._port(space, family, int(found['port']))}", value
+                lambda match: f"{match['host']}:{self._port(space, family, int(match['port']))}", value
             )
 
         return rewrite
@@ -67,8 +67,8 @@ class Network:
 
 def hostname(pod: Object) -> str:
     """Return what the pod calls itself."""
-    found: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
-    return found
+    name: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
+    return name
 
 
 def _family(pod: Object) -> str:

@@ -85,8 +85,8 @@ def _step(holder: Any, last: str, step: Object) -> None:
         return
     place: Any = int(last) if isinstance(holder, list) else last
     if step["op"] != "add":
-        found = holder[place]
-        if step["op"] == "test" and found != step["value"]:
+        value = holder[place]
+        if step["op"] == "test" and value != step["value"]:
             raise ValueError(step["path"])
     if step["op"] == "remove":
         del holder[place]

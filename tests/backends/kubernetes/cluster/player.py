@@ -118,7 +118,7 @@ class Player:
         text = re.sub(r'GracePeriodSeconds": \d+', f'GracePeriodSeconds": {HOUR_S}', text)
         longer = HOUR_S if POD_DEADLINE in self._name else 4
         text = re.sub(
-            r'("activeDeadlineSeconds": )(\d)\b', lambda found: f"{found[1]}{longer * int(found[2])}", text
+            r'("activeDeadlineSeconds": )(\d)\b', lambda match: f"{match[1]}{longer * int(match[2])}", text
         )
         text = re.sub(r'"command": \[[^\]]*bytearray[^"\\]*(?:\\.[^"\\]*)*"\]', '"command": ["gate"]', text)
         played: Object = json.loads(text)
@@ -127,21 +127,19 @@ class Player:
     def _steps(self) -> list[Step]:
         """Return what was done, in order: by the client, to pods, and by pods, which end when they ended then."""
         lines = (self._folder / "actions.jsonl").read_text().splitlines()
-        found = [
+        plan = [
             Step(action["t"], partial(self._act, action))
             for action in map(json.loads, lines)
             if _acts(action)
         ]
-        between = [*turns(self.recorded), *(step.t for step in found)]
+        between = [*turns(self.recorded), *(step.t for step in plan)]
         if self._name not in UNSTARTED:
-            found += [
-                Step(group[0].t, partial(self._end, group)) for group in _groups(self.recorded, between)
-            ]
-            found += [Step(t, partial(self._let_go, t, pod)) for t, pod in removals(self.recorded)]
+            plan += [Step(group[0].t, partial(self._end, group)) for group in _groups(self.recorded, between)]
+            plan += [Step(t, partial(self._let_go, t, pod)) for t, pod in removals(self.recorded)]
         for mark, fault in FAULTS.items():
             if mark in self._name:
-                found.append(Step(first_loss(self.recorded), partial(self._strike, fault)))
-        return sorted(found, key=lambda step: step.t)
+                plan.append(Step(first_loss(self.recorded), partial(self._strike, fault)))
+        return sorted(plan, key=lambda step: step.t)
 
     def _strike(self, fault: Fault) -> None:
         fault(self._cluster, self._space, self._wait(self._up, "all pods to run"))
@@ -262,19 +260,19 @@ class Player:
 
     def differences(self, events: list[Event]) -> list[str]:
         """Return what is otherwise than recorded: conditions of jobs, pods, and how those ended that did."""
-        found = []
+        lines = []
         for name, wanted in steps(self.recorded).items():
             if steps(events).get(name) != wanted:
-                found.append(f"{name} went {steps(events).get(name)}, not {wanted}")
+                lines.append(f"{name} went {steps(events).get(name)}, not {wanted}")
         mine, theirs = lives(events), lives(self.recorded)
         if self._name in LUCK:
-            return found
+            return lines
         if [life.node for life in mine] != [life.node for life in theirs]:
-            found.append(f"pods were {[life.node for life in mine]}, not {[life.node for life in theirs]}")
+            lines.append(f"pods were {[life.node for life in mine]}, not {[life.node for life in theirs]}")
         else:
             pairs = zip(mine, theirs, strict=True)
-            found += [f"a pod was {one}, not {other}" for one, other in pairs if other.over and one != other]
-        return found
+            lines += [f"a pod was {one}, not {other}" for one, other in pairs if other.over and one != other]
+        return lines
 
     def _wait(self, until: Callable[[list[Event]], Any], what: str, *, look_always: bool = False) -> Any:
         """Wait for something to be so; without a name for it the caller looks for itself what came."""
@@ -282,8 +280,8 @@ class Player:
         while True:
             history = self._cluster.history(self._space)
             # Many play at once: only news is worth a look.
-            if (look_always or len(history) != seen) and (found := until(emulated(history))):
-                return found
+            if (look_always or len(history) != seen) and (answer := until(emulated(history))):
+                return answer
             seen = len(history)
             if time.monotonic() > end:
                 assert not what, f"waited for {what}, but it is {situation(emulated(history))}"
@@ -293,12 +291,12 @@ class Player:
 
 def _called(events: list[Event]) -> dict[tuple[str, str], list[str]]:
     """Return the random names of what has something in common with its recording, the oldest first."""
-    found: dict[tuple[str, str], list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for event in events:
         known, name = _identity(event), _random(event)
-        if known and name not in found.setdefault(known, []):
-            found[known].append(name)
-    return found
+        if known and name not in names.setdefault(known, []):
+            names[known].append(name)
+    return names
 
 
 def _identity(event: Event) -> tuple[str, str] | None:
@@ -317,14 +315,14 @@ def _random(event: Event) -> str:
 
 def _groups(events: list[Event], between: list[float]) -> list[list[Ending]]:
     """Return the ends of containers, those together that came soon after each other, with nothing else between them."""
-    found: list[list[Ending]] = []
+    groups: list[list[Ending]] = []
     for ending in sorted(endings(events), key=lambda end: end.t):
-        last = found[-1][-1].t if found else -math.inf
+        last = groups[-1][-1].t if groups else -math.inf
         if ending.t - last < TOGETHER_S and not any(last <= t <= ending.t for t in between):
-            found[-1].append(ending)
+            groups[-1].append(ending)
         else:
-            found.append([ending])
-    return found
+            groups.append([ending])
+    return groups
 
 
 def _acts(action: Object) -> bool:

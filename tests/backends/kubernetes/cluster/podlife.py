@@ -78,8 +78,8 @@ class PodLife:
 
     def running(self, container: str) -> Container | None:
         """Return a container that runs; None if it doesn't."""
-        found = self._running.get(container)
-        return None if found is None or found.over.is_set() else found
+        instance = self._running.get(container)
+        return None if instance is None or instance.over.is_set() else instance
 
     async def run(self) -> None:
         """Live."""
@@ -204,8 +204,8 @@ class PodLife:
             pod = f"{self._pod['metadata']['name']}_{self._pod['metadata']['namespace']}({self._pod['metadata']['uid']})"
             text = f"back-off 10s restarting failed container={status.name} pod={pod}"
             status.state = {"waiting": {"reason": "CrashLoopBackOff", "message": text}}
-            told = f"Back-off restarting failed container {status.name} in pod {pod}"
-            self._node.journal.tell(self._pod, "BackOff", told, warning=True, container=status.name)
+            message = f"Back-off restarting failed container {status.name} in pod {pod}"
+            self._node.journal.tell(self._pod, "BackOff", message, warning=True, container=status.name)
             self._publish()
             await self._pause(wait / 2)
         status.restarts += 1

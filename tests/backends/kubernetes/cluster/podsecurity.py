@@ -55,8 +55,8 @@ def violations(spec: Object, level: str) -> list[str]:
 
 def why(spec: Object, level: str) -> str:
     """Return why the server refuses a pod; "" if it doesn't."""
-    found = violations(spec, level)
-    return f'violates PodSecurity "{level}:latest": {", ".join(found)}' if found else ""
+    breaches = violations(spec, level)
+    return f'violates PodSecurity "{level}:latest": {", ".join(breaches)}' if breaches else ""
 
 
 def _containers(spec: Object) -> list[Object]:
@@ -104,8 +104,8 @@ def _type(profile: Any) -> str:
 
 
 def _host_namespaces(spec: Object) -> list[str]:
-    found = [f"{name}=true" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
-    return [", ".join(found)] if found else []
+    settings = [f"{name}=true" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    return [", ".join(settings)] if settings else []
 
 
 def _host_paths(spec: Object) -> list[str]:
@@ -113,11 +113,11 @@ def _host_paths(spec: Object) -> list[str]:
 
 
 def _volumes(spec: Object) -> list[str]:
-    found = []
+    breaches = []
     for volume in spec.get("volumes") or ():
         kinds = sorted(volume.keys() - {"name"} - _VOLUMES)
-        found += [f'volume "{volume["name"]}" uses restricted volume type "{kind}"' for kind in kinds]
-    return found
+        breaches += [f'volume "{volume["name"]}" uses restricted volume type "{kind}"' for kind in kinds]
+    return breaches
 
 
 def _root(spec: Object) -> list[str]:

@@ -31,7 +31,7 @@ class ContainerStatus:
 
     def shown(self) -> Object:
         """Return the object."""
-        found = next(iter(self.state.values()))
+        details = next(iter(self.state.values()))
         shown = {
             "name": self.name,
             "state": self.state,
@@ -42,7 +42,7 @@ class ContainerStatus:
             "imageID": "" if "waiting" in self.state else f"sha256:{self.image}",
             "started": self.running,
         }
-        return shown | ({"containerID": found["containerID"]} if found.get("containerID") else {})
+        return shown | ({"containerID": details["containerID"]} if details.get("containerID") else {})
 
 
 @dataclass
@@ -73,8 +73,8 @@ class PodStatus:
             status |= {"podIP": self.address, "podIPs": [{"ip": self.address}]}
         if self.inits:
             status["initContainerStatuses"] = [init.shown() for init in self.inits]
-        told = {"reason": self.reason, "message": self.message}
-        return status | {name: text for name, text in told.items() if text}
+        cause = {"reason": self.reason, "message": self.message}
+        return status | {name: text for name, text in cause.items() if text}
 
     def _conditions(self, before: list[Object]) -> list[Object]:
         over = self.phase in ("Succeeded", "Failed")
@@ -125,6 +125,6 @@ class PodStatus:
         return {"reason": "ContainersNotReady", "message": f"containers with unready status: [{listed}]"}
 
 
-def _condition(kind: str, *, yes: bool, **told: str) -> Object:
+def _condition(kind: str, *, yes: bool, **details: str) -> Object:
     status = "True" if yes else "False"
-    return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": now()} | told
+    return {"type": kind, "status": status, "lastProbeTime": None, "lastTransitionTime": now()} | details

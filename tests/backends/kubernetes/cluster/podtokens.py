@@ -24,8 +24,8 @@ def claims(token: str) -> Object:
     said, _, signature = token.rpartition(".")
     if not hmac.compare_digest(_signed(said), signature):
         return {}
-    found: Object = json.loads(base64.urlsafe_b64decode(said.partition(".")[2] + "=="))
-    return found if found["exp"] > time.time() else {}
+    payload: Object = json.loads(base64.urlsafe_b64decode(said.partition(".")[2] + "=="))
+    return payload if payload["exp"] > time.time() else {}
 
 
 def _signed(text: str) -> str:

@@ -22,9 +22,9 @@ COMPUTE = ("cpu", "memory", "nvidia.com/gpu")
 
 def quantity(text: str | int | float) -> Decimal:
     """Read `500m`, `2Gi`, `3`."""
-    found = str(text)
-    unit = found.lstrip("+-0123456789.")
-    return Decimal(found.removesuffix(unit)) * UNITS.get(unit, Decimal(1))
+    amount = str(text)
+    unit = amount.lstrip("+-0123456789.")
+    return Decimal(amount.removesuffix(unit)) * UNITS.get(unit, Decimal(1))
 
 
 def check_quota(store: Store, resource: Resource, obj: Object) -> None:
@@ -47,8 +47,8 @@ def check_quota(store: Store, resource: Resource, obj: Object) -> None:
 
 def _living(store: Store, resource: Resource, space: str) -> list[Object]:
     ended = ("Succeeded", "Failed")
-    found = store.list(resource, space)
-    return [obj for obj in found if resource != PODS or obj["status"].get("phase") not in ended]
+    objects = store.list(resource, space)
+    return [obj for obj in objects if resource != PODS or obj["status"].get("phase") not in ended]
 
 
 def _use(resource: Resource, obj: Object, counted: str) -> str | None:
@@ -59,9 +59,9 @@ def _use(resource: Resource, obj: Object, counted: str) -> str | None:
     if resource != PODS or what not in COMPUTE or kind:
         return None
     side = counted.partition(".")[0]
-    given = [
+    amounts = [
         container.get("resources", {}).get(side, {}).get(what) for container in obj["spec"]["containers"]
     ]
-    if any(amount is None for amount in given):
+    if any(amount is None for amount in amounts):
         return "missing" if what != "nvidia.com/gpu" else None
-    return str(sum(quantity(amount) for amount in given))
+    return str(sum(quantity(amount) for amount in amounts))

@@ -80,8 +80,8 @@ class Readiness:
                 else:
                     text = failure.message
                 tell(self._pod, failure.event, text, warning=True, container=name)
-                told = f"Error: {failure.reason}"
-                self._waits(status, {"reason": failure.reason, "message": failure.message}, "Failed", told)
+                message = f"Error: {failure.reason}"
+                self._waits(status, {"reason": failure.reason, "message": failure.message}, "Failed", message)
                 await self._pause(RETRY_S)
                 if failure.reason == "ErrImagePull":
                     tell(self._pod, "BackOff", f'Back-off pulling image "{image}"', container=name)

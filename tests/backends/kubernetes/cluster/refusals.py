@@ -52,8 +52,8 @@ class Refusal(Exception):
 
 def details(resource: Resource, name: str = "", *, kind: str = "", **more: Any) -> Object:
     """Return the details of a Status: name, group and kind, the empty ones left out."""
-    given = {"name": name, "group": resource.group, "kind": kind or resource.plural, **more}
-    return {key: value for key, value in given.items() if value}
+    fields = {"name": name, "group": resource.group, "kind": kind or resource.plural, **more}
+    return {key: value for key, value in fields.items() if value}
 
 
 def not_found(resource: Resource, name: str) -> Refusal:
@@ -91,10 +91,10 @@ def invalid(resource: Resource, name: str, causes: list[tuple[str, str, str]]) -
     """Refuse an object for its fields; each cause is (reason, message, field)."""
     shown = [f"{field}: {message}" for _, message, field in causes]
     text = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
-    found = [{"reason": reason, "message": message, "field": field} for reason, message, field in causes]
+    entries = [{"reason": reason, "message": message, "field": field} for reason, message, field in causes]
     kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
     return Refusal(
         422,
         f'{kind} "{name}" is invalid: {text}',
-        details=details(resource, name, kind=resource.kind, causes=found),
+        details=details(resource, name, kind=resource.kind, causes=entries),
     )

@@ -79,13 +79,13 @@ class Sandbox:
         return folder
 
     def _fill(self, folder: Path, volume: str, resource: Resource, name: str, source: Object) -> None:
-        found = self._cache.find(resource, self._space, name)
-        if found is None:
+        obj = self._cache.find(resource, self._space, name)
+        if obj is None:
             if source.get("optional"):
                 return
             raise MissingVolume(volume, f'{resource.kind.lower()} "{name}" not found')
         wanted = {item["key"]: item["path"] for item in source.get("items") or ()}
-        for key, value in (found.get("data") or {}).items():
+        for key, value in (obj.get("data") or {}).items():
             if wanted and key not in wanted:
                 continue
             path = folder / wanted.get(key, key)
@@ -131,17 +131,17 @@ class Sandbox:
         return folder
 
     def _environment(self, container: Object) -> dict[str, str]:
-        found: dict[str, str] = {}
+        environment: dict[str, str] = {}
         for source in container.get("envFrom") or ():
             key = "secretRef" if "secretRef" in source else "configMapRef"
             resource = SECRETS if key == "secretRef" else CONFIGMAPS
-            found |= self._data(resource, source[key]["name"])
+            environment |= self._data(resource, source[key]["name"])
         for variable in container.get("env") or ():
             if "valueFrom" in variable:
-                found[variable["name"]] = self._from(variable["valueFrom"], container)
+                environment[variable["name"]] = self._from(variable["valueFrom"], container)
             else:
-                found[variable["name"]] = _expand(variable.get("value") or "", found)
-        return found
+                environment[variable["name"]] = _expand(variable.get("value") or "", environment)
+        return environment
 
     def _from(self, source: Object, container: Object) -> str:
         if "fieldRef" in source:
@@ -155,10 +155,10 @@ class Sandbox:
         return self._data(resource, ref["name"]).get(ref["key"], "")
 
     def _data(self, resource: Resource, name: str) -> dict[str, str]:
-        found = self._cache.find(resource, self._space, name)
-        if found is None:
+        obj = self._cache.find(resource, self._space, name)
+        if obj is None:
             raise MissingEnvironment(f'{resource.kind.lower()} "{name}" not found')
-        data = found.get("data") or {}
+        data = obj.get("data") or {}
         coded = resource == SECRETS
         return {
             key: base64.b64decode(text).decode(errors="surrogateescape") if coded else text
@@ -166,8 +166,8 @@ class Sandbox:
         }
 
     def _field(self, path: str) -> str:
-        if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
-            return str((self._pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+        if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
+            return str((self._pod["metadata"].get(match[1]) or {}).get(match[2], ""))
         known = {
             "status.podIP": self.address,
             "status.hostIP": "127.0.0.1",
@@ -180,8 +180,8 @@ class Sandbox:
 def _expand(text: str, known: Mapping[str, str]) -> str:
     """Put in `$(NAME)`; `$$` is a dollar, and a name that isn't known stays as it is."""
 
-    def put(found: re.Match[str]) -> str:
-        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+    def put(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else known.get(match[1], match[0])
 
     return re.sub(r"\$\$|\$\(([\w.-]+)\)", put, text)
 
@@ -195,4 +195,4 @@ class _places:
         self._pattern = re.compile(rf"(?<![\w./-])({listed})(?![\w.-])")
 
     def __call__(self, text: str) -> str:
-        return self._pattern.sub(lambda found: str(self._places[found[1]]), text)
+        return self._pattern.sub(lambda match: str(self._places[match[1]]), text)

@@ -87,10 +87,10 @@ class Scheduler:
             else:
                 self._bind(pod)
         status, reason = ("False", "Unschedulable") if whys else ("True", "Scheduled")
-        told = {"type": "PodGroupScheduled", "status": status, "reason": reason, "message": [*whys, ""][0]}
+        fields = {"type": "PodGroupScheduled", "status": status, "reason": reason, "message": [*whys, ""][0]}
         before = group.get("status", {}).get("conditions", [{}])[0]
-        if any(before.get(key) != value for key, value in told.items()):
-            changed = {"conditions": [told | {"lastTransitionTime": now()}]}
+        if any(before.get(key) != value for key, value in fields.items()):
+            changed = {"conditions": [fields | {"lastTransitionTime": now()}]}
             self._store.replace(POD_GROUPS, group | {"status": changed}, status=True)
 
     def _too_much(self, pods: list[Object]) -> Iterator[str]:
@@ -108,22 +108,22 @@ class Scheduler:
         self._journal.tell(pod, "Scheduled", f"Successfully assigned {space}/{name} to {NODE}")
 
     def _refuse(self, pod: Object, reason: str, why: str) -> None:
-        told = {"type": "PodScheduled", "status": "False", "reason": reason, "message": why}
+        fields = {"type": "PodScheduled", "status": "False", "reason": reason, "message": why}
         before = pod.get("status", {}).get("conditions", [])
         if any(condition.get("message") == why for condition in before):
             return
-        self._condition(pod, told)
+        self._condition(pod, fields)
         if reason == "Unschedulable":
             self._journal.tell(pod, "FailedScheduling", why, warning=True)
 
-    def _condition(self, pod: Object, told: Object) -> None:
+    def _condition(self, pod: Object, fields: Object) -> None:
         others = [
             condition
             for condition in pod.get("status", {}).get("conditions", [])
             if condition["type"] != "PodScheduled"
         ]
         times = {"lastProbeTime": None, "lastTransitionTime": now()}
-        status = pod.get("status", {}) | {"conditions": [*others, told | times]}
+        status = pod.get("status", {}) | {"conditions": [*others, fields | times]}
         self._store.replace(PODS, pod | {"status": status}, status=True)
 
     def _obstacle(self, pod: Object) -> str:

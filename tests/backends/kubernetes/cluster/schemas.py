@@ -47,8 +47,8 @@ class _Fit:
         else:
             fits = TYPES.get(schema.get("type", ""), lambda _: True)(value)
         if not fits:
-            given = f'Invalid value: "{type_name(value)}": {path} in body must be of type {schema["type"]}'
-            self.causes.append(("FieldValueTypeInvalid", f'{given}: "{type_name(value)}"', path))
+            message = f'Invalid value: "{type_name(value)}": {path} in body must be of type {schema["type"]}'
+            self.causes.append(("FieldValueTypeInvalid", f'{message}: "{type_name(value)}"', path))
             return
         self.causes.extend(_limits(schema, value, path))
         if isinstance(value, dict):
@@ -114,13 +114,13 @@ def _limits(schema: Object, value: Any, path: str) -> Iterable[Cause]:
 
 def fit(schema: Object, obj: Object) -> tuple[Object, list[str], list[Cause]]:
     """Return the object with defaults and without unknown fields, the paths of those, and what is wrong with it."""
-    found = _Fit()
+    visitor = _Fit()
     fitted = copied(obj)
-    found.walk(schema, fitted, "")
-    causes = found.causes
+    visitor.walk(schema, fitted, "")
+    causes = visitor.causes
     if any(reason in ("FieldValueRequired", "FieldValueTypeInvalid") for reason, _, _ in causes):
         causes.append(("FieldValueInvalid", NOT_CHECKED, "<nil>"))
-    return fitted, sorted(found.unknown), causes
+    return fitted, sorted(visitor.unknown), causes
 
 
 def rules(resource: Resource, obj: Object, before: Object | None) -> list[Cause]:
@@ -148,12 +148,12 @@ def _holds(rule: str, value: Any, before: Any, root: Object) -> bool:
     """Say whether a rule holds; one that isn't known here does."""
     if rule == "self == oldSelf":
         return before is None or value == before
-    if found := re.fullmatch(r"self\.metadata\.name\.matches\('(.*)'\)", rule):
-        return re.search(found[1], root["metadata"]["name"]) is not None
-    if found := re.fullmatch(r"size\(self\.metadata\.name\) <= (\d+)", rule):
-        return len(root["metadata"]["name"]) <= int(found[1])
-    if found := re.fullmatch(r"self in \[(.*)\]", rule):
-        return value in [choice.strip().strip("'") for choice in found[1].split(",")]
-    if found := re.fullmatch(r"self >= (\d+)", rule):
-        return bool(value >= int(found[1]))
+    if match := re.fullmatch(r"self\.metadata\.name\.matches\('(.*)'\)", rule):
+        return re.search(match[1], root["metadata"]["name"]) is not None
+    if match := re.fullmatch(r"size\(self\.metadata\.name\) <= (\d+)", rule):
+        return len(root["metadata"]["name"]) <= int(match[1])
+    if match := re.fullmatch(r"self in \[(.*)\]", rule):
+        return value in [choice.strip().strip("'") for choice in match[1].split(",")]
+    if match := re.fullmatch(r"self >= (\d+)", rule):
+        return bool(value >= int(match[1]))
     return True

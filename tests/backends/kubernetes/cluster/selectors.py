@@ -30,14 +30,14 @@ def by_labels(text: str) -> Test:
 
 
 def _label_test(part: str) -> Test:
-    if found := SET.match(part):
-        name, values = found["name"], {value.strip() for value in found["values"].split(",")}
-        if found["how"] == "in":
+    if match := SET.match(part):
+        name, values = match["name"], {value.strip() for value in match["values"].split(",")}
+        if match["how"] == "in":
             return lambda labels: labels.get(name) in values
         return lambda labels: labels.get(name) not in values
-    if found := EQUAL.match(part):
-        name, value = found["name"], found["value"]
-        if found["how"] == "!=":
+    if match := EQUAL.match(part):
+        name, value = match["name"], match["value"]
+        if match["how"] == "!=":
             return lambda labels: labels.get(name) != value
         return lambda labels: labels.get(name) == value
     if NAME.match(part):
@@ -49,20 +49,20 @@ def by_fields(resource: Resource, text: str) -> Test:
     """Return a test of an object's fields for `metadata.name=x`; 400 for fields that can't be selected by."""
     tests = []
     for part in filter(None, text.split(",")):
-        found = EQUAL.match(part)
+        match = EQUAL.match(part)
         known = FIELDS | (MORE_FIELDS.get(resource.plural, set()) if not resource.group else set())
-        if found is None or found["name"] not in known:
-            raise Refusal(400, f"field label not supported: {found['name'] if found else part}")
-        tests.append(_field_test(found["name"], found["value"], found["how"] != "!="))
+        if match is None or match["name"] not in known:
+            raise Refusal(400, f"field label not supported: {match['name'] if match else part}")
+        tests.append(_field_test(match["name"], match["value"], match["how"] != "!="))
     return lambda obj: all(test(obj) for test in tests)
 
 
 def _field_test(path: str, value: str, wanted: bool) -> Test:
     def test(obj: Object) -> bool:
-        found: object = obj
+        field: object = obj
         for name in path.split("."):
-            found = found.get(name, "") if isinstance(found, dict) else ""
-        return (found == value) == wanted
+            field = field.get(name, "") if isinstance(field, dict) else ""
+        return (field == value) == wanted
 
     return test
 

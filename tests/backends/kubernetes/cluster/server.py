@@ -127,8 +127,8 @@ class Server:
     async def _answer(self, request: web.Request, user: str) -> web.StreamResponse:
         if request.path in ("/healthz", "/readyz", "/livez"):
             return web.Response(text="ok")
-        if request.method == "GET" and (found := discovery.answer(request.path, self.resources)):
-            return web.json_response(found)
+        if request.method == "GET" and (document := discovery.answer(request.path, self.resources)):
+            return web.json_response(document)
         if request.path.endswith("/" + discovery.REVIEWS.plural):
             return await self._review(request, user)
         if request.path.endswith("/" + discovery.WHO.plural):
@@ -207,7 +207,7 @@ async def _body(request: web.Request) -> Object:
             "application/json, application/yaml, application/vnd.kubernetes.protobuf",
         )
     try:
-        found: Object = json.loads(data)
+        body: Object = json.loads(data)
     except ValueError as error:
         raise Refusal(400, f"couldn't get version/kind; json parse error: {error}") from error
-    return found
+    return body

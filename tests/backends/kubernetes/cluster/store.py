@@ -86,10 +86,10 @@ class Store:
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """Return the object; 404 if there is none."""
-        found = self.find(resource, namespace, name)
-        if found is None:
+        obj = self.find(resource, namespace, name)
+        if obj is None:
             raise not_found(resource, name)
-        return found
+        return obj
 
     def list(self, resource: Resource, namespace: str = "") -> list[Object]:
         """Return the objects of a namespace, or of all, in the order of their keys."""
@@ -100,11 +100,11 @@ class Store:
 
     def everything(self) -> Iterable[tuple[Resource, Object]]:
         """Return each object with its resource."""
-        return [(resource, obj) for resource, found in self._objects.items() for obj in found.values()]
+        return [(resource, obj) for resource, objects in self._objects.items() for obj in objects.values()]
 
-    def prepare(self, resource: Resource, given: Object) -> Object:
+    def prepare(self, resource: Resource, body: Object) -> Object:
         """Return the object as it would be stored: named, dated, with a uid."""
-        obj: Object = copied(given)
+        obj: Object = copied(body)
         meta = obj.setdefault("metadata", {})
         if not meta.get("name") and meta.get("generateName"):
             # The server cuts the prefix so that the whole stays a label of 63.
@@ -122,15 +122,15 @@ class Store:
             raise already_exists(resource, obj["metadata"]["name"])
         return self._write(resource, "ADDED", obj, None)
 
-    def replace(self, resource: Resource, given: Object, *, status: bool = False) -> Object:
+    def replace(self, resource: Resource, obj: Object, *, status: bool = False) -> Object:
         """Write over an object: its status alone, or all but its status.
 
         A `resourceVersion` that isn't the current one is a 409. Nothing new is no new revision. An object whose last
         finalizer goes while it is being deleted is removed.
         """
-        before = self.get(resource, *key_of(given))
-        check_version(resource, given, before)
-        after = merged(resource, copied(given), before, status=status)
+        before = self.get(resource, *key_of(obj))
+        check_version(resource, obj, before)
+        after = merged(resource, copied(obj), before, status=status)
         if after == before:
             return before
         written = self._write(resource, "MODIFIED", after, before)
@@ -170,9 +170,9 @@ class Store:
             listener.set()
 
 
-def check_version(resource: Resource, given: Object, before: Object) -> None:
+def check_version(resource: Resource, obj: Object, before: Object) -> None:
     """Refuse a write that was made against an older object."""
-    version = given["metadata"].get("resourceVersion")
+    version = obj["metadata"].get("resourceVersion")
     if version and version != before["metadata"]["resourceVersion"]:
         raise conflict(resource, before["metadata"]["name"])
 
@@ -188,13 +188,13 @@ SERVERS_OWN = (
 )
 
 
-def merged(resource: Resource, given: Object, before: Object, *, status: bool) -> Object:
+def merged(resource: Resource, obj: Object, before: Object, *, status: bool) -> Object:
     """Return what a write leaves: either side of the status subresource keeps its hands off the other."""
     if status:
-        return before | ({"status": given["status"]} if "status" in given else {})
+        return before | ({"status": obj["status"]} if "status" in obj else {})
     kept = {name: before["metadata"][name] for name in SERVERS_OWN if name in before["metadata"]}
-    metadata = {name: value for name, value in given["metadata"].items() if name not in SERVERS_OWN}
-    after = given | {"metadata": metadata | kept}
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in SERVERS_OWN}
+    after = obj | {"metadata": metadata | kept}
     if "status" in resource.subresources:
         after.pop("status", None)
         after |= {"status": before["status"]} if "status" in before else {}

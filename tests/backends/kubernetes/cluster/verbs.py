@@ -78,10 +78,10 @@ class Verbs:
         return 201, obj
 
     def _check_namespace(self, call: Call, name: str) -> None:
-        found = self._store.find(NAMESPACES, "", call.namespace)
-        if found is None:
+        namespace = self._store.find(NAMESPACES, "", call.namespace)
+        if namespace is None:
             raise not_found(NAMESPACES, call.namespace)
-        if "deletionTimestamp" in found["metadata"]:
+        if "deletionTimestamp" in namespace["metadata"]:
             cause = {
                 "reason": "NamespaceTerminating",
                 "message": f"namespace {call.namespace} is being terminated",
@@ -140,9 +140,9 @@ class Verbs:
         before = self._store.get(call.resource, call.namespace, call.name)
         kind = call.headers.get("Content-Type", "")
         after = patches.apply(call.resource, before, call.body, kind)
-        given = call.body.get("metadata", {}) if isinstance(call.body, dict) else {}
+        meta = call.body.get("metadata", {}) if isinstance(call.body, dict) else {}
         # A patch is made against whatever is there, unless it names a version.
-        after["metadata"]["resourceVersion"] = given.get("resourceVersion")
+        after["metadata"]["resourceVersion"] = meta.get("resourceVersion")
         return 200, self._write(call, after)
 
     def _write(self, call: Call, obj: Object) -> Object:
@@ -215,9 +215,9 @@ def _warned(call: Call) -> dict[str, str]:
 
 def _check_type(call: Call) -> None:
     body = call.body
-    given, wanted = body.get("apiVersion", ""), call.resource.api_version
-    if given != wanted:
-        text = f"the API version in the data ({given}) does not match the expected API version ({wanted})"
+    version, wanted = body.get("apiVersion", ""), call.resource.api_version
+    if version != wanted:
+        text = f"the API version in the data ({version}) does not match the expected API version ({wanted})"
         raise Refusal(400, text)
     if body.get("kind") != call.resource.kind:
         raise Refusal(400, f"the object provided is unrecognized (must be of type {call.resource.kind})")

@@ -136,12 +136,12 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
     files = [
         yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix == ".yaml"
     ]
-    (found,) = [file for file in files if file["kind"] == "Job"]
+    (manifest,) = [file for file in files if file["kind"] == "Job"]
     # With another job's, which the server adds, it refuses to create one.
-    assert not {"suspend", "selector"} & found["spec"].keys()
+    assert not {"suspend", "selector"} & manifest["spec"].keys()
     ties = {"batch.kubernetes.io/controller-uid", "controller-uid", "job-name"}
-    assert not ties & found["spec"]["template"]["metadata"]["labels"].keys()
-    assert labelling.CANCELLED not in found["metadata"]["annotations"]
+    assert not ties & manifest["spec"]["template"]["metadata"]["labels"].keys()
+    assert labelling.CANCELLED not in manifest["metadata"]["annotations"]
 
 
 @pytest.mark.torch
@@ -185,9 +185,9 @@ def test_a_dry_run_needs_no_cluster(monkeypatch, tmp_path, kind):
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(kind=kind, image="torch"))
     call = capture.from_cell("1", {})
     text = submission.dry_run(call, spec)
-    found = {obj["kind"]: obj["metadata"] for obj in yaml.safe_load_all(text)}
+    metadata = {obj["kind"]: obj["metadata"] for obj in yaml.safe_load_all(text)}
 
-    assert found[KINDS[kind].api.kind]["namespace"] == "default"
+    assert metadata[KINDS[kind].api.kind]["namespace"] == "default"
     assert "# not checked by a server: no cluster is known: there is no kubeconfig" in text
     with pytest.raises(ClusterError, match="no context 'lab'"):
         submission.dry_run(call, replace(spec, cluster=replace(spec.cluster, context="lab")))

@@ -98,9 +98,9 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
     assert api.tended(job.info) == Tended()
     assert any("keep a session attached" in caution for caution in submission.cautions(spec))
     with looked_after(stage):
-        found = until(lambda: (reader := api.tended(job.info)) and reader.who and reader)
-        assert found.who.startswith("the test on ")
-        assert job.info.created - 60 < found.since <= found.beat
+        keeper = until(lambda: (reader := api.tended(job.info)) and reader.who and reader)
+        assert keeper.who.startswith("the test on ")
+        assert job.info.created - 60 < keeper.since <= keeper.beat
         monkeypatch.setattr(kubernetes, "_LATELY_S", -1.0)
         assert not any("keep a session attached" in caution for caution in submission.cautions(spec))
     assert api.tended(job.info) == Tended()
@@ -112,9 +112,9 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob"])
 def test_the_next_run_of_a_group_is_started_but_none_that_its_user_suspended(stage, tender, attach, kind):
-    call, given = capture.from_cell("n", {}, given={"n": 0}), [{"n": number} for number in range(4)]
+    call, rows = capture.from_cell("n", {}, given={"n": 0}), [{"n": number} for number in range(4)]
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(ALONE))
-    runs = submission.send_runs(submission.prepare(call, submission.check(spec)), given, at_once=1)
+    runs = submission.send_runs(submission.prepare(call, submission.check(spec)), rows, at_once=1)
     runs[1].suspend()  # before its turn
 
     stage.sign("go")

@@ -23,12 +23,12 @@ def pod(requests=None, limits=None, **spec):
     return {"containers": [{"resources": {"requests": requests, "limits": limits}}], **spec}
 
 
-def bears(operator="Equal", **given):
-    return {"tolerations": [{"operator": operator, **given}]}
+def bears(operator="Equal", **fields):
+    return {"tolerations": [{"operator": operator, **fields}]}
 
 
 @pytest.mark.parametrize(
-    ("wanted", "hosts", "told"),
+    ("wanted", "hosts", "text"),
     [
         (pod({"cpu": "2"}), [host(), host("b", cpu="1")], "1 of 2 hosts can hold a pod when empty"),
         (pod(limits={GPU: "1"}), [host()], f"no host could hold a pod: none has any {GPU}"),
@@ -58,15 +58,15 @@ def bears(operator="Equal", **given):
         (pod(), [], "the cluster has no hosts; unless the cluster adds hosts by itself"),
     ],
 )
-def test_what_is_said_of_the_hosts(wanted, hosts, told):
-    found = judge(wanted, hosts)
+def test_what_is_said_of_the_hosts(wanted, hosts, text):
+    finding = judge(wanted, hosts)
 
-    assert found.text.startswith(told)
-    assert found.good == ("can hold" in told)
+    assert finding.text.startswith(text)
+    assert finding.good == ("can hold" in text)
 
 
 @pytest.mark.parametrize(
-    ("given", "free"),
+    ("options", "free"),
     [
         ({}, False),
         (bears(key=GPU, value="present", effect="NoSchedule"), True),
@@ -78,8 +78,8 @@ def test_what_is_said_of_the_hosts(wanted, hosts, told):
         (bears("Exists", key="another"), False),
     ],
 )
-def test_which_taints_a_pod_bears(given, free):
-    assert (untolerated(pod(**given), host(taints=[TAINT])) == []) is free
+def test_which_taints_a_pod_bears(options, free):
+    assert (untolerated(pod(**options), host(taints=[TAINT])) == []) is free
 
 
 def test_a_taint_that_only_prefers_keeps_nothing_away():

@@ -62,8 +62,8 @@ def bad(findings):
 
 
 def one(findings, start):
-    (found,) = [finding for finding in findings if finding.text.startswith(start)]
-    return found
+    (finding,) = [finding for finding in findings if finding.text.startswith(start)]
+    return finding
 
 
 def make(emulator, api, namespace, name, **body):
@@ -92,12 +92,12 @@ def rules(remedy):
 
 
 def test_where_nothing_is_missing_all_is_good_and_nothing_is_to_be_done(emulator, examine):
-    found = examine(emulator.kubeconfig)
+    findings = examine(emulator.kubeconfig)
 
-    assert bad(found) == []
-    assert not any(finding.remedy for finding in found)
-    assert emulator.url in found[0].text
-    assert one(found, "the job would be").text == "the job would be a PyTorchJob (--kind pytorchjob)"
+    assert bad(findings) == []
+    assert not any(finding.remedy for finding in findings)
+    assert emulator.url in findings[0].text
+    assert one(findings, "the job would be").text == "the job would be a PyTorchJob (--kind pytorchjob)"
 
 
 def test_nothing_is_left_on_the_cluster(emulator, examine):
@@ -124,18 +124,18 @@ def test_it_says_what_the_image_must_have(emulator, examine):
 def test_without_a_kubeconfig_the_rest_is_left_out_in_one_line(examine, tmp_path, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
-    found = examine(tmp_path / "absent")
+    findings = examine(tmp_path / "absent")
 
-    wrong, left_out = bad(found)
+    wrong, left_out = bad(findings)
     assert "absent" in wrong
     assert "not checked" in left_out
-    assert found[-1].text.startswith("the image")
+    assert findings[-1].text.startswith("the image")
 
 
 def test_a_server_that_does_not_answer_is_named(examine, tmp_path):
-    found = examine(kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token="t"))
+    findings = examine(kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token="t"))
 
-    assert "http://127.0.0.1:1 doesn't answer" in bad(found)[0]
+    assert "http://127.0.0.1:1 doesn't answer" in bad(findings)[0]
 
 
 def test_credentials_that_have_expired_are_told(emulator, examine):
@@ -152,21 +152,21 @@ def test_missing_permissions_become_one_role_that_is_enough(emulator, examine):
     assert f"\n{refused.remedy}\n" in elements.finding_lines([refused])  # to be pasted
     role, binding = rules(refused.remedy)
     emulator.allow("ada", role["metadata"]["namespace"], role["rules"])
-    found = examine(config)
+    findings = examine(config)
 
     assert binding["subjects"][0]["name"] == "ada"
-    assert bad(found) == []
-    assert one(found, "all ").good
+    assert bad(findings) == []
+    assert one(findings, "all ").good
 
 
 def test_only_what_is_missing_is_asked_for(emulator, examine):
-    given = [right for right in needed(KINDS["pytorchjob"]) if right.verb != "patch"]
-    rules = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in given]
+    rights = [right for right in needed(KINDS["pytorchjob"]) if right.verb != "patch"]
+    rules = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in rights]
     emulator.allow("ada", "default", rules)
 
-    found = one(examine(emulator.user("ada")), "not permitted: ")
+    finding = one(examine(emulator.user("ada")), "not permitted: ")
 
-    assert found.text.startswith("not permitted: patch pytorchjobs.kubeflow.org; patch secrets; an ")
+    assert finding.text.startswith("not permitted: patch pytorchjobs.kubeflow.org; patch secrets; an ")
 
 
 def test_events_that_may_not_be_read_only_hide_why_a_pod_waits(emulator, examine):
@@ -176,22 +176,22 @@ def test_events_that_may_not_be_read_only_hide_why_a_pod_waits(emulator, examine
         [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed(KINDS["pytorchjob"])],
     )
 
-    found = examine(emulator.user("ada"))
+    findings = examine(emulator.user("ada"))
 
-    events = one(found, "reading events")
-    assert bad(found) == []
+    events = one(findings, "reading events")
+    assert bad(findings) == []
     assert {resource for rule in rules(events.remedy)[0]["rules"] for resource in rule["resources"]} == {
         "events"
     }
 
 
 def test_a_namespace_that_does_not_exist_is_told_with_how_to_make_it(emulator, examine):
-    found = examine(emulator.kubeconfig, spec(namespace="elsewhere"))
+    findings = examine(emulator.kubeconfig, spec(namespace="elsewhere"))
 
-    missing = one(found, "the namespace elsewhere")
+    missing = one(findings, "the namespace elsewhere")
     assert not missing.good
     assert missing.remedy == "kubectl create namespace elsewhere"
-    assert len(bad(found)) == 2
+    assert len(bad(findings)) == 2
 
 
 def test_a_kind_that_is_not_installed_matters_only_where_it_is_wanted(crds, examine):
@@ -209,10 +209,10 @@ def test_a_kind_that_is_not_installed_matters_only_where_it_is_wanted(crds, exam
 
 
 def test_a_kind_that_can_not_do_the_job_says_why(emulator, examine):
-    found = examine(emulator.kubeconfig, spec(Elastic(nnodes="1:2"), kind="trainjob"))
+    findings = examine(emulator.kubeconfig, spec(Elastic(nnodes="1:2"), kind="trainjob"))
 
-    assert "can't do this job: nnodes" in one(found, "trainjob: ").text
-    assert "what only some kinds of job need" in bad(found)[-1]
+    assert "can't do this job: nnodes" in one(findings, "trainjob: ").text
+    assert "what only some kinds of job need" in bad(findings)[-1]
 
 
 def test_names_that_lead_nowhere_are_found_all_at_once(emulator, examine):
@@ -223,9 +223,9 @@ def test_names_that_lead_nowhere_are_found_all_at_once(emulator, examine):
         mount=["type=volume,src=data,dst=/data"],
     )
 
-    found = bad(examine(emulator.kubeconfig, wanted))
+    texts = bad(examine(emulator.kubeconfig, wanted))
 
-    assert [text.partition(" doesn't exist")[0] for text in found] == [
+    assert [text.partition(" doesn't exist")[0] for text in texts] == [
         "service account trainer",
         "priority class urgent",
         "image pull secret registry",
@@ -371,10 +371,10 @@ def test_a_store_of_checkpoints_is_tried_too(emulator, examine):
     ],
 )
 def test_it_says_who_keeps_the_budgets(emulator, examine, kind, budgets, said):
-    found = examine(emulator.kubeconfig, replace(spec(kind=kind), retry=budgets))
+    findings = examine(emulator.kubeconfig, replace(spec(kind=kind), retry=budgets))
 
-    assert bad(found) == []
-    assert said in one(found, "retries and preemptions: ").text
+    assert bad(findings) == []
+    assert said in one(findings, "retries and preemptions: ").text
 
 
 def test_of_a_job_without_budgets_nothing_is_said_of_them(emulator, examine):
@@ -397,11 +397,11 @@ def test_pods_that_we_remove_take_a_permission_more(emulator, examine):
     rights = [{"apiGroups": [g], "resources": [r], "verbs": [v]} for v, g, r in needed(KINDS["trainjob"])]
     emulator.allow("ada", "default", rights)
 
-    found = examine(
+    findings = examine(
         emulator.user("ada"), spec(Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL)), kind="trainjob")
     )
 
-    assert one(found, "not permitted: ").text.startswith("not permitted: delete pods; ")
+    assert one(findings, "not permitted: ").text.startswith("not permitted: delete pods; ")
 
 
 def test_preemptible_hosts_are_counted(emulator, examine):
@@ -449,10 +449,10 @@ async def test_another_version_of_a_kind_is_named(server, client):
     server.on("/apis", Reply(body=groups))
     server.on("/apis/kubeflow.org/v2", Reply(body={"resources": [{"name": "pytorchjobs"}]}))
 
-    found = one(await look(server), "pytorchjob: ")
+    finding = one(await look(server), "pytorchjob: ")
 
-    assert "served only in v2" in found.text
-    assert "training-operator.git" in found.remedy
+    assert "served only in v2" in finding.text
+    assert "training-operator.git" in finding.remedy
 
 
 @scripted
@@ -460,16 +460,16 @@ async def test_one_check_that_fails_does_not_hide_the_others(server, client):
     server.on("/api/v1/namespaces/main-ns", Reply(body={"metadata": {"name": "main-ns"}}))
     server.on("/api/v1/namespaces/main-ns/serviceaccounts/default", Reply(418, b"short and stout"))
 
-    found = await look(server)
+    findings = await look(server)
 
-    assert any("short and stout" in text for text in bad(found))
-    assert found[-1].text.startswith("the image")
+    assert any("short and stout" in text for text in bad(findings))
+    assert findings[-1].text.startswith("the image")
 
 
 def test_it_says_whether_any_host_could_hold_a_pod(emulator, examine):
     asked = spec(gpu=1)
-    found = one(examine(emulator.kubeconfig, asked), "no host could hold a pod: none has any nvidia.com/gpu")
-    assert not found.good
+    room = one(examine(emulator.kubeconfig, asked), "no host could hold a pod: none has any nvidia.com/gpu")
+    assert not room.good
 
     assert one(examine(emulator.kubeconfig), "1 of 1 host can hold a pod").good
     assert one(examine(emulator.user("ada"), asked), "can't check whether any host has room").good

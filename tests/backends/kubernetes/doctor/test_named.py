@@ -18,23 +18,23 @@ def choices(spec=None):
     return cluster_backend().choices(spec or JobSpec(backend="kubernetes"))
 
 
-def values(found, key):
-    return [choice.value for choice in found.get(key, ())]
+def values(options, key):
+    return [choice.value for choice in options.get(key, ())]
 
 
 def test_all_that_a_job_can_name_is_listed(stage):
     create(stage, "api/v1", "persistentvolumeclaims", "PersistentVolumeClaim", "data", spec=CLAIM)
     create(stage, "api/v1", "serviceaccounts", "ServiceAccount", "trainer")
 
-    found = choices(stage.spec())
+    options = choices(stage.spec())
 
-    assert values(found, "context") == ["emulator"]
-    assert stage.namespace in values(found, "namespace")
-    assert values(found, "kind") == list(KINDS)
-    assert found["runtime"] == [Choice("torch-distributed", "torch, 1 node, localhost/torch:1")]
-    assert found["queue"] == [Choice("default", "Volcano")]
-    assert values(found, "service-account") == ["default", "trainer"]
-    assert found["mount"] == [Choice("type=volume,src=data,dst=/mnt/data", "10Gi, ReadWriteMany")]
+    assert values(options, "context") == ["emulator"]
+    assert stage.namespace in values(options, "namespace")
+    assert values(options, "kind") == list(KINDS)
+    assert options["runtime"] == [Choice("torch-distributed", "torch, 1 node, localhost/torch:1")]
+    assert options["queue"] == [Choice("default", "Volcano")]
+    assert values(options, "service-account") == ["default", "trainer"]
+    assert options["mount"] == [Choice("type=volume,src=data,dst=/mnt/data", "10Gi, ReadWriteMany")]
 
 
 CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "10Gi"}}}
@@ -48,24 +48,24 @@ def create(stage, api, plural, kind, name, **body):
 
 def test_every_choice_is_a_value_that_the_option_takes(stage):
     create(stage, "api/v1", "persistentvolumeclaims", "PersistentVolumeClaim", "data", spec=CLAIM)
-    found = choices(stage.spec())
+    options = choices(stage.spec())
 
     Cluster(
-        namespace=values(found, "namespace")[0],
-        kind=values(found, "kind")[0],
-        queue=values(found, "queue")[0],
-        runtime=values(found, "runtime")[0],
-        service_account=values(found, "service-account")[0],
-        mount=values(found, "mount"),
+        namespace=values(options, "namespace")[0],
+        kind=values(options, "kind")[0],
+        queue=values(options, "queue")[0],
+        runtime=values(options, "runtime")[0],
+        service_account=values(options, "service-account")[0],
+        mount=values(options, "mount"),
     )
 
 
 def test_what_may_not_be_listed_is_left_out(stage, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(stage.cluster.user(f"bob-{secrets.token_hex(3)}")))
 
-    found = choices(stage.spec())
+    options = choices(stage.spec())
 
-    assert set(found) == {"context", "kind"}
+    assert set(options) == {"context", "kind"}
 
 
 def test_a_server_that_does_not_answer_leaves_the_contexts(tmp_path, monkeypatch):
@@ -136,6 +136,6 @@ async def test_who_may_not_see_all_pods_learns_what_hosts_have(server, client):
     server.on("/api/v1/nodes", listing(host("a", "big")))
     server.on("/api/v1/pods", FORBIDDEN)
 
-    (found,) = await hosts.choices(client)
+    (choice,) = await hosts.choices(client)
 
-    assert found.note == "1 host, 16 cpu, 64 GiB memory, 8 nvidia.com/gpu"
+    assert choice.note == "1 host, 16 cpu, 64 GiB memory, 8 nvidia.com/gpu"

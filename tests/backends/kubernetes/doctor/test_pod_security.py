@@ -42,11 +42,11 @@ def restricted(cluster, tmp_path, monkeypatch):
 def test_the_emulators_standard_says_what_a_real_server_said(name):
     if not RECORDED.is_dir():
         pytest.skip(f"{RECORDED} is absent")
-    found = json.loads((RECORDED / f"{name}.json").read_text())
-    said = found["response"]["body"].get("message", "")
+    recording = json.loads((RECORDED / f"{name}.json").read_text())
+    said = recording["response"]["body"].get("message", "")
 
     assert said.partition(" is forbidden: ")[2] == podsecurity.why(
-        found["request"]["body"]["spec"], "restricted"
+        recording["request"]["body"]["spec"], "restricted"
     )
 
 
@@ -102,10 +102,10 @@ def test_the_doctor_says_beforehand_what_a_level_refuses(case, run_as):
 
 def test_the_doctor_says_what_the_namespace_enforces(restricted):
     def told(**asked):
-        [found] = [
+        [finding] = [
             finding for finding in api.doctor(restricted.spec(**asked)) if "Pod Security" in finding.text
         ]
-        return found.good, found.text
+        return finding.good, finding.text
 
     assert told(run_as="1000") == (True, "Pod Security: the job's pods pass restricted")
     good, text = told()

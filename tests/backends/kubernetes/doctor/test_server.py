@@ -50,13 +50,13 @@ def is_anothers(stage, namespace):
 
 def used(stage, name):
     """Return the rights that a user's requests took: those in the stage's namespace, and others."""
-    found: tuple[set[Right], set[Right]] = (set(), set())
+    rights: tuple[set[Right], set[Right]] = (set(), set())
     # A test before this one may have left a job that is still followed, by now as this user.
     ours = [one for one in stage.cluster.attempts(name) if not is_anothers(stage, one.namespace)]
     for one in ours:
         assert one.namespace in ("", stage.namespace)
-        found[not one.namespace].add(Right(one.verb, one.group, one.resource))
-    return found
+        rights[not one.namespace].add(Right(one.verb, one.group, one.resource))
+    return rights
 
 
 def lose_answers(stage, name):
@@ -158,8 +158,8 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
     later = {*server.EVENTS, *server.ASKING, *some, *server.rights(server.ADOPTED)}
     assert inside == {*server.rights(server.OPTIONAL)} - later
     # What is free on hosts is asked by who may list them, how one is by who follows a job on it.
-    told = {Right("list", "", "pods"), Right("get", "", "nodes")}
-    assert outside == {*server.rights(server.CLUSTERWIDE)} - told - some
+    host_rights = {Right("list", "", "pods"), Right("get", "", "nodes")}
+    assert outside == {*server.rights(server.CLUSTERWIDE)} - host_rights - some
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,9 @@ value(1)
 
 def done(job):
     """Return how many epochs a list says are done, and of how many; None where it doesn't know."""
-    (found,) = (state for state in api.jobs() if state.info.name == job.name)
-    told = record(found, time.time())["progress"]
-    return told and (told["done"], told["total"])
+    (snapshot,) = (state for state in api.jobs() if state.info.name == job.name)
+    progress = record(snapshot, time.time())["progress"]
+    return progress and (progress["done"], progress["total"])
 
 
 def test_a_list_says_how_far_a_job_is_that_is_followed_here(stage):

@@ -64,8 +64,8 @@ ALONE = "begin()\nsign(f'ready-{NODE}')\nwait('go')\nvalue(1)"
 
 def ask(job, question="who", **how):
     said = {key: how.pop(key) for key in list(how) if key == "said"}
-    found = cluster_backend().ask(job.name, {"question": question, **said}, **how)
-    return sorted(found, key=lambda answer: answer.node)
+    answers = cluster_backend().ask(job.name, {"question": question, **said}, **how)
+    return sorted(answers, key=lambda answer: answer.node)
 
 
 def ready(stage, job, nodes=1):

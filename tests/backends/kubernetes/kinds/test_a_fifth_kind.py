@@ -68,13 +68,13 @@ def said(package, cluster, tmp_path_factory):
         stdout=subprocess.PIPE,
         text=True,
     ) as running:
-        found = heard(running)
-        found["suspended"] = cluster.request("PATCH", path, {"spec": {"roster": ["ada", "bob"]}})["spec"]
-        found["export"] = heard(running, "go on")
+        views = heard(running)
+        views["suspended"] = cluster.request("PATCH", path, {"spec": {"roster": ["ada", "bob"]}})["spec"]
+        views["export"] = heard(running, "go on")
         cluster.request("PATCH", f"{path}/status", {"status": {"conditions": [LANDED]}})
-        found["end"] = heard(running, "go on")
+        views["end"] = heard(running, "go on")
     assert running.returncode == 0
-    return found
+    return views
 
 
 def heard(running, line=""):
@@ -86,8 +86,8 @@ def heard(running, line=""):
 
 
 def one(findings, start):
-    (found,) = [finding for finding in findings if finding[0].startswith(start)]
-    return found
+    (match,) = [finding for finding in findings if finding[0].startswith(start)]
+    return match
 
 
 def test_it_can_be_chosen(said):
@@ -146,10 +146,10 @@ def test_where_its_operator_is_missing_it_says_how_to_install_it(said):
 def test_no_module_beside_its_own_asks_for_a_kinds_name(name):
     quoted = re.compile(rf"""["']{name}["']|kinds\.{name}\b|kinds import .*\b{name}\b""")
     own = PACKAGE / FOLDERS / f"{name}.py"
-    found = [
+    paths = [
         path.relative_to(PACKAGE)
         for path in PACKAGE.rglob("*.py")
         if path != own and quoted.search(path.read_text())
     ]
 
-    assert found == [LIST]
+    assert paths == [LIST]

@@ -208,7 +208,7 @@ def test_an_old_cluster_can_do_less():
 
 
 @pytest.mark.parametrize(
-    ("names", "what", "found"),
+    ("names", "what", "choice"),
     [
         (EVERY, "nothing", "pytorchjob"),
         ("trainjob volcano indexedjob", "nothing", "trainjob"),
@@ -217,8 +217,8 @@ def test_an_old_cluster_can_do_less():
         ("pytorchjob trainjob", "a runtime", "trainjob"),
     ],
 )
-def test_the_best_kind_that_is_served_and_able_is_taken(names, what, found):
-    assert choose(served(*names.split()), ASKED[what][0]).name == found
+def test_the_best_kind_that_is_served_and_able_is_taken(names, what, choice):
+    assert choose(served(*names.split()), ASKED[what][0]).name == choice
 
 
 def test_a_named_kind_is_taken_or_refused():
@@ -315,21 +315,21 @@ def test_nobody_keeps_budgets_that_there_are_not(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "nnodes", "retry", "found"),
+    ("kind", "nnodes", "retry", "owner"),
     [
         *(("indexedjob", nnodes, UNLIMITED, "operator") for nnodes in (1, 2, "1:2")),
-        *(("indexedjob", 2, retry, found) for retry, found in ((FEW, "us"), (NO_LOSS, "us"))),
+        *(("indexedjob", 2, retry, owner) for retry, owner in ((FEW, "us"), (NO_LOSS, "us"))),
         *(("indexedjob", "1:2", retry, "us") for retry in (FEW, NO_LOSS, NOTHING)),
         *((kind, 2, NOTHING, "operator") for kind in ("indexedjob", "volcano")),
         *(("pytorchjob", 2, retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
         *(("pytorchjob", "1:2", retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
         *(("trainjob", 2, retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
-        *(("volcano", 2, retry, found) for retry, found in ((NO_LOSS, "operator"), (FEW, "us"))),
+        *(("volcano", 2, retry, owner) for retry, owner in ((NO_LOSS, "operator"), (FEW, "us"))),
         *(("volcano", "1:2", retry, "us") for retry in (UNLIMITED, FEW, NO_LOSS, NOTHING)),
     ],
 )
-def test_an_operator_keeps_the_budgets_that_it_can_keep(kind, nnodes, retry, found):
-    assert retry_owner(KINDS[kind], spec(nnodes, retry), NEWEST) == found
+def test_an_operator_keeps_the_budgets_that_it_can_keep(kind, nnodes, retry, owner):
+    assert retry_owner(KINDS[kind], spec(nnodes, retry), NEWEST) == owner
 
 
 def test_a_master_and_its_workers_are_started_again_by_us():
@@ -391,10 +391,10 @@ def test_a_job_that_we_ended_is_removed_by_us(kind):
 
 
 def test_who_sees_to_a_policy_is_said_with_its_reason():
-    found = enforced(KINDS["volcano"], spec(), "")
+    policies = enforced(KINDS["volcano"], spec(), "")
 
-    assert found[DEADLINE].who == "natively and by us"
-    assert str(found[DEADLINE]) == (
+    assert policies[DEADLINE].who == "natively and by us"
+    assert str(policies[DEADLINE]) == (
         "natively: each pod, counted from its own start; by us: the job: Volcano has none (1.15)"
     )
     assert enforced(KINDS["trainjob"], spec(), "")["backoff_limit"].who == "refused"

@@ -173,9 +173,9 @@ SECOND: dict[str, Any] = {
 }
 
 
-def submission(spec, info=None, **given):
+def submission(spec, info=None, **fields):
     info = info or JobInfo("train-7k2q")
-    return Submission(spec, info, **{"namespace": "team", "secrets": (), "annotations": {}, **given})
+    return Submission(spec, info, **{"namespace": "team", "secrets": (), "annotations": {}, **fields})
 
 
 def made(case):
@@ -261,10 +261,10 @@ def closed(schema):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: closed(value) for key, value in schema.items()}
-    if "properties" in found and found.get("type") == "object":
-        found.setdefault("additionalProperties", False)
-    return found
+    copy = {key: closed(value) for key, value in schema.items()}
+    if "properties" in copy and copy.get("type") == "object":
+        copy.setdefault("additionalProperties", False)
+    return copy
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.startswith("indexedjob")])
@@ -282,10 +282,10 @@ def known(manifest):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_pod_is_labelled_and_runs_the_payload(case):
-    found = list(pods(made(case)[0]))
+    all_pods = list(pods(made(case)[0]))
 
-    assert found
-    for pod in found:
+    assert all_pods
+    for pod in all_pods:
         labels = pod["metadata"]["labels"]
         assert (labels["nbtorchjob.dev/job"], labels["app.kubernetes.io/managed-by"]) == (
             "train-7k2q",
@@ -321,9 +321,9 @@ def test_all_pods_of_a_job_are_under_its_network_policy(case):
         "ingress": [{"from": [{"podSelector": selector}]}],
     }
     assert len(selector["matchLabels"]) == 3
-    found = [*templates(made(case))]
-    assert found
-    for metadata in found:
+    entries = [*templates(made(case))]
+    assert entries
+    for metadata in entries:
         assert selector["matchLabels"].items() <= metadata["labels"].items()
 
 
@@ -342,12 +342,12 @@ def templates(part):
 def environments(case):
     """Yield each container's environment by name; a TrainJob has it in its trainer."""
     job = made(case)[0]
-    found = (
+    containers = (
         [job["spec"]["trainer"]]
         if case.startswith("trainjob")
         else [p["spec"]["containers"][0] for p in pods(job)]
     )
-    for container in found:
+    for container in containers:
         yield {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
 
 
@@ -366,11 +366,11 @@ def test_ranks_have_two_thirds_of_what_their_pod_has(grace, patch, pod, ranks):
 
     for name, kind in KINDS.items():
         job, *_ = kind.manifests(sub)
-        for found in pods(job):
-            container = job["spec"]["trainer"] if name == "trainjob" else found["spec"]["containers"][0]
+        for template in pods(job):
+            container = job["spec"]["trainer"] if name == "trainjob" else template["spec"]["containers"][0]
             env = {variable["name"]: variable.get("value") for variable in container["env"]}
             assert env.get("NBTORCHJOB_STOP_WITHIN") == ranks
-            assert found["spec"].get("terminationGracePeriodSeconds") == pod
+            assert template["spec"].get("terminationGracePeriodSeconds") == pod
 
 
 def test_a_users_variable_arrives_as_it_was_given():
@@ -407,11 +407,11 @@ ATTEMPTS = [case for case in CASES if "attempt-2" in case]
 
 @pytest.mark.parametrize("case", ATTEMPTS)
 def test_a_later_attempt_is_an_object_that_the_first_owns_and_that_all_know_by_its_number(case):
-    found = made(case)
+    items = made(case)
 
-    assert {manifest["metadata"]["name"] for manifest in found} <= {"train-7k2q-a2", "train-7k2q-a2-272b9548"}
-    assert found[0]["metadata"]["ownerReferences"] == [SECOND["owner"]]
-    for pod in (*found, *pods(found[0])):
+    assert {manifest["metadata"]["name"] for manifest in items} <= {"train-7k2q-a2", "train-7k2q-a2-272b9548"}
+    assert items[0]["metadata"]["ownerReferences"] == [SECOND["owner"]]
+    for pod in (*items, *pods(items[0])):
         labels = pod["metadata"]["labels"]
         assert (labels["nbtorchjob.dev/attempt"], labels["nbtorchjob.dev/job"]) == ("2", "train-7k2q")
     assert all(env["NBTORCHJOB_ATTEMPT"] == "2" for env in environments(case))
@@ -500,16 +500,16 @@ def test_so_it_does_whatever_alternatives_a_users_patch_gives():
 
 
 @pytest.mark.parametrize(
-    ("store", "found"),
+    ("store", "checkpoints"),
     [
         ("/work/checkpoints/", "/work/checkpoints/train-7k2q-12.500000"),
         ("s3://bucket/c", "s3://bucket/c/train-7k2q-12.500000"),
     ],
 )
-def test_all_attempts_have_the_same_checkpoints_and_no_other_job_of_the_name(store, found):
+def test_all_attempts_have_the_same_checkpoints_and_no_other_job_of_the_name(store, checkpoints):
     spec = replace(LAST, cluster=replace(SPOT, checkpoints=store))
     info = JobInfo("train-7k2q", created=12.5, retry_owner="us")
     for attempt in (1, 2):
         sub = Submission(spec, info, "team", ("s",), {}, {}, attempt=attempt)
         [container] = KINDS["volcano"].manifests(sub)[0]["spec"]["tasks"][0]["template"]["spec"]["containers"]
-        assert {"name": "NBTORCHJOB_CHECKPOINTS", "value": found} in container["env"]
+        assert {"name": "NBTORCHJOB_CHECKPOINTS", "value": checkpoints} in container["env"]

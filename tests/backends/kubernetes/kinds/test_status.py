@@ -50,9 +50,9 @@ def test_a_job_that_is_being_deleted_before_its_end_was_cancelled(kind):
 
 
 def test_a_job_that_had_failed_and_is_removed_wasnt_cancelled():
-    found = indexedjob.facts(job(condition("Failed"), deletionTimestamp=AT_5))
+    facts = indexedjob.facts(job(condition("Failed"), deletionTimestamp=AT_5))
 
-    assert [type(event) for event in found] == [ev.Verdict]
+    assert [type(event) for event in facts] == [ev.Verdict]
 
 
 def test_an_end_that_is_only_announced_is_no_verdict():
@@ -74,9 +74,9 @@ def test_a_pytorchjobs_deadline_is_told_from_its_message():
 
 
 def test_what_is_restarting_and_has_succeeded_has_succeeded():
-    found = pytorchjob.facts(job(condition("Restarting"), condition("Succeeded")))
+    facts = pytorchjob.facts(job(condition("Restarting"), condition("Succeeded")))
 
-    assert found == [ev.Verdict(5.0, True)]
+    assert facts == [ev.Verdict(5.0, True)]
 
 
 def test_a_pytorchjobs_nodes_count_from_its_master_on():
@@ -106,9 +106,9 @@ def test_a_volcano_jobs_pods_count_within_their_task():
     ("phase", "succeeded"), [("Completed", True), ("Failed", False), ("Terminated", False), ("Running", None)]
 )
 def test_a_volcano_jobs_phase_is_its_verdict(phase, succeeded):
-    found = volcano.facts({"status": {"state": {"phase": phase, "lastTransitionTime": AT_5}}})
+    facts = volcano.facts({"status": {"state": {"phase": phase, "lastTransitionTime": AT_5}}})
 
-    assert found == ([] if succeeded is None else [ev.Verdict(5.0, succeeded, phase)])
+    assert facts == ([] if succeeded is None else [ev.Verdict(5.0, succeeded, phase)])
 
 
 def test_a_volcano_job_that_was_aborted_may_be_suspended_or_have_failed():
@@ -124,12 +124,12 @@ def test_a_volcano_job_that_was_aborted_may_be_suspended_or_have_failed():
 
 def test_a_trainjobs_progress_is_what_its_trainer_was_told():
     metrics = [{"name": "loss", "value": "0.5"}, {"name": "phase", "value": "warm up"}]
-    told = {"progressPercentage": 40, "estimatedRemainingSeconds": 30, "metrics": metrics}
+    progress = {"progressPercentage": 40, "estimatedRemainingSeconds": 30, "metrics": metrics}
 
     def facts(status):
         return trainjob.facts({"metadata": {"creationTimestamp": AT_5}, "status": {"trainerStatus": status}})
 
-    assert facts({**told, "lastUpdatedTime": "1970-01-01T00:00:09Z"}) == [
+    assert facts({**progress, "lastUpdatedTime": "1970-01-01T00:00:09Z"}) == [
         ev.TrainerStatus(9.0, 40, 30, {"loss": 0.5})
     ]
     assert facts({"lastUpdatedTime": None}) == [ev.TrainerStatus(5.0)]

@@ -29,22 +29,22 @@ def job(**annotations):
 
 
 def test_a_job_object_and_its_secret_tell_a_new_kernel_everything():
-    found = labelling.info(job(**labelling.info_annotations(INFO)))
+    info = labelling.info(job(**labelling.info_annotations(INFO)))
 
-    assert found is not None
+    assert info is not None
     secret = {name: getattr(INFO, name) for name in ("sources", "label", "ships")}
-    assert replace(found, **secret) == INFO
-    assert labelling.with_extra(found, labelling.extra(INFO)) == INFO
-    assert JobSpec.from_json(found.spec) == JobSpec.from_json(INFO.spec)
+    assert replace(info, **secret) == INFO
+    assert labelling.with_extra(info, labelling.extra(INFO)) == INFO
+    assert JobSpec.from_json(info.spec) == JobSpec.from_json(INFO.spec)
 
 
 def test_no_value_of_the_notebook_is_in_an_annotation():
     info = replace(INFO, label="log_in(token='s3cret')", ships="ships token (str 's3cret')")
 
-    found = labelling.info(job(**labelling.info_annotations(info)))
+    copy = labelling.info(job(**labelling.info_annotations(info)))
 
-    assert found is not None
-    assert (found.label, found.ships) == ("log_in(…)", "")
+    assert copy is not None
+    assert (copy.label, copy.ships) == ("log_in(…)", "")
 
 
 def test_the_call_can_be_read_without_the_rest():
@@ -73,9 +73,9 @@ def test_a_record_too_big_for_an_annotation_is_refused():
 
 
 def test_labels_find_a_jobs_objects_and_its_user():
-    found = labelling.labels(INFO, "Ada Lovelace@host", {"team": "vision"})
+    labels = labelling.labels(INFO, "Ada Lovelace@host", {"team": "vision"})
 
-    assert found == {
+    assert labels == {
         "team": "vision",
         "app.kubernetes.io/managed-by": "nbtorchjob",
         "nbtorchjob.dev/job": "train-7k2q",

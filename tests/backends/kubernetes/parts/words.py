@@ -67,7 +67,7 @@ def log(text: str) -> None:
 
 
 def value(
-    found: object,
+    content: object,
     key: bytes = KEY,
     dump: Any = None,
     spoil: Callable[[bytes], bytes] = lambda data: data,
@@ -77,7 +77,7 @@ def value(
 ) -> None:
     """Send the rank's value; ``spoil`` is done to what travels of it, the rest is what it is signed for."""
     key = wire.value_key(key, run, round_, rank)
-    wire.write_value("value", found, dump, key)
+    wire.write_value("value", content, dump, key)
     data = Path("value").read_bytes()
     say(b"".join(frames.value(NODE, LIFE, spoil(data))))
     tell("ValueReady", rank=NODE, round=LIFE, ref=f"log#{wire.sign(data, key).hex()}", size=len(data))

@@ -31,8 +31,8 @@ def storage(folder, monkeypatch):
 
 
 def put(folder, run):
-    found = shipped.collect(["big"], folder)
-    shared.put_files(f"{folder}/jobs", run, found.files)
+    shipment = shipped.collect(["big"], folder)
+    shared.put_files(f"{folder}/jobs", run, shipment.files)
 
 
 def name(folder):
@@ -55,11 +55,11 @@ def test_a_file_that_no_job_uses_any_more_is_removed_once_it_is_old(storage, fol
     assert unused(storage) == []  # the second one
     shared.done(storage, "second")
     shared.done(storage, "second")
-    (found,) = unused(storage)
+    (leftover,) = unused(storage)
 
-    assert str(found) == "262 kB in 1 file that no job uses"
+    assert str(leftover) == "262 kB in 1 file that no job uses"
     (left,) = backend("kubernetes").leftovers()
-    assert (left.name, left.what) == (f"{storage}/_shipped", str(found))
+    assert (left.name, left.what) == (f"{storage}/_shipped", str(leftover))
     backend("kubernetes").clear(left)
 
     assert not (folder / "jobs" / file).exists()
@@ -91,8 +91,8 @@ def test_of_jobs_that_somebody_else_has_deleted_only_the_uses_from_here_are_know
     assert unused(storage, {}) == []
     monkeypatch.setenv(folders.STATE, str(folder / "state"))
 
-    (found,) = unused(storage, {})
-    shared.remove(found, {})
+    (leftover,) = unused(storage, {})
+    shared.remove(leftover, {})
 
     assert not (folder / "jobs/_shipped" / name(folder)).exists()
 
@@ -126,11 +126,11 @@ def test_who_begins_to_use_a_file_as_it_is_removed_keeps_it_or_stores_it_anew(st
     for run in ("first", "second"):
         shared.done(storage, run)
     aged(folder, file.relative_to(folder / "jobs"))
-    (found,) = unused(storage)
+    (leftover,) = unused(storage)
 
     # Whoever removes it hasn't looked yet, and then sees the use.
     put(folder, "third")
-    shared.remove(found, None)
+    shared.remove(leftover, None)
     assert file.exists()
     assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
 
@@ -153,8 +153,8 @@ def test_what_was_installed_goes_unless_a_job_may_take_it(storage, folder):
     aged(folder, ".packages/a.tgz")
 
     assert unused(storage, installs=True) == []
-    (found,) = unused(storage)
-    shared.remove(found, None)
+    (leftover,) = unused(storage)
+    shared.remove(leftover, None)
 
     assert not kept.exists()
     assert shared.remembered() == [storage]

@@ -38,11 +38,11 @@ def with_data(stage, data, **asked):
 
 def payload(stage, job):
     """Return what Secrets hold of a job's payload, as the bytes of their keys, but for which run it is of."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for secret in stage.objects(SECRETS):
         if secret["metadata"]["name"].startswith(f"{job.name}-payload"):
-            found |= {key: package.value(secret, key) for key in secret["data"] if key != package.RUN}
-    return found
+            contents |= {key: package.value(secret, key) for key in secret["data"] if key != package.RUN}
+    return contents
 
 
 def refused(stage, job, error=SubmitError, *, resume=False):
@@ -156,13 +156,13 @@ def test_a_job_resumes_only_once_no_pod_of_it_may_save_any_more(stage, tmp_path)
 def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
     job = ended(stage, "begin()\nif LIFE: wait('go')\nvalue(LIFE)")
 
-    found = [job.retry(), job.retry()]
+    runs = [job.retry(), job.retry()]
     met = stage.submit("begin()\nif LIFE: wait('go')\nvalue(LIFE)")
 
-    assert len({job.name, *(run.name for run in found)}) == 3
-    assert met.name in {run.name for run in found}  # a cell that is run again meets what runs of it
+    assert len({job.name, *(run.name for run in runs)}) == 3
+    assert met.name in {run.name for run in runs}  # a cell that is run again meets what runs of it
     stage.sign("go")
-    assert all(run.wait(LIMIT) for run in found)
+    assert all(run.wait(LIMIT) for run in runs)
 
 
 def test_what_is_written_down_of_it_stays_and_a_given_name_is_numbered(stage):
@@ -176,9 +176,9 @@ def test_what_is_written_down_of_it_stays_and_a_given_name_is_numbered(stage):
     assert [second.name, third.name] == ["given-2", "given-3"]
     assert second.wait(LIMIT)
     assert second.retry().name == "given-4"
-    found = api.attach("given-3").info
+    info = api.attach("given-3").info
     same = ("label", "sources", "ships", "spec", "notebook", "cell", "nodes", "call", "retry_owner")
-    assert [getattr(found, name) for name in same] == [getattr(job.info, name) for name in same]
+    assert [getattr(info, name) for name in same] == [getattr(job.info, name) for name in same]
 
 
 def test_what_its_spec_left_open_is_as_it_was_picked_then(stage):
@@ -245,12 +245,12 @@ def test_a_payload_in_a_store_gets_a_place_of_its_own(stage, folder):
 
 def test_a_job_that_runs_has_to_end_first(stage):
     job = running(stage.submit(WAIT))
-    told = f"{job.name} hasn't ended: cancel it first, %torchjob cancel {job.name}"
+    message = f"{job.name} hasn't ended: cancel it first, %torchjob cancel {job.name}"
 
-    assert refused(stage, job) == told
+    assert refused(stage, job) == message
     job.suspend()
     until(lambda: job.state.suspended)
-    assert refused(stage, job) == told
+    assert refused(stage, job) == message
 
     job.cancel()
     assert isinstance(job.exception(LIMIT), JobCancelledError)

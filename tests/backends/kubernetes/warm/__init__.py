@@ -170,8 +170,8 @@ class Program:
         data = self._connection.recv(ANSWER.size, socket.MSG_WAITALL)
         if not data:
             raise ConnectionError("the warm Python is gone")
-        found: tuple[int, int, int] = ANSWER.unpack(data)
-        return found
+        answer: tuple[int, int, int] = ANSWER.unpack(data)
+        return answer
 
 
 def children(pid: int) -> list[int]:

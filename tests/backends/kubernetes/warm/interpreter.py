@@ -97,8 +97,8 @@ def merge_pages() -> None:
     """Have what is here lie in huge pages, where Linux can (6.1): a fork takes a fifth of the time."""
     madvise, huge, collapse = ctypes.CDLL(None).madvise, 2 << 20, 25
     with open("/proc/self/maps") as maps:
-        found = [line.split() for line in maps.read().splitlines()]
-    for addresses, permissions, _, _, inode, *_ in found:
+        rows = [line.split() for line in maps.read().splitlines()]
+    for addresses, permissions, _, _, inode, *_ in rows:
         if permissions == "rw-p" and inode == "0":
             start, end = (int(address, 16) for address in addresses.split("-"))
             for at in range(-(-start // huge) * huge, end // huge * huge, huge):
@@ -259,8 +259,8 @@ def leave(code: Any) -> int:
 def kill_descendants() -> None:
     """Kill all that came of this process: orphans become its children."""
     while True:
-        found = children()
-        for pid in found:
+        pids = children()
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:

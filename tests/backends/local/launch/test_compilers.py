@@ -52,8 +52,8 @@ def look_up():
     from torch._inductor import codecache
     from torch._inductor.runtime import cache_dir_utils
 
-    for found in codecache.FxGraphCache.iterate_over_candidates(True, None, KEY):
-        assert found
+    for candidate in codecache.FxGraphCache.iterate_over_candidates(True, None, KEY):
+        assert candidate
     places = {codecache._HEADER_DIR, cache_dir_utils.cache_dir(), cache_dir_utils.default_cache_dir()}
     return sorted({*places, cache_dir_utils.triton_cache_dir(0)})
 
@@ -73,8 +73,8 @@ def nobody_elses(path):
     return any(closed(os.stat(folder)) for folder in (path, os.path.dirname(path)))
 
 
-def closed(found):
-    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+def closed(status):
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
 
 
 @WARM_OR_FRESH

@@ -46,15 +46,15 @@ def apart(folder, monkeypatch):
 
 def pools(folder):
     """Return the pools that this process started and that serve a state folder in ``folder``."""
-    found = []
+    pids = []
     for pid in death.children():
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
         if b"pool.main(" in line and os.fsencode(folder) in line:
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def pid_of_pool():
@@ -136,10 +136,10 @@ def test_what_a_payload_brings_serves_and_the_pools_only_where_it_is_the_same(mo
     monkeypatch.setattr(program, "modules", lambda: changed)
     program.archive.cache_clear()
     try:
-        found = nbtorchjob.submit(origin).result(LIMIT)
+        paths = nbtorchjob.submit(origin).result(LIMIT)
     finally:
         program.archive.cache_clear()
-    assert ["job.pyz" in path for path in found] == [True, True]
+    assert ["job.pyz" in path for path in paths] == [True, True]
 
 
 def test_a_pool_that_does_not_start_is_told_and_leaves_no_job(apart, folder, monkeypatch):
@@ -217,8 +217,8 @@ def test_a_job_leaves_no_semaphore_behind(apart):
 def tracker_of(pid):
     """Return the process that unlinks what a pool's jobs left behind, and says so, when the pool ends."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    found = [n for n in children if b"resource_tracker" in Path(f"/proc/{n}/cmdline").read_bytes()]
-    return processes.Process.of(int(found[0]))
+    trackers = [n for n in children if b"resource_tracker" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    return processes.Process.of(int(trackers[0]))
 
 
 def test_what_torch_reads_at_import_takes_a_fresh_interpreter_whose_end_harms_no_job(folder, monkeypatch):

@@ -42,18 +42,18 @@ def test_a_rank_has_the_limits_of_its_kernel_not_those_of_the_one_that_started_t
 
 
 def test_a_limit_that_may_not_be_had_is_as_near_as_can_be(monkeypatch):
-    given = {}
+    limits = {}
 
     def set_(number, pair):
         if pair[1] > 4096 or pair[1] == resource.RLIM_INFINITY:
             raise ValueError("not allowed to raise maximum limit")
-        given[number] = pair
+        limits[number] = pair
 
     monkeypatch.setattr(resource, "getrlimit", lambda number: (10, 4096))
     monkeypatch.setattr(resource, "setrlimit", set_)
     processes.take({"RLIMIT_NOFILE": (8192, resource.RLIM_INFINITY), "RLIMIT_CORE": (0, 10)})
 
-    assert given == {resource.RLIMIT_NOFILE: (4096, 4096), resource.RLIMIT_CORE: (0, 10)}
+    assert limits == {resource.RLIMIT_NOFILE: (4096, 4096), resource.RLIMIT_CORE: (0, 10)}
 
 
 def test_who_has_another_most_gets_a_pool_of_its_own(monkeypatch):

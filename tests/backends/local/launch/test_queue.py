@@ -98,9 +98,9 @@ def test_a_job_is_told_how_many_it_is_behind():
     running = [job("x"), run("r0")]
     waiting = [run("r1"), run("r2", at=1), job("1"), job("2", at=1)]
 
-    told = {run.name: queue.ahead(run.name, waiting, running) for run in waiting}
+    counts = {run.name: queue.ahead(run.name, waiting, running) for run in waiting}
 
-    assert told == {"1": 1, "2": 2, "r1": 4, "r2": 5}
+    assert counts == {"1": 1, "2": 2, "r1": 4, "r2": 5}
     assert queue.ahead("x", waiting, running) is None
 
 

@@ -125,10 +125,10 @@ def test_a_warm_rank_starts_as_a_fresh_interpreter_does(folder, monkeypatch, low
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     job = submit(look, spec=Elastic())
-    found = json.loads(json.dumps(job.result(LIMIT)))
+    view = json.loads(json.dumps(job.result(LIMIT)))
 
     plain = by_itself(look, dict(os.environ))
-    assert {name: value for name, value in found.items() if value != plain[name]} == {}
+    assert {name: value for name, value in view.items() if value != plain[name]} == {}
 
 
 def draw():

@@ -108,12 +108,12 @@ async def waited(job):
 async def test_all_jobs_are_listed_oldest_first(server, ended, hanging):
     answer = await server.get(jobs())
 
-    told = json.loads(answer.body)
-    found = {job["id"]: job["phase"] for job in told["jobs"]}
+    listing = json.loads(answer.body)
+    phases = {job["id"]: job["phase"] for job in listing["jobs"]}
     assert answer.headers["Content-Type"].startswith("application/json")
-    assert (found[local(ended)], found[local(hanging)]) == ("SUCCEEDED", "RUNNING")
-    assert list(found).index(local(ended)) < list(found).index(local(hanging))
-    assert told["notes"] == []
+    assert (phases[local(ended)], phases[local(hanging)]) == ("SUCCEEDED", "RUNNING")
+    assert list(phases).index(local(ended)) < list(phases).index(local(hanging))
+    assert listing["notes"] == []
 
 
 async def test_one_job_is_the_record_of_the_list(server, ended):
@@ -128,8 +128,8 @@ async def test_a_job_that_failed_says_why(server):
     job = api.submit(boom)
     assert await waited(job) is Phase.FAILED
 
-    found = json.loads((await server.get(jobs(local(job)))).body)
-    assert found["failure"] == "rank 0: ValueError: boom"
+    record = json.loads((await server.get(jobs(local(job)))).body)
+    assert record["failure"] == "rank 0: ValueError: boom"
 
 
 async def test_a_description_is_plain_text(server, ended):
@@ -141,22 +141,22 @@ async def test_a_description_is_plain_text(server, ended):
 
 
 async def test_a_page_of_a_job_is_titled_parts(server, ended):
-    found = json.loads((await server.get(jobs(local(ended), "page"))).body)
+    page = json.loads((await server.get(jobs(local(ended), "page"))).body)
 
-    assert found["heading"].startswith(f"{ended.name} succeeded in ")
-    titles = [part["title"] for part in found["parts"]]
+    assert page["heading"].startswith(f"{ended.name} succeeded in ")
+    titles = [part["title"] for part in page["parts"]]
     assert (titles[0], titles[-1]) == ("Job", "Options")
 
 
 async def test_jobs_are_compared(server, ended):
     asked = f"job={quote(local(ended))}"
 
-    found = json.loads((await server.get(f"nbtorchjob/api/compare?{asked}&{asked}")).body)
+    comparison = json.loads((await server.get(f"nbtorchjob/api/compare?{asked}&{asked}")).body)
     one = await server.get(f"nbtorchjob/api/compare?{asked}")
     gone = await server.get(f"nbtorchjob/api/compare?{asked}&job=local:gone")
 
-    assert found["heading"] == "2 jobs compared"
-    titles = [part["title"] for part in found["parts"]]
+    assert comparison["heading"] == "2 jobs compared"
+    titles = [part["title"] for part in comparison["parts"]]
     assert titles[-5:] == ["Options", "Code", "Captured data", "Packages", "Hosts"]
     assert error(one) == (400, "job: got 1, but it must be 2 to 8 jobs")
     assert error(gone)[0] == 404
@@ -174,10 +174,10 @@ async def test_a_card_is_html_that_no_browser_opens_as_a_page(server, ended, han
 
 
 async def test_a_job_of_this_machine_has_no_manifests(server, ended):
-    status, told = error(await server.get(jobs(local(ended), "manifests")))
+    status, message = error(await server.get(jobs(local(ended), "manifests")))
 
     assert status == 409
-    assert "this one runs on this machine" in told
+    assert "this one runs on this machine" in message
 
 
 async def test_a_whole_log_comes_as_it_was_written(server, ended):
@@ -249,10 +249,10 @@ async def test_a_rank_that_wrote_nothing_has_an_empty_log(server, ended):
 
 @pytest.mark.parametrize("part", ["offset=-1", "limit=x", "limit=99999999", "offset=1&limit=1.5"])
 async def test_a_part_of_a_log_that_is_none_is_refused(server, ended, part):
-    status, told = error(await server.get(f"{jobs(local(ended), 'logs', '0')}?{part}"))
+    status, message = error(await server.get(f"{jobs(local(ended), 'logs', '0')}?{part}"))
 
     assert status == 400
-    assert told.startswith(("offset: got", "limit: got"))
+    assert message.startswith(("offset: got", "limit: got"))
 
 
 async def test_a_running_job_is_cancelled_with_no_kernel(server, hanging):
@@ -264,17 +264,17 @@ async def test_a_running_job_is_cancelled_with_no_kernel(server, hanging):
 async def test_cancelling_a_job_that_has_ended_changes_nothing(server, ended):
     assert (await server.post(jobs(local(ended), "cancel"))).code == 204
 
-    found = json.loads((await server.get(jobs(local(ended)))).body)
-    assert found["status"] == "SUCCEEDED"
+    record = json.loads((await server.get(jobs(local(ended)))).body)
+    assert record["status"] == "SUCCEEDED"
 
 
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
 async def test_what_this_machine_can_not_do_is_a_conflict(server, ended, verb):
-    status, told = error(await server.post(jobs(local(ended), verb)))
+    status, message = error(await server.post(jobs(local(ended), verb)))
 
     assert status == 409
     assert (
-        told == f"{verb}: got {ended.name!r}, "
+        message == f"{verb}: got {ended.name!r}, "
         "but it must be a job on another backend: this one runs on this machine"
     )
 
@@ -299,10 +299,10 @@ async def test_values_that_a_running_job_reads_are_told_and_set(server, training
     ],
 )
 async def test_what_is_no_value_of_a_running_job_is_refused(server, ended, asked, status, why):
-    code, told = error(await server.post(f"{jobs(local(ended), 'values')}?{asked}"))
+    code, message = error(await server.post(f"{jobs(local(ended), 'values')}?{asked}"))
 
     assert code == status
-    assert why in told
+    assert why in message
 
 
 async def test_a_running_job_can_be_deleted(server, hanging):
@@ -338,10 +338,10 @@ async def test_all_ranks_have_a_log(server):
     limit=st.none() | st.integers(0, 40),
 )
 def test_a_window_is_a_slice_however_the_log_comes(pieces, limit):
-    found = list(window(iter(pieces), limit))
+    parts = list(window(iter(pieces), limit))
 
-    assert b"".join(found) == b"".join(pieces)[:limit]
-    assert all(found)
+    assert b"".join(parts) == b"".join(pieces)[:limit]
+    assert all(parts)
 
 
 def test_no_more_is_read_than_is_wanted():

@@ -76,7 +76,7 @@ async def test_a_job_that_is_cancelled_while_it_is_looked_at_ends_the_stream(ser
     assert (await server.post(jobs(local(job), "cancel"))).code == 204
     await socket.all()
 
-    assert [told["job"]["phase"] for told in socket.records][-1] == "CANCELLED"
+    assert [record["job"]["phase"] for record in socket.records][-1] == "CANCELLED"
     assert socket.told[-1] == {"end": True}
     assert await asyncio.to_thread(lambda: job.wait(LIMIT) and job.state.phase) is Phase.CANCELLED
 
@@ -100,7 +100,7 @@ async def test_the_record_comes_first_and_again_when_something_has_changed(conne
     job.log(b"text")
     socket = await connect(local(job))
     await socket.until(lambda: socket.logs)
-    assert [told["failed"] for told in socket.records] == [None]
+    assert [record["failed"] for record in socket.records] == [None]
 
     job.begin(1)
     await socket.until(lambda: len(socket.records) == 2)
@@ -108,7 +108,7 @@ async def test_the_record_comes_first_and_again_when_something_has_changed(conne
     job.end()
     await socket.all()
 
-    assert [told["job"]["restarts"]["used"] for told in socket.records[:2]] == [0, 1]
+    assert [record["job"]["restarts"]["used"] for record in socket.records[:2]] == [0, 1]
     assert socket.records[-1]["job"]["failure"] == "rank 0: ValueError: boom"
     assert socket.records[-1]["failed"] == {"rank": 0, "round": 1}
 
@@ -236,10 +236,10 @@ async def test_a_server_that_is_only_looked_at_counts_as_idle(jp_serverapp, conn
     [{"since": "0.0"}, {"since": "0.0.-1"}, {"since": "0.0.1;1.0.1"}, {"ranks": "all"}, {"ranks": "0,-1"}],
 )
 async def test_what_is_no_place_in_a_log_is_refused(connect, job, query):
-    status, told = await refused(connect(local(job), **query))
+    status, message = await refused(connect(local(job), **query))
 
     assert status == 400
-    assert told.startswith(f"{next(iter(query))}: got ")
+    assert message.startswith(f"{next(iter(query))}: got ")
 
 
 async def test_what_is_no_job_is_refused(connect):
@@ -251,10 +251,10 @@ async def test_what_is_no_job_is_refused(connect):
 
 
 async def test_another_request_is_told_to_use_a_websocket(server, job):
-    status, told = error(await server.get(jobs(local(job), "logs")))
+    status, message = error(await server.get(jobs(local(job), "logs")))
 
     assert status == 426
-    assert told == "following logs needs a websocket; GET logs/RANK returns one log"
+    assert message == "following logs needs a websocket; GET logs/RANK returns one log"
 
 
 async def test_a_stranger_is_refused(connect, job):
@@ -404,12 +404,12 @@ def writes(go):
 
 
 async def listed(server, job, **query):
-    told = "&".join(f"{name}={value}" for name, value in query.items())
-    answer = await server.get(f"{jobs(local(job), 'files')}?{told}")
+    parameters = "&".join(f"{name}={value}" for name, value in query.items())
+    answer = await server.get(f"{jobs(local(job), 'files')}?{parameters}")
     assert answer.code == 200
-    found = json.loads(answer.body)
-    assert (found["trouble"], found["more"]) == ([], False)
-    return {file["path"]: file["size"] for file in found["files"]}
+    listing = json.loads(answer.body)
+    assert (listing["trouble"], listing["more"]) == ([], False)
+    return {file["path"]: file["size"] for file in listing["files"]}
 
 
 async def test_files_are_listed_and_read_while_ranks_run_and_after(server, state_dir, tmp_path):

@@ -28,8 +28,8 @@ def taken(events, ranks=None):
     """Return all messages of a job with these events, but for the one that all is there by now."""
 
     async def take():
-        found = [message async for message in messages(INFO, events, ranks, notices)]
-        return [message for message in found if message != {"loaded": True}]
+        frames = [message async for message in messages(INFO, events, ranks, notices)]
+        return [message for message in frames if message != {"loaded": True}]
 
     return asyncio.run(take())
 
@@ -87,15 +87,15 @@ def test_an_old_log_that_waits_for_a_slow_page_is_not_taken_for_told(monkeypatch
 def test_what_follows_on_travels_together_rank_by_rank():
     lines = [ev.LogChunk(rank, 0, 2 * count, b"x\n") for count in range(1000) for rank in (0, 1)]
 
-    found = taken(told(*lines))
+    frames = taken(told(*lines))
 
-    assert found == [{"notices": 0}, b"0.0.0\n" + b"x\n" * 1000, b"1.0.0\n" + b"x\n" * 1000, {"end": True}]
+    assert frames == [{"notices": 0}, b"0.0.0\n" + b"x\n" * 1000, b"1.0.0\n" + b"x\n" * 1000, {"end": True}]
 
 
 def test_a_gap_is_seen_by_its_offset():
-    found = taken(told(ev.LogChunk(0, 0, 0, b"a"), ev.LogChunk(0, 0, 5, b"b"), ev.LogChunk(0, 1, 0, b"c")))
+    frames = taken(told(ev.LogChunk(0, 0, 0, b"a"), ev.LogChunk(0, 0, 5, b"b"), ev.LogChunk(0, 1, 0, b"c")))
 
-    assert found[1:-1] == [b"0.0.0\na", b"0.0.5\nb", b"0.1.0\nc"]
+    assert frames[1:-1] == [b"0.0.0\na", b"0.0.5\nb", b"0.1.0\nc"]
 
 
 def test_facts_are_told_in_time_but_not_each():
@@ -105,11 +105,11 @@ def test_facts_are_told_in_time_but_not_each():
             await asyncio.sleep(0)
 
     start = time.monotonic()
-    found = taken(facts())
+    frames = taken(facts())
 
-    assert found[-1] == {"end": True}
-    assert found[-2] == {"notices": found[-2]["notices"]}
-    assert 1 <= len(found) - 1 <= 2 + 2 * (time.monotonic() - start)
+    assert frames[-1] == {"end": True}
+    assert frames[-2] == {"notices": frames[-2]["notices"]}
+    assert 1 <= len(frames) - 1 <= 2 + 2 * (time.monotonic() - start)
 
 
 def test_a_job_of_which_nothing_is_known_yet_is_told_all_the_same():
@@ -118,8 +118,8 @@ def test_a_job_of_which_nothing_is_known_yet_is_told_all_the_same():
             await asyncio.Event().wait()
             yield ev.Closed(0.0)
 
-        async with aclosing(messages(INFO, silence(), None, notices)) as found:
-            return await anext(found)
+        async with aclosing(messages(INFO, silence(), None, notices)) as stream:
+            return await anext(stream)
 
     assert asyncio.run(take()) == {"notices": 0}
 
@@ -129,15 +129,15 @@ def test_what_came_before_an_error_is_given_before_it():
         yield ev.LogChunk(0, 0, 0, b"text")
         raise NBTorchJobError("the cluster is gone")
 
-    found = []
+    frames = []
 
     async def take():
         async for message in messages(INFO, broken(), None, notices):
-            found.append(message)
+            frames.append(message)
 
     with pytest.raises(NBTorchJobError, match="the cluster is gone"):
         asyncio.run(take())
-    assert found == [{"notices": 0}, b"0.0.0\ntext"]
+    assert frames == [{"notices": 0}, b"0.0.0\ntext"]
 
 
 def test_who_stops_taking_ends_the_following_at_once():
@@ -151,8 +151,8 @@ def test_who_stops_taking_ends_the_following_at_once():
             ended.set()
 
     async def take():
-        async with aclosing(messages(INFO, endless(), None, notices)) as found:
-            await anext(found)
+        async with aclosing(messages(INFO, endless(), None, notices)) as stream:
+            await anext(stream)
 
     asyncio.run(take())
     assert ended.wait(LIMIT)

@@ -102,8 +102,8 @@ async def test_a_job_of_a_cluster_is_run_again_once_it_has_ended(server, stage):
     job = running(stage.submit("begin(); wait('go'); value(1)"))
     path = f"kubernetes:{job.info.address}"
 
-    status, told = error(await server.post(jobs(path, "retry")))
-    assert (status, told) == (
+    status, message = error(await server.post(jobs(path, "retry")))
+    assert (status, message) == (
         409,
         f"{job.name} hasn't ended: cancel it first, %torchjob cancel {job.name}",
     )

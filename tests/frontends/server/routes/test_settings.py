@@ -40,10 +40,10 @@ def write(jp_root_dir):
 
 
 async def test_the_options_are_a_json_schema_of_a_profile(server):
-    found = await told(server, "options")
+    schema = await told(server, "options")
 
-    Draft202012Validator.check_schema(found)
-    assert list(found["properties"]) == list(KEYS)
+    Draft202012Validator.check_schema(schema)
+    assert list(schema["properties"]) == list(KEYS)
 
 
 async def test_without_a_file_there_are_no_profiles(server):
@@ -52,11 +52,11 @@ async def test_without_a_file_there_are_no_profiles(server):
 
 async def test_a_profile_comes_with_its_line_and_its_spec(server, write):
     write("default = 'pair'\n[profiles.pair]\nnnodes = '1:2'\n[profiles.'big one']\nmax-restarts = 3")
-    found = await told(server, "profiles")
+    answer = await told(server, "profiles")
 
-    assert (found["default"], list(found["profiles"])) == ("pair", ["big one", "pair"])
-    assert JobSpec.from_json(found["profiles"]["pair"]["spec"]).launch.max_nodes == 2
-    line = found["profiles"]["big one"]["line"].removeprefix("%%torchjob ")
+    assert (answer["default"], list(answer["profiles"])) == ("pair", ["big one", "pair"])
+    assert JobSpec.from_json(answer["profiles"]["pair"]["spec"]).launch.max_nodes == 2
+    line = answer["profiles"]["big one"]["line"].removeprefix("%%torchjob ")
     assert options.parse(line, JobSpec()) == (JobSpec(), CellOptions(profile="big one"))
 
 
@@ -75,10 +75,10 @@ async def test_a_notebook_finds_the_profiles_of_its_folder_and_above(server, wri
 
 async def test_a_profile_that_can_not_be_used_is_told_beside_the_others(server, write):
     write("[profiles.bad]\nnnodes = 0\n[profiles.good]\nnnodes = 2")
-    found = await told(server, "profiles")
+    answer = await told(server, "profiles")
 
-    assert list(found["profiles"]) == ["good"]
-    [note] = found["notes"]
+    assert list(answer["profiles"]) == ["good"]
+    [note] = answer["notes"]
     assert note.endswith(
         "[profiles.bad] nnodes: got 0, but it must be a whole number, 1 or more, or 'MIN:MAX' with MIN no "
         "more than MAX"
@@ -113,10 +113,10 @@ async def test_a_path_that_is_not_there_finds_what_is_above(server, write, path)
 
 
 async def test_the_doctor_looks_at_what_a_job_on_this_machine_would_need(server, state_dir):
-    found = (await told(server, "doctor", "POST"))["findings"]
+    findings = (await told(server, "doctor", "POST"))["findings"]
 
-    assert {*found[0]} == {"good", "text", "remedy"}
-    assert f"jobs are kept in {state_dir / 'jobs'}" in [finding["text"] for finding in found]
+    assert {*findings[0]} == {"good", "text", "remedy"}
+    assert f"jobs are kept in {state_dir / 'jobs'}" in [finding["text"] for finding in findings]
     assert (
         await server.get(f"{API}/doctor")
     ).code == 405  # it writes into stores: a link mustn't have it done
@@ -166,13 +166,13 @@ def test_it_is_a_json_schema_with_a_property_for_every_key_of_a_profile():
     Draft202012Validator.check_schema(settings.profile())
 
     assert list(settings.profile()["properties"]) == list(KEYS)
-    assert all(found["description"] for found in settings.profile()["properties"].values())
+    assert all(option["description"] for option in settings.profile()["properties"].values())
 
 
 def test_an_option_has_its_type_default_help_group_unit_and_form():
-    found = settings.profile()["properties"]
+    fields = settings.profile()["properties"]
 
-    assert found["monitor-interval"] == {
+    assert fields["monitor-interval"] == {
         "type": "number",
         "description": "interval between checks of a node's ranks",
         "default": 5.0,
@@ -180,12 +180,12 @@ def test_an_option_has_its_type_default_help_group_unit_and_form():
         "x-unit": "seconds",
         "x-form": "S",
     }
-    assert found["start-method"]["enum"] == ["spawn", "fork", "forkserver"]
-    assert (found["nnodes"]["type"], found["nnodes"]["x-form"]) == (["string", "integer"], "N|MIN:MAX")
-    assert found["memory"]["type"] == ["string", "number"]
-    assert found["limit"]["additionalProperties"] == {"type": ["string", "number"]}
-    assert found["pod-patch"]["type"] == ["string", "object"]
-    assert found["mount"] == {
+    assert fields["start-method"]["enum"] == ["spawn", "fork", "forkserver"]
+    assert (fields["nnodes"]["type"], fields["nnodes"]["x-form"]) == (["string", "integer"], "N|MIN:MAX")
+    assert fields["memory"]["type"] == ["string", "number"]
+    assert fields["limit"]["additionalProperties"] == {"type": ["string", "number"]}
+    assert fields["pod-patch"]["type"] == ["string", "object"]
+    assert fields["mount"] == {
         "type": "array",
         "items": {"type": "string"},
         "description": "a mount: type=bind|volume|device,src=…,dst=…[,readonly]",

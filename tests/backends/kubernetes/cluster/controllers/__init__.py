@@ -46,10 +46,10 @@ async def run_controllers(
     """
     # A TrainJob becomes a JobSet, which becomes Jobs.
     wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
-    found = [controller for kind in sorted(wanted) for controller in CONTROLLERS.get(kind, ())]
+    classes = [controller for kind in sorted(wanted) for controller in CONTROLLERS.get(kind, ())]
     if "kueue" in wanted:
-        found += [controller for kind in sorted(wanted) for controller in QUEUED.get(kind, ())]
-    made = [controller(client, backoff_s=backoff_s, scheduler=scheduler) for controller in found]
+        classes += [controller for kind in sorted(wanted) for controller in QUEUED.get(kind, ())]
+    made = [controller(client, backoff_s=backoff_s, scheduler=scheduler) for controller in classes]
     for controller in made:
         if isinstance(controller, TrainJob):
             controller.status_server = status_server

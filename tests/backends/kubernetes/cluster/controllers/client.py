@@ -67,13 +67,13 @@ class Client(ABC):
     async def list(self, path: str, labels: str = "") -> list[Object]:
         """Return the objects with these labels; none of a resource that the cluster doesn't have."""
         try:
-            found = await self.request("GET", path, query={"labelSelector": labels} if labels else {})
+            listing = await self.request("GET", path, query={"labelSelector": labels} if labels else {})
         except ApiError as error:
             if error.code == 404:
                 return []
             raise
-        kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
-        return [kind | item for item in found["items"]]
+        kind = {"apiVersion": listing["apiVersion"], "kind": listing["kind"].removesuffix("List")}
+        return [kind | item for item in listing["items"]]
 
     async def create(self, path: str, body: Object) -> Object:
         """Create an object."""
@@ -154,20 +154,20 @@ class HttpClient(Client):
         )
         async with asked as response:
             text = await response.text()
-            found: Object = json.loads(text) if text.startswith("{") else {"message": text}
+            answer: Object = json.loads(text) if text.startswith("{") else {"message": text}
             if response.status >= 400:
-                raise ApiError(response.status, found.get("message", ""))
-            return found
+                raise ApiError(response.status, answer.get("message", ""))
+            return answer
 
     async def changes(self, path: str) -> AsyncIterator[Object]:
         assert self._session is not None
-        found = await self.request("GET", path)
-        kind = {"apiVersion": found["apiVersion"], "kind": found["kind"].removesuffix("List")}
-        for item in found["items"]:
+        listing = await self.request("GET", path)
+        kind = {"apiVersion": listing["apiVersion"], "kind": listing["kind"].removesuffix("List")}
+        for item in listing["items"]:
             yield kind | item
         params = {
             "watch": "1",
-            "resourceVersion": found["metadata"]["resourceVersion"],
+            "resourceVersion": listing["metadata"]["resourceVersion"],
             "timeoutSeconds": "300",
         }
         asked = self._session.get(self._url + path, params=params, ssl=self._context)

@@ -50,8 +50,8 @@ def restarts(pod: Object) -> int:
 
 
 def _conditions(obj: Object) -> list[Object]:
-    found: list[Object] = obj.get("status", {}).get("conditions") or []
-    return found
+    conditions: list[Object] = obj.get("status", {}).get("conditions") or []
+    return conditions
 
 
 def condition(obj: Object, kind: str) -> Object | None:

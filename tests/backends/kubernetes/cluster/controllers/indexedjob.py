@@ -103,8 +103,8 @@ class IndexedJob(Controller):
     def _end(self, job: Object, status: Object, progress: Progress) -> tuple[str, str, str] | None:
         """Return (condition, reason, message) if the job is to end."""
         for kind in ("FailureTarget", "SuccessCriteriaMet"):
-            if found := facts.condition({"status": status}, kind):
-                return kind, found["reason"], found["message"]
+            if condition := facts.condition({"status": status}, kind):
+                return kind, condition["reason"], condition["message"]
         failed = status.get("failed", 0) + len(progress.new_failures)
         lost, done = progress.failed_indexes, progress.completed
         if why := jobpolicy.failure(job, status, progress.pods, failed, lost, done):
@@ -246,7 +246,7 @@ class IndexedJob(Controller):
         return max(float(self.backoff_s * 2 ** min(_failures(last), 5)) - age(ended_at(last)), 0.0)
 
     def _counts(self, status: Object, progress: Progress) -> Object:
-        found = {
+        counts = {
             "active": len(progress.active),
             "ready": sum(facts.ready(pod) for pod in progress.active),
             "terminating": len(progress.terminating),
@@ -255,8 +255,8 @@ class IndexedJob(Controller):
             "uncountedTerminatedPods": {},
         }
         if progress.failed_indexes:
-            found["failedIndexes"] = ranges(progress.failed_indexes)
-        return status | found
+            counts["failedIndexes"] = ranges(progress.failed_indexes)
+        return status | counts
 
     async def _count(self, job: Object, status: Object, new: list[Object], pods: list[Object]) -> Object:
         """Write the counts in the two steps that survive a crash: name the new failures, let them go, add them up."""

@@ -26,7 +26,7 @@ def counted(pod: Object, name: str) -> int:
 def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
     """Return the pod of an index; ``notes`` are the annotations that tell of those before it."""
     template, name = job["spec"]["template"], job["metadata"]["name"]
-    given, spec = template.get("metadata", {}), dict(template["spec"])
+    template_meta, spec = template.get("metadata", {}), dict(template["spec"])
     field = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
     env = {"name": "JOB_COMPLETION_INDEX", "valueFrom": field}
     for kind in ("containers", "initContainers"):
@@ -36,8 +36,8 @@ def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
     meta = {
         "name": f"{name}-{index}-{suffix()}",
         "generateName": f"{name}-{index}-",
-        "labels": {**given.get("labels", {}), INDEX: str(index)},
-        "annotations": {**given.get("annotations", {}), INDEX: str(index), **notes},
+        "labels": {**template_meta.get("labels", {}), INDEX: str(index)},
+        "annotations": {**template_meta.get("annotations", {}), INDEX: str(index), **notes},
         "finalizers": [TRACKING],
         "ownerReferences": [owner],
     }
@@ -49,8 +49,8 @@ def ended_at(pod: Object) -> str:
     ends = [
         status["state"].get("terminated", {}) for status in pod.get("status", {}).get("containerStatuses", ())
     ]
-    found = [end["finishedAt"] for end in ends if end.get("finishedAt")]
-    return str(max(found, default=pod["metadata"].get("deletionTimestamp") or now()))
+    times = [end["finishedAt"] for end in ends if end.get("finishedAt")]
+    return str(max(times, default=pod["metadata"].get("deletionTimestamp") or now()))
 
 
 def ranges(indexes: list[int]) -> str:
@@ -70,8 +70,8 @@ def ranges(indexes: list[int]) -> str:
 
 def read_ranges(text: str) -> list[int]:
     """Read what `ranges` writes."""
-    found: list[int] = []
+    indexes: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.extend(range(int(first), int(last or first) + 1))
-    return found
+        indexes.extend(range(int(first), int(last or first) + 1))
+    return indexes

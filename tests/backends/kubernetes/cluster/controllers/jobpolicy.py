@@ -24,8 +24,8 @@ def matched(job: Object, pod: Object) -> tuple[int, Object] | None:
         if "onExitCodes" in rule and _exit_code_matches(rule["onExitCodes"], pod):
             return place, rule
         for wanted in rule.get("onPodConditions", ()):
-            found = facts.condition(pod, wanted["type"])
-            if found and found["status"] == wanted.get("status", "True"):
+            condition = facts.condition(pod, wanted["type"])
+            if condition and condition["status"] == wanted.get("status", "True"):
                 return place, rule
     return None
 
@@ -39,8 +39,8 @@ def _exit_code_matches(rule: Object, pod: Object) -> bool:
 
 def action(job: Object, pod: Object) -> str:
     """Return what the policy does with a failed pod; no rule is Count."""
-    found = matched(job, pod)
-    return str(found[1]["action"]) if found else "Count"
+    match = matched(job, pod)
+    return str(match[1]["action"]) if match else "Count"
 
 
 def fails_index(job: Object, pod: Object) -> bool:
@@ -48,8 +48,8 @@ def fails_index(job: Object, pod: Object) -> bool:
     limit = job["spec"].get("backoffLimitPerIndex")
     if limit is None or facts.phase(pod) != "Failed":
         return False
-    told = action(job, pod)
-    return told == "FailIndex" or (told != "Ignore" and counted(pod, FAILURES) >= limit)
+    decision = action(job, pod)
+    return decision == "FailIndex" or (decision != "Ignore" and counted(pod, FAILURES) >= limit)
 
 
 def notes_after(job: Object, pod: Object | None) -> Object:
@@ -75,9 +75,9 @@ def failure(
     """Return (reason, message) if the job has failed. All this is asked before a success policy is."""
     spec = job["spec"]
     for pod in pods:
-        found = matched(job, pod)
-        if found and found[1]["action"] == "FailJob":
-            return "PodFailurePolicy", _told(job, pod, *found)
+        match = matched(job, pod)
+        if match and match[1]["action"] == "FailJob":
+            return "PodFailurePolicy", _told(job, pod, *match)
     limit = spec["backoffLimit"]
     if failed > limit or _restarted_too_often(job, pods):
         return LIMIT

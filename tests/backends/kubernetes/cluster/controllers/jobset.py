@@ -40,9 +40,9 @@ class JobSet(Controller):
 
     async def _jobs(self, jobset: Object) -> list[Object]:
         path = collection("batch/v1", "jobs", jobset["metadata"]["namespace"])
-        found = await self.client.list(path, f"{LABEL}/jobset-name={jobset['metadata']['name']}")
+        jobs = await self.client.list(path, f"{LABEL}/jobset-name={jobset['metadata']['name']}")
         uid = jobset["metadata"]["uid"]
-        return [job for job in found if job["metadata"]["labels"][f"{LABEL}/jobset-uid"] == uid]
+        return [job for job in jobs if job["metadata"]["labels"][f"{LABEL}/jobset-uid"] == uid]
 
     def _job_path(self, job: Object) -> str:
         return f"{collection('batch/v1', 'jobs', job['metadata']['namespace'])}/{job['metadata']['name']}"
@@ -90,8 +90,8 @@ class JobSet(Controller):
         def with_end(kind: str, reason: str, message: str) -> Object:
             conditions = status.get("conditions", [])
             if kind == "Failed" and facts.condition({"status": status}, "RestartingJobSet"):
-                told = "JobSetFailed", "jobset failed"
-                conditions = facts.with_condition(conditions, "RestartingJobSet", "False", *told)
+                cause = "JobSetFailed", "jobset failed"
+                conditions = facts.with_condition(conditions, "RestartingJobSet", "False", *cause)
             conditions = facts.with_condition(conditions, kind, "True", reason, message)
             return status | {"conditions": conditions, "terminalState": kind}
 
@@ -159,8 +159,8 @@ def _counted(jobset: Object, status: Object, jobs: list[Object]) -> Object:
 
 def _ready(job: Object) -> bool:
     """Say whether the job's pods are ready or have succeeded, and the job isn't over."""
-    found = job.get("status", {})
-    count = found.get("ready", 0) + found.get("succeeded", 0)
+    status = job.get("status", {})
+    count = status.get("ready", 0) + status.get("succeeded", 0)
     return bool(count >= job["spec"]["parallelism"] and not facts.holds(job, "Complete", "Failed"))
 
 
@@ -192,7 +192,7 @@ def jobs_of(jobset: Object, attempt: int, owner: Object) -> list[Object]:
 
 def _job(jobset: Object, replicated: Object, name: str, own: dict[str, str], owner: Object) -> Object:
     template = copy.deepcopy(replicated["template"])
-    given = (template.get("metadata") or {}).get("labels") or {}
+    labels = (template.get("metadata") or {}).get("labels") or {}
     spec = template["spec"]
     spec.setdefault("completionMode", "Indexed")
     spec["suspend"] = bool(jobset["spec"].get("suspend"))
@@ -202,5 +202,5 @@ def _job(jobset: Object, replicated: Object, name: str, own: dict[str, str], own
     inner["annotations"] = {**(inner.get("annotations") or {}), **own}
     pod["spec"].setdefault("restartPolicy", "OnFailure")
     pod["spec"]["subdomain"] = jobset["metadata"]["name"]
-    meta = {"name": name, "labels": {**given, **own}, "annotations": own, "ownerReferences": [owner]}
+    meta = {"name": name, "labels": {**labels, **own}, "annotations": own, "ownerReferences": [owner]}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}

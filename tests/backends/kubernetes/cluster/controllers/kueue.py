@@ -137,10 +137,10 @@ class Queued(Controller):
         return None
 
     def _suspended(self, obj: Object) -> bool:
-        found = obj
+        value = obj
         for name in self.suspend:
-            found = found.get(name) or {}
-        return bool(found)
+            value = value.get(name) or {}
+        return bool(value)
 
     async def _hold(self, obj: Object, why: str) -> None:
         await self._patch(obj, suspended=True)
@@ -154,8 +154,8 @@ class Queued(Controller):
 
     async def _pods(self, obj: Object) -> list[Object]:
         meta = obj["metadata"]
-        found = await self.client.list(collection("v1", "pods", meta["namespace"]))
-        labels = [(pod, pod["metadata"].get("labels") or {}) for pod in found]
+        pods = await self.client.list(collection("v1", "pods", meta["namespace"]))
+        labels = [(pod, pod["metadata"].get("labels") or {}) for pod in pods]
         return [pod for pod, label in labels if meta["name"] in [label.get(name) for name in NAMES]]
 
 
@@ -163,10 +163,10 @@ def _path(workload: Object) -> str:
     return f"{collection(VERSION, 'workloads', workload['metadata']['namespace'])}/{workload['metadata']['name']}"
 
 
-async def _tell(client: Client, workload: Object, *told: tuple[str, str, str, str], **more: object) -> None:
+async def _tell(client: Client, workload: Object, *rows: tuple[str, str, str, str], **more: object) -> None:
     """Set conditions of a Workload: type, status, reason and message of each."""
     status = {**(workload.get("status") or {}), **more}
-    for condition in told:
+    for condition in rows:
         status["conditions"] = facts.with_condition(status.get("conditions") or [], *condition)
     if status != workload.get("status"):
         kept = {name: value for name, value in status.items() if value is not None}

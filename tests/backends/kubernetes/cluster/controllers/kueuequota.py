@@ -59,12 +59,12 @@ def waits(reason: str, message: str) -> list[tuple[str, str, str, str]]:
 
 
 async def write(
-    client: Client, workload: Object, told: Iterable[tuple[str, str, str, str]], **more: object
+    client: Client, workload: Object, conditions: Iterable[tuple[str, str, str, str]], **more: object
 ) -> None:
     """Set conditions and more of a Workload's status, if they are news."""
     before = workload.get("status") or {}
     status = {**before, **more}
-    for kind, state, reason, message in told:
+    for kind, state, reason, message in conditions:
         old = facts.condition({"status": status}, kind)
         if old is None or (old["status"], old["reason"], old["message"]) != (state, reason, message):
             rest = [condition for condition in status.get("conditions") or [] if condition["type"] != kind]
@@ -90,8 +90,8 @@ class Turn:
             queue["metadata"]["name"]: queue
             for queue in await self._client.list(collection(VERSION, "clusterqueues"))
         }
-        found = await self._client.list(collection(VERSION, "workloads"))
-        self._workloads = [workload for workload in found if not facts.holds(workload, "Finished")]
+        workloads = await self._client.list(collection(VERSION, "workloads"))
+        self._workloads = [workload for workload in workloads if not facts.holds(workload, "Finished")]
         for workload in self._workloads:
             await self._watch(workload)
         for workload in sorted(self._workloads, key=order):
@@ -208,18 +208,18 @@ class Turn:
             )
             said = f"Preempted to accommodate a workload (UID: {workload['metadata']['uid']}, JobUID: {owner}) due to {how}; preemptor path: {path}; preemptee path: {other}"
             reason = "InClusterQueue" if mine else "InCohortReclamation"
-            told = [("Evicted", "True", "Preempted", said), ("Preempted", "True", reason, said)]
-            await write(self._client, victim, told)
+            conditions = [("Evicted", "True", "Preempted", said), ("Preempted", "True", reason, said)]
+            await write(self._client, victim, conditions)
 
     async def _admit(self, workload: Object, queue: str) -> None:
-        told = [
+        conditions = [
             ("QuotaReserved", "True", "QuotaReserved", f"Quota reserved in ClusterQueue {queue}"),
             ("Admitted", "True", "Admitted", "The workload is admitted"),
         ]
         for kind in ("Evicted", "Preempted"):
             old = facts.condition(workload, kind)
             if old is not None and old["status"] == "True":
-                told.append((kind, "False", "QuotaReserved", f"Previously: {old['message']}"))
+                conditions.append((kind, "False", "QuotaReserved", f"Previously: {old['message']}"))
         sets = workload["spec"]["podSets"]
         usage = [
             {
@@ -230,7 +230,7 @@ class Turn:
             for pod_set in sets
         ]
         admission = {"clusterQueue": queue, "podSetAssignments": usage}
-        await write(self._client, workload, told, admission=admission, resourceRequests=[])
+        await write(self._client, workload, conditions, admission=admission, resourceRequests=[])
 
     async def _say(self, workload: Object, reason: str, message: str) -> None:
         asked = [
@@ -251,8 +251,8 @@ class Turn:
         return [member for member in self._whole.values() if member["spec"].get("cohortName") == name]
 
     def _reserving(self, cohort: Sequence[Object]) -> list[Object]:
-        found = [workload for workload in self._workloads if facts.holds(workload, "QuotaReserved")]
-        return [workload for workload in found if self._queue(workload) in cohort]
+        workloads = [workload for workload in self._workloads if facts.holds(workload, "QuotaReserved")]
+        return [workload for workload in workloads if self._queue(workload) in cohort]
 
     async def _count(self) -> None:
         """Write what queues say of themselves."""
@@ -260,22 +260,22 @@ class Turn:
             mine = [workload for workload in self._workloads if self._local(workload) is local]
             queue = self._whole.get(local["spec"]["clusterQueue"])
             up = queue is not None and queue["spec"].get("stopPolicy", "None") == "None"
-            told = (
+            cause = (
                 ("Ready", "Can submit new workloads to localQueue")
                 if up
                 else ("ClusterQueueIsInactive", "Can't submit new workloads to clusterQueue")
             )
             path = f"{collection(VERSION, 'localqueues', local['metadata']['namespace'])}/{local['metadata']['name']}"
-            await self._status(path, local, mine, [queue] if queue else [], up, told)
+            await self._status(path, local, mine, [queue] if queue else [], up, cause)
         for name, queue in self._whole.items():
             mine = [workload for workload in self._workloads if self._queue(workload) is queue]
             up = queue["spec"].get("stopPolicy", "None") == "None"
-            told = (
+            cause = (
                 ("Ready", "Can admit new workloads")
                 if up
                 else ("Stopped", "Can't admit new workloads: is stopped")
             )
-            await self._status(f"/apis/{VERSION}/clusterqueues/{name}", queue, mine, [queue], up, told)
+            await self._status(f"/apis/{VERSION}/clusterqueues/{name}", queue, mine, [queue], up, cause)
 
     async def _status(
         self,
@@ -284,7 +284,7 @@ class Turn:
         mine: list[Object],
         queues: list[Object],
         up: bool,
-        told: tuple[str, str],
+        cause: tuple[str, str],
     ) -> None:
         holding = [workload for workload in mine if facts.holds(workload, "QuotaReserved")]
         flavors = [
@@ -310,7 +310,7 @@ class Turn:
             "flavorsReservation": flavors,
             "flavorsUsage": flavors,
         }
-        status["conditions"] = facts.with_condition(status.get("conditions") or [], "Active", str(up), *told)
+        status["conditions"] = facts.with_condition(status.get("conditions") or [], "Active", str(up), *cause)
         if status != obj.get("status"):
             await self._client.write_status(path, obj, status)
 
@@ -327,12 +327,12 @@ def active(workload: Object) -> bool:
 
 
 def _asked(pods: Object) -> dict[str, Decimal]:
-    found: dict[str, Decimal] = {}
+    totals: dict[str, Decimal] = {}
     for container in pods["template"]["spec"]["containers"]:
         resources = container.get("resources") or {}
         for name, amount in {**resources.get("limits", {}), **resources.get("requests", {})}.items():
-            found[name] = found.get(name, Decimal()) + quantity(amount) * pods["count"]
-    return found
+            totals[name] = totals.get(name, Decimal()) + quantity(amount) * pods["count"]
+    return totals
 
 
 def _used(workload: Object, resource: str) -> Decimal:

@@ -55,18 +55,18 @@ class Controller(ABC):
 
     async def owned(self, obj: Object, api_version: str, plural: str) -> list[Object]:
         """Return the objects of a resource that are this one's own."""
-        found = await self.client.list(collection(api_version, plural, obj["metadata"]["namespace"]))
+        objects = await self.client.list(collection(api_version, plural, obj["metadata"]["namespace"]))
         uid = obj["metadata"]["uid"]
         return [
             obj
-            for obj in found
+            for obj in objects
             if any(ref["uid"] == uid for ref in obj["metadata"].get("ownerReferences", ()))
         ]
 
     async def make(self, owner: Object, plural: str, body: Object) -> Object:
         """Create a core object for its owner, unless the owner has gone meanwhile, or is about to."""
-        found = await self.client.get(self.path(owner))
-        if found is None or "deletionTimestamp" in found["metadata"]:
+        obj = await self.client.get(self.path(owner))
+        if obj is None or "deletionTimestamp" in obj["metadata"]:
             raise ApiError(404, "the owner is gone")
         return await self.client.create(collection("v1", plural, owner["metadata"]["namespace"]), body)
 

@@ -55,10 +55,10 @@ class PyTorchJob(Controller):
 
     async def _mine(self, job: Object, plural: str) -> list[Object]:
         path = collection("v1", plural, job["metadata"]["namespace"])
-        found = await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
+        objects = await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
         # Those of an earlier job of its name have its labels, too: they are told by their controller.
         uid = job["metadata"]["uid"]
-        return [obj for obj in found if uid in [r["uid"] for r in obj["metadata"]["ownerReferences"]]]
+        return [obj for obj in objects if uid in [r["uid"] for r in obj["metadata"]["ownerReferences"]]]
 
     async def _replicas(
         self, job: Object, status: Object, role: str, replica: Object, pods: list[Object]
@@ -120,12 +120,12 @@ class PyTorchJob(Controller):
             if running:
                 _set(status, "Running", "True", f"PyTorchJob {shown} is running.")
         if failed and wanted > succeeded + running:
-            told = f"because {failed} {role} replica(s) failed."
+            reason = f"because {failed} {role} replica(s) failed."
             if replica.get("restartPolicy", "OnFailure") != "Never":
-                _set(status, "Restarting", "True", f"PyTorchJob {name} is restarting {told}")
+                _set(status, "Restarting", "True", f"PyTorchJob {name} is restarting {reason}")
             elif not facts.holds({"status": status}, "Failed"):
                 status["completionTime"] = now()
-                _set(status, "Failed", "True", f"PyTorchJob {name} is failed {told}")
+                _set(status, "Failed", "True", f"PyTorchJob {name} is failed {reason}")
 
     async def _suspend(self, job: Object, status: Object, pods: list[Object]) -> None:
         await self._remove(job, pods, await self._mine(job, "services"))
@@ -171,8 +171,8 @@ class PyTorchJob(Controller):
 
     async def _remove(self, job: Object, pods: list[Object], services: list[Object]) -> None:
         space = job["metadata"]["namespace"]
-        for plural, found in (("pods", pods), ("services", services)):
-            for pod in found:
+        for plural, objects in (("pods", pods), ("services", services)):
+            for pod in objects:
                 if "deletionTimestamp" not in pod["metadata"]:
                     name = pod["metadata"]["name"]
                     await self.client.delete(f"{collection('v1', plural, space)}/{name}")
@@ -193,8 +193,8 @@ class PyTorchJob(Controller):
 
 
 def _policy(job: Object) -> Object:
-    found: Object = job["spec"].get("runPolicy") or {}
-    return found
+    policy: Object = job["spec"].get("runPolicy") or {}
+    return policy
 
 
 def _set(status: Object, kind: str, value: str, message: str, reason: str = "") -> None:
@@ -210,13 +210,13 @@ def _set(status: Object, kind: str, value: str, message: str, reason: str = "") 
             for condition in conditions
         ]
     old = facts.condition({"status": {"conditions": conditions}}, kind)
-    told = f"PyTorchJob{reason or kind}"
-    if old and (old["status"], old["reason"]) == (value, told):
+    word = f"PyTorchJob{reason or kind}"
+    if old and (old["status"], old["reason"]) == (value, word):
         status["conditions"] = conditions
         return
     if kind == "Running" and value == "True":
         conditions = [condition for condition in conditions if condition["type"] != kind]
-    status["conditions"] = facts.with_condition(conditions, kind, value, told, message, lastUpdateTime=now())
+    status["conditions"] = facts.with_condition(conditions, kind, value, word, message, lastUpdateTime=now())
 
 
 def _exceeded(job: Object, status: Object, pods: list[Object]) -> str:

@@ -42,8 +42,8 @@ def pod_of(job: Object, role: str, index: int, owner: Object) -> Object:
     replica = replicas_of(job)[role]
     template = copy.deepcopy(replica["template"])
     meta = _metadata(job, role, index, owner)
-    given = template.get("metadata") or {}
-    own = {**(given.get("labels") or {}), **meta["labels"]}
+    template_meta = template.get("metadata") or {}
+    own = {**(template_meta.get("labels") or {}), **meta["labels"]}
     # Without a Master the first worker is called one.
     if index == 0 and (role == "Master" or "Master" not in replicas_of(job)):
         own[f"{LABEL}/job-role"] = "master"
@@ -59,7 +59,7 @@ def pod_of(job: Object, role: str, index: int, owner: Object) -> Object:
             ports.append({"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"})
     if role == "Worker" and "Master" in replicas_of(job):
         spec["initContainers"] = [*(spec.get("initContainers") or ()), _wait_for_master(job)]
-    metadata = meta | {"labels": own, "annotations": given.get("annotations") or {}}
+    metadata = meta | {"labels": own, "annotations": template_meta.get("annotations") or {}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -90,29 +90,29 @@ def _environment(job: Object, role: str, index: int) -> dict[str, str]:
     spec, name, replicas = job["spec"], job["metadata"]["name"], replicas_of(job)
     elastic = spec.get("elasticPolicy")
     total = sum(replica.get("replicas", 1) for replica in replicas.values())
-    found = {"PYTHONUNBUFFERED": "1"}
+    environment = {"PYTHONUNBUFFERED": "1"}
     if "Master" in replicas:
-        found |= _master(job, role, index, total)
+        environment |= _master(job, role, index, total)
     nproc = spec.get("nprocPerNode") or (elastic or {}).get("nProcPerNode") or "auto"
-    found["PET_NPROC_PER_NODE"] = str(nproc)
+    environment["PET_NPROC_PER_NODE"] = str(nproc)
     if elastic is None:
-        return found | {"PET_NNODES": str(total)}
+        return environment | {"PET_NNODES": str(total)}
     workers = replicas["Worker"].get("replicas", 1)
     least = elastic.get("minReplicas", elastic.get("maxReplicas", workers))
     most = elastic.get("maxReplicas", elastic.get("minReplicas", workers))
     host = elastic.get("rdzvHost", f"{name}-worker-0")
-    found |= {
+    environment |= {
         "PET_RDZV_ENDPOINT": f"{host}:{elastic.get('rdzvPort', _port(job, 'Worker'))}",
         "PET_RDZV_BACKEND": elastic.get("rdzvBackend", "c10d"),
         "PET_NNODES": f"{least}:{most}",
     }
     if "maxRestarts" in elastic:
-        found["PET_MAX_RESTARTS"] = str(elastic["maxRestarts"])
+        environment["PET_MAX_RESTARTS"] = str(elastic["maxRestarts"])
     if "rdzvId" in elastic:
-        found["PET_RDZV_ID"] = elastic["rdzvId"]
+        environment["PET_RDZV_ID"] = elastic["rdzvId"]
     if conf := elastic.get("rdzvConf"):
-        found["PET_RDZV_CONF"] = ",".join(f"{entry['key']}={entry['value']}" for entry in conf)
-    return found
+        environment["PET_RDZV_CONF"] = ",".join(f"{entry['key']}={entry['value']}" for entry in conf)
+    return environment
 
 
 def _master(job: Object, role: str, index: int, total: int) -> dict[str, str]:

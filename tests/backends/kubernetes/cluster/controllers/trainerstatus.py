@@ -51,8 +51,8 @@ class StatusServer:
         """Let a job's pods know where it is; return the ConfigMap that they need."""
         space, name = job["metadata"]["namespace"], job["metadata"]["name"]
         env = {"URL": self.url + _path(space, name), "CA_CERT": f"{MOUNT}/ca.crt", "TOKEN": f"{MOUNT}/token"}
-        told = [{"name": f"KUBEFLOW_TRAINER_SERVER_{key}", "value": value} for key, value in env.items()]
-        container["env"] = [*(container.get("env") or ()), *told]
+        variables = [{"name": f"KUBEFLOW_TRAINER_SERVER_{key}", "value": value} for key, value in env.items()]
+        container["env"] = [*(container.get("env") or ()), *variables]
         mount = {"name": VOLUME, "mountPath": MOUNT, "readOnly": True}
         container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
         token = {"audience": _path(space, name), "expirationSeconds": LIFETIME_S, "path": "token"}
@@ -74,11 +74,11 @@ class StatusServer:
             asked = json.loads(await request.read())
         except ValueError:
             return _refused(422, "Invalid", "Invalid payload")
-        told = asked.get("trainerStatus")
-        if told:
+        report = asked.get("trainerStatus")
+        if report:
             try:
                 # It is applied: what was there, and isn't said any more, goes.
-                status = {"trainerStatus": dict.fromkeys(FIELDS) | told}
+                status = {"trainerStatus": dict.fromkeys(FIELDS) | report}
                 await self._client.patch(f"{_path(space, name)}", {"status": status})
             except ApiError as error:
                 reasons = {

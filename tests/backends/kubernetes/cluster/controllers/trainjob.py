@@ -129,9 +129,9 @@ def _suspension(job: Object, status: Object) -> Object:
 
 def _status(job: Object, jobset: Object) -> Object:
     status = _suspension(job, dict(job.get("status", {})))
-    found = jobset.get("status", {}).get("replicatedJobsStatus")
-    if found:
-        status["jobsStatus"] = found
+    statuses = jobset.get("status", {}).get("replicatedJobsStatus")
+    if statuses:
+        status["jobsStatus"] = statuses
     for theirs, ours in (("Completed", "Complete"), ("Failed", "Failed")):
         end = facts.condition(jobset, theirs)
         if end and end["status"] == "True":
@@ -160,8 +160,8 @@ def _trains(replicated: Object) -> bool:
 
 
 def _node(pod: Object) -> Object:
-    found: Object = next(container for container in pod["containers"] if container["name"] == "node")
-    return found
+    node: Object = next(container for container in pod["containers"] if container["name"] == "node")
+    return node
 
 
 def _train(job: Object, runtime: Object, spec: Object) -> None:
@@ -177,7 +177,7 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
             container[name] = trainer[name]
     if "resourcesPerNode" in trainer:
         container["resources"] = {**container.get("resources", {}), **trainer["resourcesPerNode"]}
-    given = {
+    variables = {
         variable["name"]: variable
         for variable in [*(container.get("env") or ()), *(trainer.get("env") or ())]
     }
@@ -190,10 +190,10 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
             "PET_MASTER_ADDR": {"value": f"{name}-node-0-0.{name}"},
             "PET_MASTER_PORT": {"value": str(PORT)},
         }
-        given |= {name: {"name": name, **value} for name, value in injected.items()}
+        variables |= {name: {"name": name, **value} for name, value in injected.items()}
         container["ports"] = [*container.get("ports", ()), {"containerPort": PORT, "protocol": "TCP"}]
-    if given:
-        container["env"] = list(given.values())
+    if variables:
+        container["env"] = list(variables.values())
 
 
 def _processes(container: Object) -> str | int:

@@ -82,9 +82,9 @@ class Volcano(Controller):
 
     async def _pods(self, job: Object) -> list[Object]:
         path = collection("v1", "pods", job["metadata"]["namespace"])
-        found = await self.client.list(path, f"volcano.sh/job-name={job['metadata']['name']}")
+        pods = await self.client.list(path, f"volcano.sh/job-name={job['metadata']['name']}")
         uid = job["metadata"]["uid"]
-        return [pod for pod in found if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
+        return [pod for pod in pods if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def _lost(self, job: Object, pods: list[Object]) -> list[str]:
         """Return the tasks of pods that were there when last looked and that nobody here has taken away."""
@@ -100,10 +100,10 @@ class Volcano(Controller):
         """Take the commands for the job off the bus, in the order in which they came."""
         meta = job["metadata"]
         path = collection(BUS, "commands", meta["namespace"])
-        found = [
+        commands = [
             command for command in await self.client.list(path) if command["target"]["name"] == meta["name"]
         ]
-        for command in sorted(found, key=lambda obj: int(obj["metadata"]["resourceVersion"])):
+        for command in sorted(commands, key=lambda obj: int(obj["metadata"]["resourceVersion"])):
             await self.client.delete(f"{path}/{command['metadata']['name']}")
             due.append((str(command["action"]), ""))
             text = (
@@ -189,8 +189,8 @@ class Volcano(Controller):
                 except ApiError as error:
                     refused[body["metadata"]["name"]] = error
         if refused:
-            told = " ".join(_go(name, error) for name, error in refused.items())
-            await self.tell(job, "FailedCreate", f"Error creating pods: [{told}]", warning=True)
+            errors = " ".join(_go(name, error) for name, error in refused.items())
+            await self.tell(job, "FailedCreate", f"Error creating pods: [{errors}]", warning=True)
             raise next(iter(refused.values()))
         self._lost(job, pods)
         phase = outcome(job, status["state"]["phase"], pods)

@@ -60,7 +60,7 @@ def pods_of(job: Object, status: Object, owner: Object, group: str) -> list[Obje
 def _pod(job: Object, status: Object, task: Object, index: int, owner: Object, group: str) -> Object:
     name, spec = job["metadata"]["name"], job["spec"]
     template = copy.deepcopy(task["template"])
-    given, pod = template.get("metadata") or {}, template["spec"]
+    template_meta, pod = template.get("metadata") or {}, template["spec"]
     own = {
         f"{ANNOTATION}/job-name": name,
         f"{ANNOTATION}/queue-name": spec["queue"],
@@ -76,11 +76,11 @@ def _pod(job: Object, status: Object, task: Object, index: int, owner: Object, g
     meta: Object = {
         "name": f"{name}-{task['name']}-{index}",
         "labels": {
-            **(given.get("labels") or {}),
+            **(template_meta.get("labels") or {}),
             **own,
             f"{ANNOTATION}/job-namespace": job["metadata"]["namespace"],
         },
-        "annotations": {**(given.get("annotations") or {}), **own, **notes},
+        "annotations": {**(template_meta.get("annotations") or {}), **own, **notes},
         "ownerReferences": [owner],
     }
     pod["schedulerName"] = spec.get("schedulerName", "volcano")

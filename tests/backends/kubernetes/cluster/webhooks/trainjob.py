@@ -21,8 +21,8 @@ def default(resource: Resource, obj: Object) -> None:
             cause = ("FieldValueDuplicate", f"Duplicate value: {shown}", f"spec.runtimePatches[{index}]")
             raise invalid(resource, obj["metadata"]["name"], [cause])
         managers.append(patch.get("manager"))
-    given = (spec.get("trainer") or {}).get("numProcPerNode", 0)
-    if isinstance(given, str):
+    processes = (spec.get("trainer") or {}).get("numProcPerNode", 0)
+    if isinstance(processes, str):
         field = "Go struct field Trainer.spec.trainer.numProcPerNode of type int32"
         raise webhook(DEFAULTER, f"json: cannot unmarshal string into {field}", 400)
 
@@ -33,10 +33,10 @@ def validate(obj: Object, store: Store) -> None:
     ref = spec["runtimeRef"]
     kind = ref["kind"]
     space = obj["metadata"]["namespace"] if kind == "TrainingRuntime" else ""
-    found = [obj for resource, obj in store.everything() if resource.kind == kind]
+    runtimes = [obj for resource, obj in store.everything() if resource.kind == kind]
     if not any(
         obj["metadata"]["name"] == ref["name"] and obj["metadata"].get("namespace", "") == space
-        for obj in found
+        for obj in runtimes
     ):
         shown = json.dumps(
             {"name": ref["name"], "apiGroup": ref["apiGroup"], "kind": kind}, separators=(",", ":")
@@ -47,10 +47,10 @@ def validate(obj: Object, store: Store) -> None:
             f"specified {where} must be created before the TrainJob is created"
         )
         raise webhook(TRAINJOB, why)
-    given = (spec.get("trainer") or {}).get("env") or []
-    taken = [variable["name"] for variable in given if variable["name"] in RESERVED]
+    variables = (spec.get("trainer") or {}).get("env") or []
+    taken = [variable["name"] for variable in variables if variable["name"] in RESERVED]
     if taken:
-        shown = json.dumps(given, separators=(",", ":"))
+        shown = json.dumps(variables, separators=(",", ":"))
         why = f"spec.trainer.env: Invalid value: {shown}: must not have reserved envs, invalid envs configured: "
         raise webhook(TRAINJOB, f"{why}[{' '.join(taken)}]")
     for patch in spec.get("runtimePatches") or ():

@@ -20,5 +20,5 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "again": sub.policy.backoff_limit,
         "template": template(sub, CONTAINER, replicas(sub.spec)[0], env),
     }
-    given = {key: value for key, value in spec.items() if value is not None}
-    return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.metadata, "spec": given}]
+    fields = {key: value for key, value in spec.items() if value is not None}
+    return [{"apiVersion": API.group_version, "kind": API.kind, "metadata": sub.metadata, "spec": fields}]
