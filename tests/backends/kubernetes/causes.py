@@ -49,10 +49,7 @@ def fail(reason, message, disrupted=""):
     """End a pod as its kubelet does; the condition tells that it isn't the pod's own doing."""
 
     def strike(stage, pod):
-        if disrupted:
-            entry = {"type": "DisruptionTarget", "status": "True", "reason": disrupted, "message": message}
-            change(stage, pod, {"conditions": [entry | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]})
-        stage.cluster.fail_pods(stage.namespace, pod, why=(reason, message))
+        stage.cluster.fail_pods(stage.namespace, pod, why=(reason, message), disrupted=disrupted)
 
     return strike
 

@@ -127,6 +127,23 @@ def test_an_image_can_fail_to_be_pulled_for_a_while(cluster):
     wait(cluster, running)
 
 
+def disruptions(pod):
+    conditions = pod["status"].get("conditions", ())
+    return [condition["reason"] for condition in conditions if condition["type"] == "DisruptionTarget"]
+
+
+def test_a_pod_whose_host_runs_short_has_the_condition_with_its_end_and_not_before(cluster):
+    """As the kubelet has it, since 1.26 (``mergePodStatus`` in pkg/kubelet/status/status_manager.go)."""
+    start(cluster)
+    wait(cluster, running)
+    cluster.fail_pods("ns", "p", why=("Evicted", "low on memory"), disrupted="TerminationByKubelet")
+    wait(cluster, lambda pod: pod["status"]["phase"] == "Failed")
+
+    pods = [change.object for change in cluster.history("ns") if change.resource.plural == "pods"]
+    shown = [(pod["status"].get("reason"), *disruptions(pod)) for pod in pods if disruptions(pod)]
+    assert {*shown} == {("Evicted", "TerminationByKubelet")}
+
+
 def test_an_evicted_pod_carries_the_condition_until_it_is_gone(cluster):
     start(cluster, terminationGracePeriodSeconds=1)
     wait(cluster, running)
@@ -134,11 +151,7 @@ def test_an_evicted_pod_carries_the_condition_until_it_is_gone(cluster):
     pod = cluster.request("GET", f"{PODS}/p")
 
     assert "deletionTimestamp" in pod["metadata"]
-    assert [
-        condition["reason"]
-        for condition in pod["status"]["conditions"]
-        if condition["type"] == "DisruptionTarget"
-    ]
+    assert disruptions(pod)
 
 
 def test_a_server_that_restarts_keeps_its_port_and_its_pods(cluster):

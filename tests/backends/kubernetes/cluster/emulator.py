@@ -181,14 +181,17 @@ class Emulator(Machine):
         """Send a signal to the first process of the pod's containers, from outside."""
         self._each((pod,), lambda name: self._life(namespace, name).signal(number))
 
-    def fail_pods(self, namespace: str, *pods: str, why: tuple[str, str]) -> None:
-        """End pods as the kubelet does by itself, with this reason and message: `Evicted` for their own use, and so on."""
+    def fail_pods(self, namespace: str, *pods: str, why: tuple[str, str], disrupted: str = "") -> None:
+        """End pods as the kubelet does by itself, with this reason and message: `Evicted` for their own use, and so on.
+
+        With `disrupted`, the reason of that condition, it isn't their own doing: their host runs short.
+        """
         together = Together()
 
         def fail(pod: str) -> None:
             life = self._life(namespace, pod)
             life.end_with(together)
-            life.fail(*why)
+            life.fail(*why, disrupted)
 
         self._each(pods, fail)
 

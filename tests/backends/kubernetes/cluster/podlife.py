@@ -64,7 +64,7 @@ class PodLife:
         self._idle = asyncio.Event()
         self._idle.set()
         self._grace: int | None = None
-        self._why = "", ""
+        self._why = "", "", ""
         self._together: Together | None = None
         self._released = asyncio.Event()
         self._released.set()
@@ -131,9 +131,12 @@ class PodLife:
         for container in self._running.values():
             container.signal(number)
 
-    def fail(self, reason: str, message: str) -> None:
-        """End it as the kubelet does by itself: at a deadline in its grace period, else at once."""
-        self._why = reason, message
+    def fail(self, reason: str, message: str, disrupted: str = "") -> None:
+        """End it as the kubelet does by itself: at a deadline in its grace period, else at once.
+
+        With `disrupted` a condition has that as its reason: a kubelet adds it with the last phase, never before.
+        """
+        self._why = reason, message, disrupted
         late = reason == DEADLINE
         self._node.journal.tell(self._pod, reason, message, warning=not late)
         if late:
@@ -279,7 +282,7 @@ class PodLife:
                 # One that waits to be run again has ended; recorded for StartError, in any other way the same.
                 container.state = container.last or never_located()
         codes = [(container.ended or {"exitCode": 1})["exitCode"] for container in self._status.containers]
-        self._status.reason, self._status.message = self._why
+        self._status.reason, self._status.message, self._status.disrupted = self._why
         failed = any(codes) or self._status.reason
         self._status.phase = "Failed" if failed else "Succeeded"
         self._publish()

@@ -55,6 +55,7 @@ class PodStatus:
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
+    disrupted: str = ""  # the reason of that condition
     sandbox: bool = False
     started: str = field(default_factory=now)
 
@@ -87,6 +88,10 @@ class PodStatus:
             _condition("ContainersReady", yes=ready, **self._not_ready(ready)),
             _condition("PodScheduled", yes=True),
         ]
+        if self.disrupted:
+            wanted.append(
+                _condition("DisruptionTarget", yes=True, reason=self.disrupted, message=self.message)
+            )
         known = {condition["type"]: condition for condition in before}
         for condition in wanted:
             old = known.get(condition["type"])
