@@ -38,10 +38,12 @@ def to_server(server: str, configured: str | None = None) -> str | None:
 
 def named(url: str, server: str) -> str:
     """Name the proxy to a cluster, without a password in its address, and where it is set."""
-    where = next(
-        (name for name in _VARIABLES if os.environ.get(name, "-") in (url, url.removeprefix("http://"))),
-        "proxy-url of the kubeconfig",
+    spellings = (url, url.removeprefix("http://"))
+    # Those that urllib knows beside variables are of the settings of macOS.
+    other = (
+        "the system's settings" if {*spellings} & {*getproxies().values()} else "proxy-url of the kubeconfig"
     )
+    where = next((name for name in _VARIABLES if os.environ.get(name, "-") in spellings), other)
     return f"the proxy {urlsplit(url).netloc.rpartition('@')[2]} ({where}) to the cluster at {server}"
 
 

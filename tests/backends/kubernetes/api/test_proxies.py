@@ -67,3 +67,14 @@ def test_one_that_does_not_speak_http_is_refused_in_one_line(configured, monkeyp
 
     with pytest.raises(ClusterError, match=re.escape(text)):
         proxies.to_server(SERVER, configured)
+
+
+def test_one_of_the_settings_of_macos_is_not_named_after_the_kubeconfig(monkeypatch):
+    monkeypatch.delenv("HTTPS_PROXY")
+    monkeypatch.setattr(
+        proxies, "getproxies", lambda: {"https": "http://corp:3128"}
+    )  # as urllib has them there
+
+    assert proxies.to_server(SERVER) == "http://corp:3128"
+    assert "(the system's settings)" in proxies.named("http://corp:3128", SERVER)
+    assert "(proxy-url of the kubeconfig)" in proxies.named("http://own:1", SERVER)
