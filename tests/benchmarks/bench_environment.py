@@ -17,9 +17,10 @@ from nbtorchjob import capture, submission
 from nbtorchjob.environment import here, images
 from nbtorchjob.environment.images import Asked
 from nbtorchjob.environment.wheels import installer
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.install.stock import hidden
-from nbtorchjob.runtime.store import frames, store
+from nbtorchjob.runtime.store import frames
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state.facts.events import EnvironmentTold

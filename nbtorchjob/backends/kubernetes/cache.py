@@ -25,9 +25,8 @@ from nbtorchjob.backends.kubernetes.podlog import Life, Lines, Splitter
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, plain, record
-from nbtorchjob.runtime.store import frames
+from nbtorchjob.runtime.store import BY_LOG, LOG, frames
 from nbtorchjob.runtime.store.frames import ValuePart
-from nbtorchjob.runtime.store.store import BY_LOG, LOG
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts import factlines

@@ -23,13 +23,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.api.checkpoints import attempt, unstopped
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import FOLDER, STREAM, node_index, run
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.runtime.store import store
 
 MOST_FILES = 10_000  # of a node in an attempt
 MOST_BYTES = 1 << 30

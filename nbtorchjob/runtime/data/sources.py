@@ -19,8 +19,8 @@ import threading
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.facts import exits
-from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import PayloadError
 
 PART = ".nbtorchjob-part"  # of a file on its way

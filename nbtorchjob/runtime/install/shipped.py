@@ -16,9 +16,9 @@ import stat
 import tempfile
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.facts.injected import node_index
-from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import CONTENT, SHIPPED, Payload, PayloadError
 
 _PIECE = 1 << 20

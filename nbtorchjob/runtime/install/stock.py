@@ -19,9 +19,9 @@ import tarfile
 from contextlib import suppress
 from typing import Any, BinaryIO, Dict, Iterator, List, Optional
 
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.runtime.store import store
 
 FOLDER = ".packages"  # in the store; no job has such a name
 _CHUNK = 1 << 20

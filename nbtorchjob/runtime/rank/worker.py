@@ -13,7 +13,7 @@ import traceback
 from dataclasses import replace
 from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
 
-from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime import store, torch_versions
 from nbtorchjob.runtime.api import displays, points, report
 from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import emit, errors, exits, injected
@@ -25,7 +25,6 @@ from nbtorchjob.runtime.look.sampler import Sampler
 from nbtorchjob.runtime.objects import rebuilt, sources, wire
 from nbtorchjob.runtime.rank import call, fresh, spawned, streams
 from nbtorchjob.runtime.rendezvous import groups
-from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import Payload, lay_given
 
 

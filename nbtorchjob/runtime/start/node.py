@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from typing import Any, Dict, Optional, Type
 
-from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime import store, torch_versions
 from nbtorchjob.runtime.api import artifacts
 from nbtorchjob.runtime.ask import answering, questions
 from nbtorchjob.runtime.facts import emit, exits, injected
@@ -21,7 +21,6 @@ from nbtorchjob.runtime.look import recorder
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.start import compilers
-from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import Payload, PayloadError
 
 KEY_FILE = "NBTORCHJOB_KEY_FILE"

@@ -21,8 +21,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from nbtorchjob.runtime.store import frames
-from nbtorchjob.runtime.store.store import LOG
+from nbtorchjob.runtime.store import LOG, frames
 
 TIMES = ".times"  # what the name of a log's file has behind it where its index is
 UNMARKED_S = 1.5  # for how long the index of a process that runs may lag behind its log

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from nbtorchjob import Elastic, JobSpec, capture
 from nbtorchjob.payload import archive
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.runtime.store import frames, store
+from nbtorchjob.runtime.store import frames
 from nbtorchjob.runtime.store.frames import Fact, LogPiece, Output, Parser, ValuePart
 from nbtorchjob.spec.cluster import Cluster
 from tests.backends.kubernetes.warm import Program

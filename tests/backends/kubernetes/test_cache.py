@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache, Pod, Reader, cached_logs
 from nbtorchjob.backends.kubernetes.jobs.results import behind
 from nbtorchjob.backends.kubernetes.podlog import Lines
-from nbtorchjob.runtime.store import frames
-from nbtorchjob.runtime.store.store import BY_LOG
+from nbtorchjob.runtime.store import BY_LOG, frames
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts import factlines

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from nbtorchjob import RecoverableError
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.facts.death import MOST
 from nbtorchjob.runtime.objects.wire import Withheld
-from nbtorchjob.runtime.store import store
 from tests.backends.kubernetes.nodes import Node, children, kill, pack
 from tests.ports import free_port
 from tests.runtime.data.test_sources import Server

@@ -7,11 +7,11 @@ import zipfile
 import pytest
 
 import nbtorchjob
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.api import artifacts
 from nbtorchjob.runtime.api.artifacts import artifacts_dir, sending
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.runtime.store import store
 
 KEY = b"k" * 32
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nbtorchjob.runtime import facts
+from nbtorchjob.runtime import facts, store
 from nbtorchjob.runtime.install import packages, stock
-from nbtorchjob.runtime.store import store
 from tests.environment.asking import Asking
 from tests.environment.built import project, wheel
 from tests.environment.index import Index

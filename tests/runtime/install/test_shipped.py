@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.install import shipped
-from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import CONTENT, HEADER, SHIPPED, Payload, PayloadError
 
 

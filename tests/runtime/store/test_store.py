@@ -2,9 +2,9 @@
 
 import pytest
 
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.objects.wire import WireError, Withheld, read_value
-from nbtorchjob.runtime.store import store
 from nbtorchjob.runtime.store.payload import PayloadError
 
 KEY = b"k" * 32

@@ -43,9 +43,8 @@ from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError
 from nbtorchjob.payload.archive import torch_version
-from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime import store, torch_versions
 from nbtorchjob.runtime.objects import wire
-from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.config import where

@@ -38,10 +38,11 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine import loop
 from nbtorchjob.payload.program import late
 from nbtorchjob.payload.results import Fetched
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.api.artifacts import artifacts_key
 from nbtorchjob.runtime.ask import questions
 from nbtorchjob.runtime.objects.wire import WireError, value_key
-from nbtorchjob.runtime.store import frames, store
+from nbtorchjob.runtime.store import frames
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts.events import ArtifactsReady, Sent

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from nbtorchjob import errors
 from nbtorchjob.errors import NBTorchJobError, SubmitError
 from nbtorchjob.machine.transfers import transfer
+from nbtorchjob.runtime import store
 from nbtorchjob.runtime.api.checkpoints import BESIDE, is_partial
-from nbtorchjob.runtime.store import store
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
 from nbtorchjob.state.facts.events import ArtifactsReady, Sent
