@@ -166,8 +166,8 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     known = job_names()
     runs = [job for job in known if naming.is_in_group(job, _spelled(name))]
     if runs:
-        said = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
-        raise JobNotFoundError(said)
+        text = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
+        raise JobNotFoundError(text)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     newest = f"the newest are {', '.join(known[-3:])}." if known else "there are no jobs."
     others = f"did you mean {', '.join(near)}?" if near else newest
@@ -221,10 +221,10 @@ def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = Fa
 
     Of jobs that have ended it may be what was made before (``Backend.summaries``).
     """
-    made: list[Summary] = []
+    records: list[Summary] = []
     for candidate in backends.used():
-        made += _asked(candidate.summaries, make, everyone=everyone)
-    return sorted(made, key=lambda summary: summary["created"])
+        records += _asked(candidate.summaries, make, everyone=everyone)
+    return sorted(records, key=lambda summary: summary["created"])
 
 
 def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:

@@ -175,18 +175,18 @@ class Job(Generic[T]):
 
     def _shared(self, known: JobState | None = None) -> _Following:
         """Return what all handles of this process follow, from what is ``known`` if it begins now."""
-        made = _Following(self.info)
+        candidate = _Following(self.info)
         if known is not None:
-            made.state, made.current = known, True
+            candidate.state, candidate.current = known, True
         if self._listener is not None:
-            made.begin(self._backend, self._listener, lambda: None)
-            return made
+            candidate.begin(self._backend, self._listener, lambda: None)
+            return candidate
         key = self._key
         with _sharing:
             following = _followings.get(key)
             if following is None:
-                following = _followings[key] = made
-                made.begin(self._backend, None, lambda: _followings.pop(key, None))
+                following = _followings[key] = candidate
+                candidate.begin(self._backend, None, lambda: _followings.pop(key, None))
         return following
 
     @property
@@ -282,8 +282,8 @@ class Job(Generic[T]):
         if phase is Phase.SUCCEEDED:
             return None
         early = self.state.stopped_early
-        said = "stopped early" if early else "deleted" if self.state.deleted else phase.word
-        text = "\n".join([f"{self.name} {said}", *attempts.lines(self.state)])
+        outcome = "stopped early" if early else "deleted" if self.state.deleted else phase.word
+        text = "\n".join([f"{self.name} {outcome}", *attempts.lines(self.state)])
         if early:
             stopped = JobStoppedError(text)
             stopped.metrics = runs.metrics(self.state)
@@ -312,8 +312,8 @@ class Job(Generic[T]):
     def _fetched(self, rank: int) -> Fetched:
         value = self.state.values.get(rank)
         if value is None:
-            said = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
-            raise ResultError(f"{self.name} succeeded, but rank {rank} returned no value{said}")
+            suffix = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
+            raise ResultError(f"{self.name} succeeded, but rank {rank} returned no value{suffix}")
         return self._backend.fetch(self.info.address, value)
 
     def raw(self, rank: int | None = None, timeout: float | None = None) -> bytes:
@@ -568,10 +568,10 @@ class Job(Generic[T]):
         self._annotate(remove=tags)
 
     def _annotate(self, **changes: Any) -> None:
-        made = naming.annotate(self._backend, self._backend.known(self.info.address), **changes)
+        annotation = naming.annotate(self._backend, self._backend.known(self.info.address), **changes)
         following = self._following
         if following is not None and following.ended.come:  # it reads nothing any more
-            following.state = apply(following.state, made)
+            following.state = apply(following.state, annotation)
 
     def cancel(self, *, gently: bool = False) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""
@@ -660,19 +660,19 @@ class Job(Generic[T]):
 
         It can't be cancelled, as the job can: nobody waits for its value then.
         """
-        made: concurrent.futures.Future[T] = concurrent.futures.Future()
-        made.set_running_or_notify_cancel()
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
 
         def settle() -> None:
             try:
-                made.set_result(self.result())
+                future.set_result(self.result())
             except BaseException as exc:
-                made.set_exception(exc)
+                future.set_exception(exc)
 
         # A thread of its own: to load a big value would hold up the loop that all jobs are followed on.
         begin = threading.Thread(target=settle, name=f"nbtorchjob-{self.name}", daemon=True).start
         self._ended.then(begin)
-        return made
+        return future
 
     @property
     def _condition(self) -> NoReturn:

@@ -296,7 +296,7 @@ class Lab:
         self,
         call: Call,
         answer: LabAnswer,
-        written: Origin | None = None,
+        origin: Origin | None = None,
         *,
         ranks: Sequence[int] = (),
         all_ranks: bool = False,
@@ -307,10 +307,10 @@ class Lab:
         Sent more than once, as where a connection breaks, it still runs once. With ``all_ranks`` every rank's
         value is returned, as always where the lab's spec says so.
         """
-        written, all_ranks = written or Origin(), all_ranks or self._spec.all_ranks
+        origin, all_ranks = origin or Origin(), all_ranks or self._spec.all_ranks
         there = self._there()
         sourced = there is None or there.minor != capture.PYTHON
-        call = replace(call, by=identity.whose(call, written), sourced=sourced)
+        call = replace(call, by=identity.whose(call, origin), sourced=sourced)
         spec = replace(self._spec, all_ranks=all_ranks)
 
         def pack(file: BinaryIO, key: bytes) -> int:
@@ -318,7 +318,7 @@ class Lab:
 
         question = {"base": answer.base, "ranks": list(ranks) or None}
         known = {"all_ranks": all_ranks, "turn": tuple(ranks)}
-        job, base = self._send(call, pack, question, written, known, say)
+        job, base = self._send(call, pack, question, origin, known, say)
         if base != answer.seen:
             say(f"Note: {attempts.anew(self.state)}")
         self.shipped(call, answer.namespace, answer.rank_names)
@@ -328,7 +328,7 @@ class Lab:
         self,
         call: Call,
         spec: JobSpec,
-        written: Origin,
+        origin: Origin,
         *,
         say: Callable[[str], object] = lambda text: None,
         run: Mapping[str, Any] = MappingProxyType({}),
@@ -356,7 +356,7 @@ class Lab:
         numbers = able(self._backend, Numbers, "send", self.info.address)
         number = numbers.number(self.info.address, max(turns.numbers(self.state).values(), default=0))
         question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes, "number": number}
-        job, _ = self._send(call, pack, question, written, known, say)
+        job, _ = self._send(call, pack, question, origin, known, say)
         return job
 
     def _send(
@@ -364,7 +364,7 @@ class Lab:
         call: Call,
         pack: Callable[[BinaryIO, bytes], int],
         asked: Mapping[str, Any],
-        written: Origin,
+        origin: Origin,
         known: Mapping[str, Any],
         say: Callable[[str], object],
     ) -> tuple[Job[Any], int]:
@@ -378,13 +378,13 @@ class Lab:
         question = {"question": "turn", "id": id_, **asked, "size": size, "sent": packed}
         since, was_taken = self._turns.now(self.info), False
         try:
-            began, said = time.monotonic(), False
+            began, announced = time.monotonic(), False
             while True:
                 with suppress(Behind):
                     before, reply = self._sent(question, file.getbuffer(), say)
                     break
-                if not said and time.monotonic() > began + _QUIET_S:
-                    said = True
+                if not announced and time.monotonic() > began + _QUIET_S:
+                    announced = True
                     say(f"Waiting for jobs that {self.name} lost, which are sent again first")
                 time.sleep(_LOOK_S)
             was_taken = True
@@ -397,7 +397,7 @@ class Lab:
                 if turn_fact is not None:
                     self._turns.cancel(f"{self.info.address}{MARK}{id_}")
             raise
-        labels = {name: (written.labels.get(name, name), text) for name, text in call.sources.items()}
+        labels = {name: (origin.labels.get(name, name), text) for name, text in call.sources.items()}
         fields = {
             "key": str(asked.get("number") or (turn[0] if turn is not None else id_)),
             "created": packed,
@@ -405,8 +405,8 @@ class Lab:
             "ships": capture.ships_line(call),
             "captured": capture.captured(call),
             "sources": labels,
-            "notebook": written.notebook,
-            "cell": written.cell,
+            "notebook": origin.notebook,
+            "cell": origin.cell,
             "began": call.began,
             "packed": packed,
             "payload": size,
@@ -473,7 +473,7 @@ class Lab:
 
         Raises ``Behind`` where other jobs of a pool go first.
         """
-        left, began, said = _TRIES, time.monotonic(), False
+        left, began, announced = _TRIES, time.monotonic(), False
         while left:
             left -= 1
             state = self._ready(say)
@@ -500,8 +500,8 @@ class Lab:
                 if question["base"] is not None and _anew(exc):
                     problem = f"restarted while the {self._what} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
-                if exc.absent and not said and time.monotonic() > began + _QUIET_S:
-                    said = True
+                if exc.absent and not announced and time.monotonic() > began + _QUIET_S:
+                    announced = True
                     say(f"Waiting for {self.name}, which is restarting")
                 left += _comes(exc, began)
                 if not left or not self._may_go_on(exc):
@@ -574,7 +574,7 @@ class Lab:
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
         """Wait until the lab has ranks, and return what is known of it then."""
-        began, said = time.monotonic(), ""
+        began, previous = time.monotonic(), ""
         while True:
             state = self.state
             if not state.suspended or time.monotonic() > began + _RESUMED_S:
@@ -597,8 +597,8 @@ class Lab:
             else:
                 anew = turns.ranks(state) and state.nodes
                 doing = "is restarting" if anew else f"is {state.phase.word}"
-            if doing != said and time.monotonic() > began + _QUIET_S:
-                said = doing
+            if doing != previous and time.monotonic() > began + _QUIET_S:
+                previous = doing
                 say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
 

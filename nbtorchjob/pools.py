@@ -140,20 +140,20 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
 
 def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     """Return a job's spec with its pool's options; raise ``SpecError`` for what differs."""
-    theirs = pool.info.asked
+    pool_spec = pool.info.asked
     if differences := [*_differences(spec, pool.info)]:
         several = "; ".join(differences)
         raise SpecError("pool", spec.pool, f"one that the job fits: {several}; --or-own gives it own pods")
-    launch, policy = theirs.launch, theirs.launch.run_policy or RunPolicy()
+    launch, policy = pool_spec.launch, pool_spec.launch.run_policy or RunPolicy()
     if isinstance(launch, Elastic) and (part := _part(spec, launch)):
         launch = replace(launch, nnodes=part)
     if deadline := value_at(options.KEYS[_DEADLINE], spec):
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=deadline))
-    own = replace(theirs, lab=False, fresh=False, retry=spec.retry, name=None, launch=launch)
+    own = replace(pool_spec, lab=False, fresh=False, retry=spec.retry, name=None, launch=launch)
     chosen: dict[str, Any] = {
         o.name: value_at(o, spec) for o in options.TABLE if o.home == SPEC and o.key in _OF_JOBS
     }
-    chosen["env"] = {n: text for n, text in {**theirs.env, **spec.env}.items() if n not in spec.secret_env}
+    chosen["env"] = {n: text for n, text in {**pool_spec.env, **spec.env}.items() if n not in spec.secret_env}
     return replace(own, hidden=spec.hidden, **chosen)
 
 
@@ -167,25 +167,25 @@ def _part(spec: JobSpec, pool: Elastic) -> int | None:
 
 def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
     """Yield what a job requests that its pool hasn't, an option each."""
-    default, theirs = JobSpec(), pool.asked
+    default, pool_spec = JobSpec(), pool.asked
     for o in options.TABLE:
         if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
             continue
         value = value_at(o, spec)
-        if o.key == _NODES and isinstance(theirs.launch, Elastic) and _part(spec, theirs.launch):
+        if o.key == _NODES and isinstance(pool_spec.launch, Elastic) and _part(spec, pool_spec.launch):
             continue
-        there = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, theirs)
+        there = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, pool_spec)
         if value in (value_at(o, default), None) or value == there or o in _BUDGETS_OF_JOBS:
             continue
         flag = o.flags[-1]
         if o.key == "name":
-            yield f"{flag} {value}: jobs in a pool are called {theirs.name}{MARK}1, 2, …"
+            yield f"{flag} {value}: jobs in a pool are called {pool_spec.name}{MARK}1, 2, …"
         elif o.home in (overlay.RETRY, overlay.POLICY) or o.key == _RESTARTS:
             yield f"{flag} {value}: the pods are the pool's, and a job goes with its pool"
         else:
             yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
     for name in (*spec.env, *spec.secret_env):
-        if fresh.too_late(name) and (name not in spec.env or spec.env[name] != theirs.env.get(name)):
+        if fresh.too_late(name) and (name not in spec.env or spec.env[name] != pool_spec.env.get(name)):
             yield f"--env {name} is read as libraries are loaded, which was before: give it to the pool"
 
 

@@ -280,8 +280,8 @@ class Runs(Sequence[Job[T]]):
 
         _, axes = pyplot.subplots()
         for state, points in curves:
-            said = ", ".join(f"{name}={state.info.given[name]}" for name in runs.varied(states))
-            axes.plot(*zip(*points, strict=True), label=said)
+            label = ", ".join(f"{name}={state.info.given[name]}" for name in runs.varied(states))
+            axes.plot(*zip(*points, strict=True), label=label)
         axes.set_ylabel(metric)
         if len(curves) <= _MOST_LABELS:
             axes.legend()

@@ -276,10 +276,10 @@ def _send_runs_to(
     from nbtorchjob.capture import arguments as varying
     from nbtorchjob.runs import Runs
 
-    call, spec, written = sub.call, sub.plan.spec, origin or Origin()
-    by, what = identity.whose(call, written), call.label.partition("(")[0]
+    call, spec, origin = sub.call, sub.plan.spec, origin or Origin()
+    by, what = identity.whose(call, origin), call.label.partition("(")[0]
     pickles = [varying.pickled(row, sourced=call.sourced) for row in rows]
-    name = naming.generate(naming.title(call.label, written.notebook, written.labels.get(call.filename, "")))
+    name = naming.generate(naming.title(call.label, origin.notebook, origin.labels.get(call.filename, "")))
     group = spec.name or name
     naming.in_group(group, len(rows))  # raises for a name that none can have
     if any(turn.group == group and not turn.over for turn in turns.turns(pool.state)):
@@ -292,7 +292,7 @@ def _send_runs_to(
             run = {"group": group, "number": number, "given": shown, "at_once": at_once, "early": early_}
             called = dataclasses.replace(call, label=f"{what}({varying.said(shown)})", by=by)
             jobs.append(
-                pool.send_job(called, dataclasses.replace(spec, name=None), written, run=run, variant=pickle)
+                pool.send_job(called, dataclasses.replace(spec, name=None), origin, run=run, variant=pickle)
             )
     except BaseException:
         for job in reversed(jobs):
@@ -342,9 +342,9 @@ def describe(call: Call, spec: JobSpec, origin: Origin | None = None) -> JobInfo
     origin = origin or Origin()
     launch = spec.launch
     policy = launch.run_policy
-    written = origin.labels.get(call.filename, "")
+    cell_label = origin.labels.get(call.filename, "")
     return JobInfo(
-        name=spec.name or naming.generate(naming.title(call.label, origin.notebook, written)),
+        name=spec.name or naming.generate(naming.title(call.label, origin.notebook, cell_label)),
         backend=spec.backend,
         created=time.time(),
         label=call.label,

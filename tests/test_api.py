@@ -233,8 +233,8 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
     if not refused:
         assert submission.prepare(call, plan).notes == ()
         return
-    said = "the image train:1 has glibc 2.31, and mylib 1.0, which goes along, needs 2.34: use a newer image"
-    with pytest.raises(LackingError, match=re.escape(said)):
+    text = "the image train:1 has glibc 2.31, and mylib 1.0, which goes along, needs 2.34: use a newer image"
+    with pytest.raises(LackingError, match=re.escape(text)):
         submission.prepare(call, plan)
 
 

@@ -132,7 +132,7 @@ def test_a_wrong_value_is_told_in_each_shape_and_travels(shape):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (errors.SpecError("gpu", "many", "a whole number"), "gpu: got 'many', but it must be a whole number"),
         (errors.SpecError("--gpu", None, "N", errors.Shape.NO_VALUE), "--gpu expects a value: N"),
@@ -147,8 +147,8 @@ def test_a_wrong_value_is_told_in_each_shape_and_travels(shape):
         (errors.SpecError("argument", "n", "b", errors.Shape.UNEXPECTED), "unexpected argument 'n': b"),
     ],
 )
-def test_a_wrong_value_is_told_in_a_sentence(error, said):
-    assert str(error) == said
+def test_a_wrong_value_is_told_in_a_sentence(error, message):
+    assert str(error) == message
 
 
 def test_an_error_is_a_line_where_the_shell_wants_that(monkeypatch):
@@ -180,16 +180,16 @@ def refusal(extra, by="a cluster"):
 
 
 def test_what_an_extra_lacks_is_one_line_that_names_it(installed):
-    said = (
+    message = (
         "a cluster needs fsspec>=2024.6 and h2>=4.1 and kubernetes>=37: pip install 'nbtorchjob[kubernetes]'"
     )
-    assert refusal("kubernetes") == said
+    assert refusal("kubernetes") == message
 
 
 def test_a_version_that_is_too_old_is_named_with_the_one_that_is_needed(installed):
     installed.update(kubernetes="31.0.0", fsspec="2026.9.0", h2="4.4.1")
-    said = "a cluster needs kubernetes>=37 (here: 31.0.0): pip install 'nbtorchjob[kubernetes]'"
-    assert refusal("kubernetes") == said
+    message = "a cluster needs kubernetes>=37 (here: 31.0.0): pip install 'nbtorchjob[kubernetes]'"
+    assert refusal("kubernetes") == message
 
 
 def test_where_all_of_it_is_installed_the_module_is_named(installed):

@@ -59,8 +59,8 @@ def draw_lab(records):
     for turn in turns.turns(lab)[:3]:
         turns.ahead(lab, turn.taken.round), turns.sent(lab, turn.key)
         view = turns.View(lab, turn.key)
-        seen = [*view.begin(), *(part for fact in events for part in view.take(fact)), *view.last]
-        draw(reduce(apply, seen, JobState(turns.info(lab.info, turn))))
+        parts = [*view.begin(), *(part for fact in events for part in view.take(fact)), *view.last]
+        draw(reduce(apply, parts, JobState(turns.info(lab.info, turn))))
 
 
 @settings(max_examples=100, deadline=None)
@@ -115,9 +115,9 @@ records = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(records, facts)
-def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(written, history):
+def test_whatever_a_record_says_its_job_can_be_drawn_or_is_refused(entry, history):
     try:
-        info = read(json.dumps(written), "local", "job")
+        info = read(json.dumps(entry), "local", "job")
     except DamagedError:
         return
     draw(reduce(apply, factlines.read(lines(history)), JobState(info)))

@@ -44,12 +44,12 @@ GIVEN = [((1.0, 2), {}), ((1.0, 2, "a"), {"used": {"b": "c"}}), ((), {"node": 2,
 
 @pytest.mark.parametrize(("args", "keywords"), GIVEN)
 def test_it_holds_and_shows_what_a_frozen_dataclass_does(args, keywords):
-    fact, made = Told(*args, **keywords), Made(*args, **keywords)
+    fact, twin = Told(*args, **keywords), Made(*args, **keywords)
 
-    assert asdict(fact) == asdict(made)
-    assert repr(fact) == repr(made).replace("Made", "Told")
+    assert asdict(fact) == asdict(twin)
+    assert repr(fact) == repr(twin).replace("Made", "Told")
     assert [field.name for field in fields(Told)] == [field.name for field in fields(Made)]
-    assert asdict(replace(fact, node=7)) == asdict(replace(made, node=7))
+    assert asdict(replace(fact, node=7)) == asdict(replace(twin, node=7))
     assert Told.__match_args__ == Made.__match_args__
     assert not fact.late
 
@@ -59,18 +59,18 @@ def test_the_first_ones_of_a_kind_are_made_by_several_threads_at_once():
         time: float
         used: Mapping[str, str] = field(default_factory=dict)
 
-    together, made = threading.Barrier(8), []
+    together, facts = threading.Barrier(8), []
 
     def make():
         together.wait()
-        made.append(Heard(1.0))
+        facts.append(Heard(1.0))
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == [Heard(1.0, {})] * 8
+    assert facts == [Heard(1.0, {})] * 8
 
 
 def test_some_fields_are_neither_shown_nor_compared():
@@ -128,8 +128,8 @@ def test_one_that_holds_itself_can_be_shown():
 
 def test_its_parameters_are_those_of_the_library_s():
     assert Told(1.0, 2)  # the first one
-    parameters, made = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
-    assert [(field.name, field.kind) for field in parameters] == [(field.name, field.kind) for field in made]
+    parameters, twins = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
+    assert [(field.name, field.kind) for field in parameters] == [(field.name, field.kind) for field in twins]
     with pytest.raises(TypeError, match=r"^Told.__init__\(\) missing 1 required positional argument: 'node'"):
         Told(1.0)  # type: ignore[call-arg]
 

@@ -100,9 +100,9 @@ def handle(backend, **info):
 
 
 def until(job, condition):
-    seen = threading.Event()
-    job.subscribe(lambda state: seen.set() if condition(state) else None)
-    assert condition(job.state) or seen.wait(LIMIT)
+    event = threading.Event()
+    job.subscribe(lambda state: event.set() if condition(state) else None)
+    assert condition(job.state) or event.wait(LIMIT)
 
 
 def test_a_value_comes_home_once(backend):
@@ -235,8 +235,8 @@ def test_results_need_a_job_that_kept_them(backend):
 
 
 def test_subscribers_see_each_new_state_until_they_leave(backend):
-    job, seen, stayed = handle(backend), [], []
-    leave = job.subscribe(lambda state: seen.append(state.phase))
+    job, phases, stayed = handle(backend), [], []
+    leave = job.subscribe(lambda state: phases.append(state.phase))
     job.subscribe(lambda state: stayed.append(state.phase))
     backend.tell(STARTED[0])
     until(job, lambda state: state.phase is Phase.PENDING)
@@ -245,7 +245,7 @@ def test_subscribers_see_each_new_state_until_they_leave(backend):
     backend.tell(STARTED[1], *ENDED)
     job.wait(LIMIT)
 
-    assert seen == [Phase.PENDING]
+    assert phases == [Phase.PENDING]
     assert stayed == [Phase.PENDING, Phase.RUNNING, Phase.RUNNING, Phase.SUCCEEDED]
 
 

@@ -46,21 +46,21 @@ class Told(Lab):
 def test_a_cell_waits_while_a_lab_restarts_and_says_so(monkeypatch):
     monkeypatch.setattr(labs, "_QUIET_S", 0.0)
     lab = Told(FIRST + ENDS, [], AGAIN)
-    said: list[str] = []
+    messages: list[str] = []
 
-    answer = lab.asked([], {}, say=said.append)
+    answer = lab.asked([], {}, say=messages.append)
 
-    assert (answer.seen, said) == (2, ["Waiting for bench, which is restarting"])
+    assert (answer.seen, messages) == (2, ["Waiting for bench, which is restarting"])
 
 
 def test_a_cell_waits_for_a_labs_first_ranks_and_says_what_the_lab_does(monkeypatch):
     monkeypatch.setattr(labs, "_QUIET_S", 0.0)
     lab = Told([], [], FIRST)
-    said: list[str] = []
+    messages: list[str] = []
 
-    answer = lab.asked([], {}, say=said.append)
+    answer = lab.asked([], {}, say=messages.append)
 
-    assert (answer.seen, said) == (1, ["Waiting for bench, which is submitted"])
+    assert (answer.seen, messages) == (1, ["Waiting for bench, which is submitted"])
 
 
 @pytest.mark.parametrize("trouble", [STARTING, "it has ended"])
@@ -121,7 +121,7 @@ def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch
     key = {"key": lambda name: b"key", "number": lambda name, newest: 2}
     lab._backend = SimpleNamespace(**key, snapshot=lambda name: JobState(INFO))
     lab._turns = SimpleNamespace(now=lambda info: SimpleNamespace(forget=lambda: None))
-    said: list[str] = []
+    messages: list[str] = []
 
     class Sent(Exception):
         pass
@@ -132,5 +132,5 @@ def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch
 
     monkeypatch.setattr(Told, "_nodes", Nodes())
     with pytest.raises(Sent):
-        lab.send_job(capture.from_cell("1", {}), JobSpec(pool="bench"), NOTHING, say=said.append)
-    assert said == ["Waiting for jobs that bench lost, which are sent again first"]
+        lab.send_job(capture.from_cell("1", {}), JobSpec(pool="bench"), NOTHING, say=messages.append)
+    assert messages == ["Waiting for jobs that bench lost, which are sent again first"]

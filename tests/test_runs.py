@@ -123,7 +123,7 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
 
 
 @pytest.mark.parametrize(
-    ("points", "more", "error", "said"),
+    ("points", "more", "error", "reason"),
     [
         ([], {}, SpecError, "one mapping of names"),
         ([{}], {}, SpecError, "at least one name"),
@@ -136,10 +136,10 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
         ([{"lr": 1}], {"spec": JobSpec(name="a" * 40)}, SpecError, "at most 32 characters"),
     ],
 )
-def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(points, more, error, said):
+def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(points, more, error, reason):
     before = {*directory.jobs_dir().iterdir()}
 
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=reason):
         nbtorchjob.map(train, points, **more)
 
     assert {*directory.jobs_dir().iterdir()} == before

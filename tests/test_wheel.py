@@ -38,13 +38,13 @@ class Checkout:
 
     def build(self, target, *, path=None):
         """Build with hatchling; give the one file that it made."""
-        made = self.root / "dist"
-        shutil.rmtree(made, ignore_errors=True)
-        command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(made)]
+        folder = self.root / "dist"
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
         env = {**os.environ, "PATH": path or f"{self.tools}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(command, cwd=self.root, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return next(made.iterdir())
+        return next(folder.iterdir())
 
     def needs(self, *, node):
         """Return what a build asks to be installed, on a machine with this Node.js."""

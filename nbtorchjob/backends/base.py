@@ -203,8 +203,8 @@ class Backend(ABC):
         The jobs are those of :meth:`jobs`, without those that it raises an exception for, which is logged.
         """
         now = time.time()
-        made = (made_of(state, make, now) for state in self.jobs(everyone=everyone, scope=scope))
-        return [summary for summary in made if summary is not None]
+        candidates = (made_of(state, make, now) for state in self.jobs(everyone=everyone, scope=scope))
+        return [summary for summary in candidates if summary is not None]
 
     def names(self) -> list[str]:
         """Return the names of all jobs, oldest first, as cheaply as possible: one may be deleted already."""

@@ -203,8 +203,8 @@ def _home(backend: Backend, state: JobState, path: str) -> Iterator[_Kept]:
     root = backend.checkpoints(state.info.address) if first in ("", CHECKPOINTS) else None
     if root is not None:
         folder = os.path.realpath(root)
-        for name, seen in plain_files(CHECKPOINTS, folder, path):
-            file = RunFile(name, seen.st_size, seen.st_mtime, 0)
+        for name, status in plain_files(CHECKPOINTS, folder, path):
+            file = RunFile(name, status.st_size, status.st_mtime, 0)
             yield _Kept(file, partial(_pieces, folder, name.partition("/")[2]))
 
 

@@ -139,9 +139,9 @@ def annotate(
     text = had.note if note is None else " ".join(note.split())
     if note is not None and (len(text) > MOST_NOTE or not text.isprintable()):
         raise SpecError("note", text, f"at most {MOST_NOTE:,} printable characters")
-    made = Annotated(max(time.time(), had.time + 0.001), text, new)
-    able(backend, Annotates, "note", state.info.address).annotate(state.info.address, made)
-    return made
+    annotation = Annotated(max(time.time(), had.time + 0.001), text, new)
+    able(backend, Annotates, "note", state.info.address).annotate(state.info.address, annotation)
+    return annotation
 
 
 def _tag(text: str) -> str:

@@ -126,9 +126,9 @@ class Telling:
             return reversed(self._newest.get(rank) or self._first.get(rank) or deque())
         newest: list[bytes] = []
         first: list[bytes] = []
-        written = b'"rank": %b,' % rank
+        fragment = b'"rank": %b,' % rank
         for line in reversed(self._unsorted):
-            match = _rank(line) if written in line else None
+            match = _rank(line) if fragment in line else None
             if match and match[1] == rank and not line.startswith(USED):
                 (first if _FIRST in line else newest).append(line)
                 if len(newest) == RECENT:

@@ -165,9 +165,9 @@ class Kept:
 
         Not every file system has the content of a renamed file on its disk when the power fails.
         """
-        written = (self._folder / _RECORD).read_bytes()
+        content = (self._folder / _RECORD).read_bytes()
         with suppress(ValueError):
-            record = json.loads(written)
+            record = json.loads(content)
             if isinstance(record, dict) and record.keys() >= _WRITTEN:
                 return record
         raise OSError(errno.EIO, "its record is damaged", str(self._folder / _RECORD))

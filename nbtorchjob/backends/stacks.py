@@ -111,10 +111,10 @@ class _Answers:
         if not isinstance(fact, Sampled):
             return fact
         whole = []
-        for sample, written in zip(fact.samples, samples, strict=True):
-            text = json.dumps(written.get("threads"))
+        for sample, sample_record in zip(fact.samples, samples, strict=True):
+            text = json.dumps(sample_record.get("threads"))
             if text not in self._threads:
-                one = believed({**record, "samples": [written]})
+                one = believed({**record, "samples": [sample_record]})
                 if not isinstance(one, Sampled):
                     return one
                 self._threads[text] = one.samples[0].threads

@@ -63,11 +63,11 @@ class Talk:
             self.close()
             raise
 
-    def send(self, said: Mapping[str, Any] | bytes) -> None:
+    def send(self, content: Mapping[str, Any] | bytes) -> None:
         """Say something more, from any thread: at most ``PART_BYTES`` bytes, or as JSON."""
         with self._sending:
             self._sent = time.monotonic()
-            self._line.send(self._conversation.say(said))
+            self._line.send(self._conversation.say(content))
 
     def send_all(self, data: memoryview) -> None:
         """Say bytes, in as many parts as it takes."""
@@ -109,8 +109,8 @@ class Talk:
             return
         if not data:
             self._conversation.end(self._line.why())
-        elif said := self._conversation.hear(data):
-            self._line.send(said)
+        elif message := self._conversation.hear(data):
+            self._line.send(message)
 
     def close(self) -> None:
         """Leave."""
@@ -195,9 +195,9 @@ class Session:
         """Return what the rank would complete a line to."""
         with self._lock, suppress(AskError, TimeoutError):
             self._talk.send({"complete": line, "begin": begin, "end": end})
-            while (said := self._talk.hear(_ALIVE_S)) is not None:
-                if "words" in said:
-                    words = said["words"]
+            while (record := self._talk.hear(_ALIVE_S)) is not None:
+                if "words" in record:
+                    words = record["words"]
                     return [str(word) for word in words] if isinstance(words, list) else []
         return []
 
@@ -297,17 +297,17 @@ class Conversation:
         self._messages.number(number)
         own = secrets.token_hex(16)
         try:
-            said = self._messages.write({**self._question, questions.OWN: own}, questions.QUESTION_BYTES)
+            question = self._messages.write({**self._question, questions.OWN: own}, questions.QUESTION_BYTES)
         except WireError as exc:
             self.end(f"the question is too long: {exc}")
             return b""
         self._messages.number(own)
-        return said
+        return question
 
     def say(self, content: Mapping[str, Any] | bytes) -> bytes:
         """Return what says it to the node; raises ``WireError`` where that is too long."""
-        said = content if isinstance(content, bytes) else dict(content)
-        return self._messages.write(said, questions.RECORD_BYTES)
+        body = content if isinstance(content, bytes) else dict(content)
+        return self._messages.write(body, questions.RECORD_BYTES)
 
     def taken(self) -> dict[str, Any] | bytes | None:
         """Take the oldest record; None where none is left."""

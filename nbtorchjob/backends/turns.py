@@ -212,7 +212,7 @@ class TurnBackend(Backend):
         turn = turns.find(state, key) if state.info.cluster else None
         if turn is None or not turn.over:
             return []
-        chunks = [chunk for written in self.chunks(name, turn.taken.ranks) for chunk in written]
+        chunks = [chunk for rank_chunks in self.chunks(name, turn.taken.ranks) for chunk in rank_chunks]
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
 
     def sent_by_user(self, name: str) -> Sent | None:
@@ -343,13 +343,13 @@ class TurnBackend(Backend):
                 for event in unclosed(last):
                     yield event
             going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
-            said = ""
+            previous = ""
             while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
                 why = _why(await asyncio.to_thread(lab))
                 if sent.elsewhere or plan.theirs:
                     why = why or sent.others
-                if why not in ("", said):
-                    said = why
+                if why not in ("", previous):
+                    previous = why
                     yield Waiting(time.time(), why, attempt=attempt)
             if going.result():
                 if plan.attempt == attempt < sent.attempt:  # as others decided
@@ -486,8 +486,8 @@ class TurnBackend(Backend):
         lab, _ = parsed(name)
         round_ = self.turn(name).taken.round
         return [
-            (chunk for chunk in written if chunk.round == round_)
-            for written in able(self.inner, Stores, "logs", lab).chunks(lab, ranks)
+            (chunk for chunk in rank_chunks if chunk.round == round_)
+            for rank_chunks in able(self.inner, Stores, "logs", lab).chunks(lab, ranks)
         ]
 
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:

@@ -98,8 +98,8 @@ def from_cell(
     if cell.entry is not None and rank_names.names:
         takes = arguments.names(cell.entry) if given else arguments.required(cell.entry)
         call["theirs"] = sorted(rank_names.names & set(takes) - kwargs.keys())
-    said = ", ".join(f"{name}={value}" for name, value in args.items())
-    label = f"{cell.entry.name}({said})" if cell.entry else "cell"
+    assignments = ", ".join(f"{name}={value}" for name, value in args.items())
+    label = f"{cell.entry.name}({assignments})" if cell.entry else "cell"
     imports = cell.imports | varying.modules(given) if given else cell.imports
 
     def take(names: list[str]) -> Call:
@@ -148,9 +148,9 @@ def from_cells(
     calls: list[dict[str, Any]] = []
     objects: dict[str, Any] = {}
     for part, cell in zip(parts, parsed, strict=True):
-        read, said = lookup.captured(cell, namespace, (), RankNames(frozenset(before)))
+        read, cell_notes = lookup.captured(cell, namespace, (), RankNames(frozenset(before)))
         names.update(dict.fromkeys(read))
-        notes += said
+        notes += cell_notes
         kwargs: dict[str, Any] = {}
         rank_names: list[str] = []
         if cell.entry is not None:
@@ -338,11 +338,11 @@ def _take(
     call["carried"] = carried.changed()
     try:
         pickled = pickling.dump(call, namespace, rank_names.names, rank_names.push)
-        made = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
-        if made:  # which ranks find by their names once they are loaded
-            objects |= made
+        own_modules = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
+        if own_modules:  # which ranks find by their names once they are loaded
+            objects |= own_modules
             pickled = pickling.dump(
-                {**call, "modules": [*made.values()]}, namespace, rank_names.names, rank_names.push
+                {**call, "modules": [*own_modules.values()]}, namespace, rank_names.names, rank_names.push
             )
     except CaptureError:
         raise

@@ -161,10 +161,10 @@ def _label(shell: Any, filename: str) -> str:
     return filename
 
 
-def whose(call: Call, written: Origin) -> str:
+def whose(call: Call, origin: Origin) -> str:
     """Say whose a call is, to others who wait for it on a lab."""
-    notebook = written.notebook.rpartition("/")[2]
-    cell = written.labels.get(call.filename, "") if call.text else ""
+    notebook = origin.notebook.rpartition("/")[2]
+    cell = origin.labels.get(call.filename, "") if call.text else ""
     return ", ".join(filter(None, (user(), notebook, cell)))
 
 

@@ -103,20 +103,20 @@ class _Opened:
                 self._values[node.targets[0].id] = node.value
 
     def texts(self) -> Iterator[str]:
-        said: set[ast.AST] = set()  # what a path is made of, or is written to; a part comes behind its whole
+        parts: set[ast.AST] = set()  # what a path is made of, or is written to; a part comes behind its whole
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Attribute) and node.attr in _WRITES:
-                said.add(node.value)
+                parts.add(node.value)
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 # A captured path that is asked for something: ``folder.iterdir()``
                 value = self._values.get(node.value.id)
                 if isinstance(value, PurePath):
                     yield str(value)
-            if isinstance(node, ast.BinOp) and (node in said or self._text(node)):
-                said.add(node.left)
-            if isinstance(node, ast.BinOp) and node not in said and (text := self._text(node)):
+            if isinstance(node, ast.BinOp) and (node in parts or self._text(node)):
+                parts.add(node.left)
+            if isinstance(node, ast.BinOp) and node not in parts and (text := self._text(node)):
                 yield text
-            if isinstance(node, ast.Call) and node not in said:
+            if isinstance(node, ast.Call) and node not in parts:
                 name = _called(node)
                 if name == "open" and len(node.args) > 1:
                     mode = node.args[1]

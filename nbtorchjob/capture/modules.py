@@ -265,9 +265,9 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
         if isinstance(ast.parse(text).body[0], cells.Function):  # no lambda, whose line may do more
             source.append(text)
     texts = (*imports.texts, *source)
-    said = [imports, *(_of(ast.parse(text), runs=True) for text in texts)]
-    surely = _reached([name for imported in said for name in imported.surely], local, surely=True)
-    every = _reached([name for imported in said for name in imported.all], local, surely=False)
+    all_imports = [imports, *(_of(ast.parse(text), runs=True) for text in texts)]
+    surely = _reached([name for imported in all_imports for name in imported.surely], local, surely=True)
+    every = _reached([name for imported in all_imports for name in imported.all], local, surely=False)
     by_module: dict[str, Need] = {}
     for module in every:
         if module.partition(".")[0] in _BROUGHT:

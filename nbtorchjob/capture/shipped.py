@@ -66,7 +66,7 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
             )
             raise CaptureError(f"--ship {name}: there is no file in it to ship{but}")
         asked[name] = [path for path in mine if path not in before]
-    sizes = {path: seen.st_size for path, (_, seen) in selection.paths.items()}
+    sizes = {path: status.st_size for path, (_, status) in selection.paths.items()}
     if limit is None:
         sizes = {path: size for path, size in sizes.items() if size <= SMALL}
     most = MOST_SMALL_BYTES if limit is None else limit
@@ -81,8 +81,8 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
             "--storage URL, or on a --mount"
         )
     files = tuple(
-        _file(path, source, seen, whole=limit is not None or seen.st_size <= SMALL, hashed=hashed)
-        for path, (source, seen) in sorted(selection.paths.items())
+        _file(path, source, status, whole=limit is not None or status.st_size <= SMALL, hashed=hashed)
+        for path, (source, status) in sorted(selection.paths.items())
     )
     by_path = {file.path: file for file in files}
     ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
@@ -117,14 +117,14 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
         raise CaptureError(f"--ship: the name of {name!a} can't be written down: rename it")
     try:
         real = os.path.realpath(path, strict=True)
-        seen = os.stat(real)
+        status = os.stat(real)
     except OSError as exc:
         raise _unreadable(name, exc) from exc
     if not Path(real).is_relative_to(selection.root):
         raise CaptureError(
             f"--ship {name}: it leads out of the notebook's folder, to {real}: put a copy in its place"
         )
-    if stat.S_ISDIR(seen.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         if len(above) > _DEEPEST:
             raise CaptureError(f"--ship {name:.60}…: there are more than {_DEEPEST} folders in one another")
         if real in above:
@@ -142,45 +142,45 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
                 selection.left.append(inner)
             else:
                 yield from _take(path / entry, inner, selection, (*above, real))
-    elif not stat.S_ISREG(seen.st_mode):
+    elif not stat.S_ISREG(status.st_mode):
         sorts = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a pipe"}
-        sort = sorts.get(stat.S_IFMT(seen.st_mode), "a device")
+        sort = sorts.get(stat.S_IFMT(status.st_mode), "a device")
         raise CaptureError(f"--ship {name}: it is {sort}, and only files can be shipped")
     else:
         key = os.path.normpath(name)
-        selection.paths[key] = Path(real), seen
+        selection.paths[key] = Path(real), status
         _check_count(name, len(selection.paths))
         yield key
 
 
 def _check_count(name: str, many: int) -> None:
     if many > MOST_FILES:
-        top, said = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
-        raise CaptureError(f"--ship {top}: {said}: ship an archive of them, or --mount what they lie in")
+        top, reason = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
+        raise CaptureError(f"--ship {top}: {reason}: ship an archive of them, or --mount what they lie in")
 
 
 def _unreadable(name: str, exc: OSError) -> CaptureError:
     return CaptureError(f"--ship {name}: it can't be read ({exc.strerror})")
 
 
-def _file(path: str, source: Path, seen: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
+def _file(path: str, source: Path, status: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
     data, sha256 = None, ""
     try:
         # A pipe that has taken its place meanwhile would hang its reader.
         plain = os.O_NONBLOCK | os.O_CLOEXEC
         with open(source, "rb", opener=lambda path, flags: os.open(path, flags | plain)) as file:
             if whole:
-                data = file.read(seen.st_size + 1)
+                data = file.read(status.st_size + 1)
                 sha256 = hashlib.sha256(data).hexdigest()
             elif hashed:
-                sha256 = digest(file, seen, str(source))
+                sha256 = digest(file, status, str(source))
             now = os.fstat(file.fileno())
     except OSError as exc:
         raise _unreadable(path, exc) from exc
-    if _state(now) != _state(seen) or (data is not None and len(data) != seen.st_size):
+    if _state(now) != _state(status) or (data is not None and len(data) != status.st_size):
         raise changed(path)
-    executable = bool(seen.st_mode & stat.S_IXUSR)
-    return ShippedFile(path, source, seen.st_size, executable, seen.st_mtime_ns, sha256, data)
+    executable = bool(status.st_mode & stat.S_IXUSR)
+    return ShippedFile(path, source, status.st_size, executable, status.st_mtime_ns, sha256, data)
 
 
 def changed(path: str) -> CaptureError:
@@ -188,13 +188,13 @@ def changed(path: str) -> CaptureError:
     return CaptureError(f"--ship {path}: it changed while it was read: send it once nobody writes to it")
 
 
-def _state(seen: os.stat_result) -> tuple[int, int, int, int]:
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+def _state(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def digest(file: BinaryIO, seen: os.stat_result, source: str) -> str:
+def digest(file: BinaryIO, status: os.stat_result, source: str) -> str:
     """Return the digest of a file, which is read anew only after it has changed."""
-    key = (source, *_state(seen))
+    key = (source, *_state(status))
     if key not in _digests:
         hashed = hashlib.sha256()
         for piece in iter(lambda: file.read(_PIECE), b""):
@@ -234,17 +234,17 @@ def _folder(name: str, root: Path) -> DataFolder:
     data_files: list[ShippedFile] = []
     for relative, source in sorted(_files_below(name, root)):
         try:
-            seen = source.stat()
+            status = source.stat()
             with open(source, "rb") as file:
-                sha256 = digest(file, seen, str(source))
+                sha256 = digest(file, status, str(source))
                 now = os.fstat(file.fileno())
         except OSError as exc:
             raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
-        if (now.st_size, now.st_mtime_ns) != (seen.st_size, seen.st_mtime_ns):
+        if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
             raise changed(relative)
-        executable = bool(seen.st_mode & stat.S_IXUSR)
+        executable = bool(status.st_mode & stat.S_IXUSR)
         data_files.append(
-            ShippedFile(relative, source, seen.st_size, executable, seen.st_mtime_ns, sha256, None)
+            ShippedFile(relative, source, status.st_size, executable, status.st_mtime_ns, sha256, None)
         )
     files = tuple(data_files)
     if not files:

@@ -150,13 +150,13 @@ def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:
     """Return a cell's text with what was swapped in while it ran."""
     from nbtorchjob.swapping import code  # late: most cells run as they were sent
 
-    made = [swap for swap in swaps.as_swapped(state) if swap.round == turn.taken.round]
-    if not made:
+    turn_swaps = [swap for swap in swaps.as_swapped(state) if swap.round == turn.taken.round]
+    if not turn_swaps:
         return turn.taken.text
-    front.say(f"Note: {turn.name} runs as it was swapped: {', '.join(map(swaps.names, made))}")
-    if set_ := dict.fromkeys(name for swap in made for name in swap.names if "." in name):
+    front.say(f"Note: {turn.name} runs as it was swapped: {', '.join(map(swaps.names, turn_swaps))}")
+    if set_ := dict.fromkeys(name for swap in turn_swaps for name in swap.names if "." in name):
         front.say(f"Note: {', '.join(set_)}: set as {turn.name} ran, which no line of it does")
-    return code.as_swapped(turn.taken.text, [swap.text for swap in made])
+    return code.as_swapped(turn.taken.text, [swap.text for swap in turn_swaps])
 
 
 def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:

@@ -264,7 +264,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     try:
         job.wait(timeout)
         state, now = job.state, time.time()
-        how = f"; {said}" if (said := lifetime.held(state)) else ""
+        how = f"; {reason}" if (reason := lifetime.held(state)) else ""
         return Answer(f"{job.name} {facts.status(state, now).lower()}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)
@@ -315,9 +315,9 @@ def tag(args: ParsedArgs, find: Find) -> Answers:
 
 def _annotated(job: Job[Any]) -> Answer:
     state = api.snapshot(job.info.address)
-    said, fact = facts.annotated(state), state.annotated
+    annotation, fact = facts.annotated(state), state.annotated
     data = {"name": job.name, "note": fact.note if fact else "", "tags": [*fact.tags] if fact else []}
-    return Answer(f"{job.name}: {said or 'no note, no tags'}", data)
+    return Answer(f"{job.name}: {annotation or 'no note, no tags'}", data)
 
 
 def suspend(args: ParsedArgs, find: Find) -> Answers:
@@ -325,7 +325,7 @@ def suspend(args: ParsedArgs, find: Find) -> Answers:
     for name in args.words:
         job = find(name)
         job.suspend()
-        how = f": {said}" if (said := lifetime.held(job.state)) else ""
+        how = f": {reason}" if (reason := lifetime.held(job.state)) else ""
         yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
 
 
@@ -354,8 +354,8 @@ def export(args: ParsedArgs, find: Find) -> Answers:
     state = job.state
     if left := swaps.left_out(state):
         yield Answer(f"The manifests run {left}; {hint('describe', job.name)} shows it.", aside=True)
-    elif made := swaps.as_swapped(state):
-        yield Answer(f"They run the code as swapped, {words.count(len(made), 'time')}.", aside=True)
+    elif job_swaps := swaps.as_swapped(state):
+        yield Answer(f"They run the code as swapped, {words.count(len(job_swaps), 'time')}.", aside=True)
     if missing := job.info.asked.secret_env:
         yield Answer(f"Before applying, fill in {', '.join(missing)} in the first Secret.", aside=True)
 

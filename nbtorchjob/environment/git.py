@@ -124,7 +124,7 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
         return None
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "PATH": path}
-    with suppress(OSError, ValueError), tempfile.TemporaryDirectory(prefix="nbtorchjob-git-") as made:
+    with suppress(OSError, ValueError), tempfile.TemporaryDirectory(prefix="nbtorchjob-git-") as repository:
         own, shared = _state_folders(root)
         settings: list[tuple[str, str]] = []  # the plain ones: the user's own, then the repository's
         # Of a file no other one is included unless that is asked for, and a list runs nothing.
@@ -133,8 +133,8 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
             entries = (entry.partition("\n") for entry in listed.decode(errors="surrogateescape").split("\0"))
             settings += ((name, value) for name, _, value in entries if name in _PLAIN)
         env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1"}
-        _imitate(Path(made), own, shared, settings)
-        env |= {"GIT_DIR": made, "GIT_WORK_TREE": str(root)}
+        _imitate(Path(repository), own, shared, settings)
+        env |= {"GIT_DIR": repository, "GIT_WORK_TREE": str(root)}
         answer = _asked([program, *_ASKED], folder, env, until)
         return None if answer is None else parsed(answer)
     return None
@@ -160,23 +160,23 @@ def _state_folders(root: Path) -> tuple[Path, Path]:
     return own, own / read(common) if common.is_file() else own
 
 
-def _imitate(made: Path, own: Path, shared: Path, settings: Iterable[tuple[str, str]]) -> None:
+def _imitate(repository: Path, own: Path, shared: Path, settings: Iterable[tuple[str, str]]) -> None:
     """Make what git takes for the repository, without its configuration and its hooks."""
     for name in _SHARED:
         if (shared / name).exists():
-            (made / name).symlink_to((shared / name).absolute())
+            (repository / name).symlink_to((shared / name).absolute())
     for name in os.listdir(own):
         if name == _OWN[0] or name.startswith(_OWN[1]):
-            (made / name).symlink_to((own / name).absolute())
+            (repository / name).symlink_to((own / name).absolute())
     with open(own / "HEAD", "rb", opener=plain) as head:
-        (made / "HEAD").write_bytes(head.read(_MOST_NAME * 32))
+        (repository / "HEAD").write_bytes(head.read(_MOST_NAME * 32))
     extended = any(name.startswith("extensions.") for name, _ in settings)
     lines = [f"[core]\n\trepositoryformatversion = {int(extended)}\n\tbare = false\n\tfsmonitor = false\n"]
     for name, value in settings:
         section, _, key = name.partition(".")
         quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
         lines.append(f'[{section}]\n\t{key} = "{quoted}"\n')
-    (made / "config").write_text("".join(lines), errors="surrogateescape")
+    (repository / "config").write_text("".join(lines), errors="surrogateescape")
 
 
 def _asked(words: Sequence[str], folder: Path, env: dict[str, str], until: float) -> bytes | None:

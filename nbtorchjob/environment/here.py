@@ -248,14 +248,14 @@ def _urls(folder: str, changed: int) -> dict[str, str]:
     return urls
 
 
-def reference(written: str) -> tuple[str, str]:
+def reference(origin: str) -> tuple[str, str]:
     """Return what installs a distribution from where it came (PEP 508), and else in words where that was.
 
-    ``written`` is what was written down, maybe by somebody else. What lies on a machine's disk isn't
+    ``origin`` is what was written down, maybe by somebody else. What lies on a machine's disk isn't
     elsewhere, so of that there are only words.
     """
     try:
-        direct_url = json.loads(written)
+        direct_url = json.loads(origin)
         url, folder = _without_secrets(direct_url["url"]), direct_url.get("dir_info")
         if url.startswith("file:"):
             path = unquote(urlsplit(url).path)

@@ -104,11 +104,11 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         if line.endswith("\\"):
             held += line[:-1]
             continue
-        if said := _COMMENT.sub("", held + line).strip():
-            yield begun, said
+        if content := _COMMENT.sub("", held + line).strip():
+            yield begun, content
         held = ""
-    if said := _COMMENT.sub("", held).strip():
-        yield begun, said
+    if content := _COMMENT.sub("", held).strip():
+        yield begun, content
 
 
 def of_script(text: str, where: str) -> tuple[str, ...]:
@@ -206,10 +206,10 @@ def _there(word: str) -> Path:
         return path
     if path.is_file() and path.suffix == ".whl":
         return path
-    seen = (
+    reason = (
         "it has no pyproject.toml" if path.is_dir() else "it is neither" if path.exists() else "no such file"
     )
-    raise SpecError("package", word, f"a project's folder, or a wheel ({seen})")
+    raise SpecError("package", word, f"a project's folder, or a wheel ({reason})")
 
 
 class Wanted(FrozenDataclass):

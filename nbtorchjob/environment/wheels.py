@@ -131,22 +131,22 @@ def _build(path: Path) -> Wheel:
             plain = [line for line in lines if line.lower().startswith("error: ")]
             why = (errors or plain or lines or ["no reason given"])[-1]
             raise SubmitError(f"--package {path} can't be built: {why}")
-        made = sorted(Path(folder).glob("*.whl"))
-        if len(made) != 1:
-            raise SubmitError(f"--package {path}: building it made {len(made)} wheels")
-        return _read(made[0])
+        wheels = sorted(Path(folder).glob("*.whl"))
+        if len(wheels) != 1:
+            raise SubmitError(f"--package {path}: building it made {len(wheels)} wheels")
+        return _read(wheels[0])
 
 
 def _sources(project: Path) -> str:
     """Return what changes when a project's files do, but for those that its build writes beside them."""
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(project):
-        written = {"__pycache__", *(("build", "dist") if folder == str(project) else ())}
-        left = {path for path in folders if path in written or path.endswith(".egg-info")}
+        outputs = {"__pycache__", *(("build", "dist") if folder == str(project) else ())}
+        left = {path for path in folders if path in outputs or path.endswith(".egg-info")}
         folders[:] = () if "pyvenv.cfg" in files else sorted({*folders} - left)
         for name in sorted(files):
-            seen = os.lstat(os.path.join(folder, name))
-            digest.update(repr((folder, name, seen.st_ino, seen.st_size, seen.st_mtime_ns)).encode())
+            status = os.lstat(os.path.join(folder, name))
+            digest.update(repr((folder, name, status.st_ino, status.st_size, status.st_mtime_ns)).encode())
     return digest.hexdigest()
 
 
@@ -194,15 +194,15 @@ def _read(path: Path) -> Wheel:
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     with suppress(InvalidWheelFilename):  # the installer says what it thinks of that
-        made = parse_wheel_filename(path.name)[3]
+        file_tags = parse_wheel_filename(path.name)[3]
         # Nodes run this Python, on Linux.
         fits = {(tag.interpreter, tag.abi) for tag in tags.sys_tags()}
         if not any(
             (file.interpreter, file.abi) in fits and ("linux" in file.platform or file.platform == "any")
-            for file in made
+            for file in file_tags
         ):
             ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
-            wheels = ", ".join(map(str, made))
+            wheels = ", ".join(map(str, file_tags))
             raise SpecError("package", str(path), f"a wheel for {ours} (it is for {wheels})")
     read = Wheel(path.name, path.read_bytes())
     if not zipfile.is_zipfile(io.BytesIO(read.data)):
@@ -229,8 +229,8 @@ def installer() -> Installer | None:
     beside = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     if path := shutil.which("uv", path=beside):
         source = Path(path).resolve()
-        seen = source.stat()
-        return _read_installer(source, seen.st_size, seen.st_mtime_ns)
+        status = source.stat()
+        return _read_installer(source, status.st_size, status.st_mtime_ns)
     return None
 
 

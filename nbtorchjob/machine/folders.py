@@ -71,12 +71,12 @@ def secret(purpose: str) -> bytes:
     path = state_dir() / f"{purpose}.secret"
     with suppress(FileNotFoundError):
         return record(path)
-    made = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
-    with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(token_bytes(32))
     with suppress(FileExistsError):  # of two kernels that begin at once the first one's counts
-        os.link(made, path)
-    made.unlink()
+        os.link(partial, path)
+    partial.unlink()
     return record(path)
 
 

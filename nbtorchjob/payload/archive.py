@@ -85,10 +85,10 @@ def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
             wire.Payload(file.name).verify_signature(key)
     with zipfile.ZipFile(io.BytesIO(payload)) as whole:
         begin = min(member.header_offset for member in whole.infolist())
-        made = sum(name.startswith(wire.SWAPS) for name in whole.namelist())
+        count = sum(name.startswith(wire.SWAPS) for name in whole.namelist())
     out = io.BytesIO(payload[begin:])
     with zipfile.ZipFile(out, "a", zipfile.ZIP_STORED) as archive:
-        for number, swap in enumerate(swaps, made + 1):
+        for number, swap in enumerate(swaps, count + 1):
             archive.writestr(f"{wire.SWAPS}{number}", swap)
     signed = out.getvalue()
     return payload[: begin - wire.MARK] + sign(signed, key) + signed
@@ -210,7 +210,7 @@ def _archive(
     env: Mapping[str, str],
     sweep: str,
 ) -> bytes:
-    far = spec.remote
+    remote = spec.remote
     import cloudpickle  # late, as in ``program.modules``
 
     header = json.dumps(
@@ -229,7 +229,7 @@ def _archive(
             "locals": not spec.no_locals,
             "autolog": not spec.no_autolog,
             "settings": settings.changed() if spec.carry_settings else {},
-            "needs": _needs(call, spec) if far else None,
+            "needs": _needs(call, spec) if remote else None,
             "images": len(spec.images),
             "strict": bool(spec.strict),
             "packages": _installs(call, spec, key),
@@ -241,15 +241,15 @@ def _archive(
             "buffers": buffers,
         }
     ).encode()
-    out = io.BytesIO(program.archive(far=far, parts=_parts(call, spec)))
+    out = io.BytesIO(program.archive(far=remote, parts=_parts(call, spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, data in _members(call, far=far).items():
+        for name, data in _members(call, far=remote).items():
             archive.writestr(name, data)
         for wheel in call.wanted.wheels:
             archive.writestr(packages.WHEELS + wheel.name, wheel.data, zipfile.ZIP_STORED)
         for name, data in _shipped(call, spec).items():
-            archive.writestr(name, data, None if far else zipfile.ZIP_STORED)
+            archive.writestr(name, data, None if remote else zipfile.ZIP_STORED)
         archive.writestr(wire.HEADER, header)
     return out.getvalue()
 

@@ -76,8 +76,8 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
             f"({part.error.type}: {part.error.message})",
             stacklevel=2,
         )
-    for said in dict.fromkeys(rebuilt.differences):
-        warnings.warn(f"the value of {name}: {said}", stacklevel=2)
+    for difference in dict.fromkeys(rebuilt.differences):
+        warnings.warn(f"the value of {name}: {difference}", stacklevel=2)
     return value
 
 

@@ -268,6 +268,6 @@ def missed(version: str) -> List[str]:
         "%s before torch %d.%d" % (d.missed, *d.since) for d in DETAILS if d.missed and not d.expected(number)
     ]
     if number < _LEAVES_UNFINISHED:
-        said = "a rank that returns while an asynchronous collective of gloo's goes on may hang: wait for it"
-        lines.append("%s before torch %d.%d" % (said, *_LEAVES_UNFINISHED))
+        text = "a rank that returns while an asynchronous collective of gloo's goes on may hang: wait for it"
+        lines.append("%s before torch %d.%d" % (text, *_LEAVES_UNFINISHED))
     return lines

@@ -224,8 +224,8 @@ class _Parser:
 
     def _error(self, what: str, at: int | None = None) -> SpecError:
         where = "" if at is None else f"at character {at + 1}: "
-        said = f"a condition, as 'loss > 2 * best_loss' ({where}{what})"
-        return SpecError(self._field, str(self._text)[:_MOST], said)
+        allowed = f"a condition, as 'loss > 2 * best_loss' ({where}{what})"
+        return SpecError(self._field, str(self._text)[:_MOST], allowed)
 
 
 class _Part(FrozenDataclass):

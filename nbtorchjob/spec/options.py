@@ -184,9 +184,9 @@ def help_line(o: Option) -> str:
         " or ".join(o.choices),
         f"default {o.default}" if o.default else "",
     ]
-    said = "; ".join(filter(None, notes))
+    text = "; ".join(filter(None, notes))
     usage = f"{', '.join(o.flags)} {o.metavar}".rstrip()
-    return f"  {usage:<32} {o.help}" + (f" ({said})" if said else "")
+    return f"  {usage:<32} {o.help}" + (f" ({text})" if text else "")
 
 
 def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:

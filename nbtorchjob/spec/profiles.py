@@ -210,8 +210,8 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
 
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
-        seen = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
-        looked = "; ".join([f"searched: {seen}", *refused])
+        text = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
+        looked = "; ".join([f"searched: {text}", *refused])
         raise SpecError("profile", name, f"{have} ({looked})", Shape.UNKNOWN)
     where = f"{file.path} [profiles.{name}]"
     values = toml.values(file.profiles[name], where)

@@ -190,16 +190,16 @@ def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
     *earlier, last = parts(known)
     for part in earlier:
         end = max((unit.life.end for unit in part.units), default=0.0)
-        seen = culprit(view(known, part)) or Failure(_UNSEEN, end)
+        part_failure = culprit(view(known, part)) or Failure(_UNSEEN, end)
         # How an attempt failed as it was paid for, where what can still be seen of it says otherwise
         payment = next((paid for paid in known.paid if paid.attempt == part.number), None)
         if (
             payment is None
             or payment.budget not in _CAUSES
             or known.info.retry_owner != US
-            or (seen.reason is not _UNSEEN and budget(seen) is Budget(payment.budget))
+            or (part_failure.reason is not _UNSEEN and budget(part_failure) is Budget(payment.budget))
         ):
-            as_paid = seen
+            as_paid = part_failure
         else:
             as_paid = Failure(Reason(_CAUSES[payment.budget], payment.text or _UNSEEN.line), payment.time)
         built.append(_attempt(known, part, built, as_paid))

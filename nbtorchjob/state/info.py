@@ -267,8 +267,8 @@ def why(exc: Exception) -> str:
     """Describe in a line what was wrong with a record that couldn't be read."""
     if isinstance(exc, KeyError):
         return f"{exc} is missing"
-    said = exc.strerror if isinstance(exc, OSError) else str(exc)
-    return " ".join(f"{said or type(exc).__name__}".split())
+    reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+    return " ".join(f"{reason or type(exc).__name__}".split())
 
 
 @cache

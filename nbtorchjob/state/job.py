@@ -137,7 +137,7 @@ class JobState(Known):
         return self._has_seen(ev.CURVES)
 
     def _has_seen(self, what: str) -> bool | None:
-        if any(seen == what for seen, _ in self.files_seen):
+        if any(kind == what for kind, _ in self.files_seen):
             return True
         # A list of a cluster's jobs reads no logs.
         return None if self.info.cluster else False

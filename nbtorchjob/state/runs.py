@@ -187,9 +187,11 @@ class Judge:
                 goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
                 if not goes_on and rung < tracks[address].total:
                     by = tracks[address].by
-                    far = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
+                    progress = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
                     many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
-                    reasons.setdefault(address, f"{early.halve}={words.number(value)} after {far} was {many}")
+                    reasons.setdefault(
+                        address, f"{early.halve}={words.number(value)} after {progress} was {many}"
+                    )
             rung *= early.factor
         return reasons
 

@@ -177,10 +177,10 @@ def _spans(events: Iterable[_Event]) -> list[Span]:
 def _parts(
     whole: Span, events: Sequence[_Event], main: int, looks: Sequence[_Look], kinds: Sequence[str]
 ) -> dict[str, float]:
-    seen: dict[str, list[Span]] = defaultdict(list)
+    by_kind: dict[str, list[Span]] = defaultdict(list)
     meets: list[Span] = []
     for (before, *_), (at, _, stack, under_way) in pairwise(looks):
-        seen[kinds[stack]].append((before, at))
+        by_kind[kinds[stack]].append((before, at))
         meets += [(before, at)] if under_way else []
     mine = [event for event in events if event.thread == main]
     devices = [event for event in events if event.category in _DEVICES]
@@ -195,10 +195,10 @@ def _parts(
     steps: tuple[tuple[str, Sequence[Span]], ...] = (
         (RANKS, common(waits, reduced)),
         (ACCELERATOR, waits),
-        (DATA, [*loading, *seen[DATA]]),
+        (DATA, [*loading, *by_kind[DATA]]),
         (RANKS, [event.span for event in called if event.collective and event.thread == main]),
         (COMPUTE, [event.span for event in mine if event.category == "cpu_op"]),
-        (RANKS, [*(event.span for event in called if event.collective), *meets, *seen[RANKS]]),
+        (RANKS, [*(event.span for event in called if event.collective), *meets, *by_kind[RANKS]]),
     )
     parts = dict.fromkeys((DATA, RANKS, ACCELERATOR, COMPUTE, PYTHON, IDLE), 0.0)
     covered: list[Span] = []

@@ -578,16 +578,16 @@ class View:
             return
         self._taken, self._round = taken, taken.round
         before = ahead(self.lab, taken.round)
-        said = ""
+        text = ""
         if before:
             more = len(before) - _NAMED
             named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
-            said, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, taken)
+            text, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, taken)
             if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(taken.nodes)):
-                said = f"{said}; it needs {needs} of {words.count(len(taken.nodes), 'node')}"
-        if said not in ("", self._said):
-            self._said = said
-            yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), said)
+                text = f"{text}; it needs {needs} of {words.count(len(taken.nodes), 'node')}"
+        if text not in ("", self._said):
+            self._said = text
+            yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), text)
 
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
         taken, node = self._taken, self._node(event.node)

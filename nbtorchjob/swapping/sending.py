@@ -121,7 +121,7 @@ def swap(
     cells.check_defines(cell)
     known.refuse(cell.text, state.name)
     without: set[str] = set()  # what the notebook only seemed to have sent along
-    far = state.info.asked.remote
+    remote = state.info.asked.remote
     for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
         rank_names = {name for name in reads if name in known.names or name not in namespace} - without
@@ -141,7 +141,7 @@ def swap(
                 "sets": sorted(cell.sets - {"__doc__"}),
                 "settings": dict(settings),
                 "assumes": sorted(rank_names - cell.sets),
-                "in_place": [local.path for local in call.files if local.elsewhere and not far],
+                "in_place": [local.path for local in call.files if local.elsewhere and not remote],
                 "or_back": or_back,
                 "within": seconds,
                 "by": identity.whose(call, origin(call)),
@@ -195,7 +195,7 @@ class _Sender:
         self._sent: set[int] = set()  # nodes that may have the payload
         self._lock = threading.Lock()
 
-    def send(self, call: capture.Call, said: Mapping[str, Any]) -> dict[str, Any]:
+    def send(self, call: capture.Call, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the nodes' answer; raises ``SwapError`` where not all of them take the payload."""
         id_, file = f"s{secrets.token_hex(8)}", io.BytesIO()
         spec: JobSpec = self._state.info.asked
@@ -203,7 +203,7 @@ class _Sender:
             file,
             call,
             able(self._backend, Signs, "swap", self._address).key(self._address),
-            {**said, "id": id_},
+            {**request, "id": id_},
             far=spec.remote,
         )
         question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
@@ -230,7 +230,7 @@ class _Sender:
             pool.shutdown(wait=False, cancel_futures=True)
         answer = self._together(id_, answers, trouble)
         if keeper is not None and answer.get("outcome") == "swapped":
-            earlier = {made.number for made in as_swapped(self._state) if made.number < answer["number"]}
+            earlier = {event.number for event in as_swapped(self._state) if event.number < answer["number"]}
             try:
                 keeper.keep(answer["number"], file.getvalue(), earlier)
             except NBTorchJobError as exc:

@@ -276,12 +276,12 @@ class _Screen:
         if args in ("", "0", "2"):
             del row.chars[self.column :], row.styles[self.column :]
 
-    def go(self, final: str, far: int) -> None:
+    def go(self, final: str, distance: int) -> None:
         if final in "AB":
-            down = far if final == "B" else -far
+            down = distance if final == "B" else -distance
             self.at = min(max(0, self.at + down), len(self.rows) - 1)
         else:
-            self.column = {"C": self.column + far, "D": self.column - far, "G": far - 1}[final]
+            self.column = {"C": self.column + distance, "D": self.column - distance, "G": distance - 1}[final]
         self.column = min(max(0, self.column), len(self.rows[self.at].chars))
 
 

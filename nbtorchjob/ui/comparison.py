@@ -206,10 +206,10 @@ def _cell(text: str) -> str:
 
 @_aspect
 def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
-    made = Aspect("options", "Options", "option", "None: they were submitted with the same options.")
+    aspect = Aspect("options", "Options", "option", "None: they were submitted with the same options.")
     unread = [name for name, state in zip(names, states, strict=True) if state.info.unreadable]
     if unread:
-        return replace(made, unknown=f"The spec of {some(unread, _MOST_NAMES)} can't be read.")
+        return replace(aspect, unknown=f"The spec of {some(unread, _MOST_NAMES)} can't be read.")
     rows = {}
     for o in KEYS.values():
         texts = []
@@ -222,7 +222,7 @@ def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
                 texts.append("" if value is None else str(getattr(value, "value", value)))
         if _differ(texts) and o.flags[-1] != "--name":  # which is different each time
             rows[o.flags[-1]] = tuple(texts)
-    return replace(made, rows=rows)
+    return replace(aspect, rows=rows)
 
 
 def _differ(row: Sequence[Any]) -> bool:
@@ -233,7 +233,7 @@ def _differ(row: Sequence[Any]) -> bool:
 def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     from nbtorchjob.swapping import code  # late, as it is slow to import
 
-    made = Aspect("code", "Code", "what", "Nothing: they ran the same code.")
+    aspect = Aspect("code", "Code", "what", "Nothing: they ran the same code.")
     texts: list[str] = []  # with what was swapped in
     for state in states:
         labels = {label for label, _ in swaps.begun_with(state.info)}
@@ -257,7 +257,7 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         rows[path] = [(values.get(path, ""), values.get(path, code.AS_SUBMITTED)) for values in settings]
     differ = {name: row for name, row in rows.items() if _differ([text for text, _ in row])}
     return replace(
-        made,
+        aspect,
         rows={
             **({"call": calls} if _differ(calls) else {}),
             **{name: tuple(words for _, words in row) for name, row in differ.items()},
@@ -287,11 +287,12 @@ def _made(state: JobState) -> list[str]:
 
 @_aspect
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
-    made = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
+    aspect = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
     unknown = [name for name, state in zip(names, states, strict=True) if state.info.captured is None]
     if unknown:
         return replace(
-            made, unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} captured isn't known here."
+            aspect,
+            unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} captured isn't known here.",
         )
     kept = [state.info.captured or {} for state in states]
     rows, sampled, untold = {}, [], []
@@ -312,14 +313,14 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
             untold.append(name)
         elif digests[0].startswith(SAMPLED):
             sampled.append(name)
-    said = [f"Alike as far as samples of them tell: {some(sampled, _MOST_NAMES)}."] if sampled else []
-    said += [f"No digest is kept of {some(untold, _MOST_NAMES)}."] if untold else []
-    return replace(made, rows=rows, unknown=" ".join(said))
+    notes = [f"Alike as far as samples of them tell: {some(sampled, _MOST_NAMES)}."] if sampled else []
+    notes += [f"No digest is kept of {some(untold, _MOST_NAMES)}."] if untold else []
+    return replace(aspect, rows=rows, unknown=" ".join(notes))
 
 
 @_aspect
 def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
-    made = Aspect("packages", "Packages", "package", "None: they could import the same.")
+    aspect = Aspect("packages", "Packages", "package", "None: they could import the same.")
     tables: list[dict[str, str]] = []
     for fact in (state.importable for state in states):
         if fact is None:
@@ -335,30 +336,31 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     unknown = [name for name, table in zip(names, tables, strict=True) if not table]
     if unknown:
         return replace(
-            made, unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} could import isn't known."
+            aspect,
+            unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} could import isn't known.",
         )
     every = dict.fromkeys(
         ["image", "Python", "platform", *sorted({name for table in tables for name in table})]
     )
     rows = {name: tuple(table.get(name, "") for table in tables) for name in every}
-    return replace(made, rows={name: row for name, row in rows.items() if _differ(row)})
+    return replace(aspect, rows={name: row for name, row in rows.items() if _differ(row)})
 
 
 @_aspect
 def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
-    made = Aspect("hosts", "Hosts", "", "None: their nodes were of the same kinds.")
+    aspect = Aspect("hosts", "Hosts", "", "None: their nodes were of the same kinds.")
     hosts: set[tuple[str, ...]] = set()
     for state in states:
         starts = (life.start for node in state.nodes.values() for life in node.lives.values())
         hosts.add(tuple(sorted({start.host for start in starts if start is not None})))
     if len(hosts - {()}) == 1:
-        return made
+        return aspect
     kinds = [usage.kinds(state) for state in states]
     unknown = [name for name, hosts in zip(names, kinds, strict=True) if not hosts]
     if unknown:  # nodes tell of themselves after some seconds
-        return replace(made, unknown=f"On what kind of hosts {some(unknown, _MOST_NAMES)} ran isn't known.")
+        return replace(aspect, unknown=f"On what kind of hosts {some(unknown, _MOST_NAMES)} ran isn't known.")
     row = tuple(" and ".join(hosts) for hosts in kinds)
-    return replace(made, rows={"kind": row} if _differ(row) else {})
+    return replace(aspect, rows={"kind": row} if _differ(row) else {})
 
 
 # A kind ("keyword", "string", …; "" for plain text), and the text.

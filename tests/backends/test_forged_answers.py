@@ -125,7 +125,7 @@ def test_forged_words_of_the_debugger_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("said", "trouble"),
+    ("end", "trouble"),
     [
         ("no\nroom \x1b]52;c;YQ==\x07", "no room  ]52;c;YQ== "),
         ("x" * 900_000, "x" * 499 + "…"),
@@ -133,14 +133,14 @@ def test_forged_words_of_the_debugger_are_left_out():
         ([[]], "what answers isn't a node of this job: it isn't a message"),
     ],
 )
-def test_what_a_node_ends_with_is_one_short_line(said, trouble):
+def test_what_a_node_ends_with_is_one_short_line(end, trouble):
     node, conversation = Messages(KEY), Conversation(1, KEY, {"question": "sample"})
     asked = conversation.hear(node.write({"number": "1"}, RECORD_BYTES))
     node.number("1")
     question = node.read(bytearray(asked), RECORD_BYTES)
     assert isinstance(question, dict)
     node.number(question[OWN])
-    conversation.hear(node.write({"end": said}, RECORD_BYTES))
+    conversation.hear(node.write({"end": end}, RECORD_BYTES))
     assert conversation.over
     assert conversation.answer.trouble == trouble
 

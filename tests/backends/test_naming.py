@@ -114,8 +114,8 @@ def test_they_show_in_lists_cards_descriptions_and_records_and_are_searched(job)
     assert "#v2 · Warmup was TOO short" in render.html(state, time.time())
     ((description, _),) = says("describe", job.name)
     assert "#v2 · Warmup was TOO short" in description
-    seen = record(state, time.time())
-    assert (seen["note"], seen["tags"]) == ("Warmup was TOO short", ["v2"])
+    entry = record(state, time.time())
+    assert (entry["note"], entry["tags"]) == ("Warmup was TOO short", ["v2"])
     other.remove()
 
 

@@ -376,10 +376,10 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
     info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
     keeps = kept(info)
     keeps.note({**keeps.record, "round": 6})
-    seen, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *args: AFTER, keeps), of_pool(WAITED)
+    dispatch, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *args: AFTER, keeps), of_pool(WAITED)
 
     async def look():
-        with seen.followed():
+        with dispatch.followed():
             states = [late.snapshot(info.address)]
             assert states[0].phase is Phase.PENDING
             follows = asyncio.ensure_future(follow())
@@ -489,8 +489,8 @@ def test_a_record_that_a_power_cut_damaged_hides_no_other_job(kept, tmp_path, re
     lost, whole = job(), job("2")
     keeps = kept(lost)
     Kept.made(whole, POOL.run, "c2", memoryview(b"whole"), RECORD)
-    (written,) = tmp_path.glob("pools/*/c1/sent.json")
-    written.write_bytes(record)
+    (path,) = tmp_path.glob("pools/*/c1/sent.json")
+    path.write_bytes(record)
 
     assert [info.id for info in resending.unfinished()] == [whole.id]
     assert not resending.is_behind(POOL.run, 3, 5)

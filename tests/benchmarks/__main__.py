@@ -53,11 +53,11 @@ def run(name: str, checkout: Path) -> list[tuple[str, Row]] | None:
     with tempfile.TemporaryDirectory() as folder:
         # The package is the checkout's, the benchmarks are ours.
         (Path(folder) / "tests").symlink_to(HERE.parent)
-        written = Path(folder) / "rows"
-        env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{checkout}", ROWS: str(written)}
+        path = Path(folder) / "rows"
+        env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{checkout}", ROWS: str(path)}
         argv = [sys.executable, "-m", f"tests.benchmarks.bench_{name}"]
         code = subprocess.run(argv, env=env, cwd=folder).returncode  # -m looks where it stands first
-        lines = written.read_text().splitlines() if written.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
     return [(key, Row(**row)) for key, row in map(json.loads, lines)] if code == 0 else None
 
 

@@ -55,18 +55,18 @@ def delay(cluster: Apart) -> None:
 
 
 def throughput(cluster: Apart, folder: Path) -> None:
-    with flood(cluster, folder) as written:
+    with flood(cluster, folder) as load:
         subjects = {
-            "plain HTTP, unread": written.plainly,
-            "followed": lambda: written.followed(0),
-            f"followed, {CUTS} cuts a pod": lambda: written.followed(CUTS),
+            "plain HTTP, unread": load.plainly,
+            "followed": lambda: load.followed(0),
+            f"followed, {CUTS} cuts a pod": lambda: load.followed(CUTS),
         }
         taken = in_turn(subjects, ROUNDS)
     times = medians(taken)
     base = times["plain HTTP, unread"]
     rows = [Row(name, value, base, GOAL if name == "followed" else None) for name, value in times.items()]
-    size, speed = sum(map(len, written.texts)) / MB, PODS * LINES / times["followed"]
-    cuts = " ".join(str(count) for count in written.cuts if count)
+    size, speed = sum(map(len, load.texts)) / MB, PODS * LINES / times["followed"]
+    cuts = " ".join(str(count) for count in load.cuts if count)
     notes = [
         f"{size:.0f} MB printed, {speed:,.0f} lines a second; none lost, none doubled",
         f"connections that were cut, round by round: {cuts}; after each, whole seconds are sent again",

@@ -143,8 +143,8 @@ def spec_of(kind: "str | None") -> Iterator[JobSpec]:
         yield TWO
         return
     with ExitStack() as stack:
-        theirs = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
-        os.environ["KUBECONFIG"] = theirs or str(stack.enter_context(Emulator()).kubeconfig)
+        kubeconfig = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
+        os.environ["KUBECONFIG"] = kubeconfig or str(stack.enter_context(Emulator()).kubeconfig)
         asked = Cluster(kind=kind, namespace="default", **POD)
         yield JobSpec(Elastic(2), "kubernetes", cluster=asked, all_ranks=True)
 

@@ -171,8 +171,8 @@ class Peer:
         try:
             return self._run()
         except subprocess.SubprocessError as exc:
-            said = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else None
-            lines = [line for line in (said or "").splitlines() if line.strip()]
+            stderr = exc.stderr if isinstance(exc, subprocess.CalledProcessError) else None
+            lines = [line for line in (stderr or "").splitlines() if line.strip()]
             self.failures.append(f"{self.name} failed: {lines[-1].strip() if lines else exc}")
         return math.nan
 
@@ -204,9 +204,9 @@ def torchrunx(script: Path, path: str) -> float:
 
 def main() -> None:
     with own_state() as folder:
-        script, theirs = folder / "plain.py", folder / "with_torchrunx.py"
+        script, other_script = folder / "plain.py", folder / "with_torchrunx.py"
         script.write_text(SCRIPT)
-        theirs.write_text(TORCHRUNX_SCRIPT)
+        other_script.write_text(TORCHRUNX_SCRIPT)
         two = Elastic(nproc_per_node=2)
         subjects: dict[str, Callable[[], float]] = {
             "plain": lambda: plain(script),
@@ -218,7 +218,7 @@ def main() -> None:
         peers = [Peer("torchrun", lambda: torchrun(script))]
         path = install_torchrunx(folder / "torchrunx")
         if path is not None:
-            peers.append(Peer("torchrunx", lambda: torchrunx(theirs, path)))
+            peers.append(Peer("torchrunx", lambda: torchrunx(other_script, path)))
         taken = in_turn({**subjects, **{peer.name: peer for peer in peers}}, ROUNDS)
         notes = [failure for peer in peers for failure in peer.failures]
         if path is None:

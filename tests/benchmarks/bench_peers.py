@@ -52,15 +52,15 @@ def gang(nodes: int, silence: float, counts: list[int], mute: Event) -> Iterator
     def counting(node: int) -> Callable[[Any], Counting]:
         return partial(Counting, counts=counts, mute=mute if node == nodes - 1 else never)
 
-    made = [
+    members = [
         join(store, node, asking=counting(node), watching=counting(node), silence=silence)
         for node in range(nodes)
     ]
-    for node, peers in enumerate(made):
+    for node, peers in enumerate(members):
         peers.enter(1, range(nodes), node)
-    yield made
-    made[0].tell(exits.USER_ERROR)
-    for peers in made:
+    yield members
+    members[0].tell(exits.USER_ERROR)
+    for peers in members:
         peers.close()
 
 
@@ -87,20 +87,20 @@ def main() -> None:
     rows = []
     for nodes in NODES:
         counts, mute = [0], Event()
-        with gang(nodes, SILENCE, counts, mute) as made:
+        with gang(nodes, SILENCE, counts, mute) as members:
             time.sleep(6.0)  # until all have found when the next one beats
             before, cpu = counts[0], time.process_time()
             time.sleep(SECONDS)
             calls = (counts[0] - before) / SECONDS / nodes
             cpu = (time.process_time() - cpu) / SECONDS
-            took = statistics.median(heard(made[1:], partial(made[0].tell, exits.USER_ERROR)))
+            took = statistics.median(heard(members[1:], partial(members[0].tell, exits.USER_ERROR)))
         rows.append(Row(f"{nodes} nodes, calls a second of a node", calls, 1.0, 1.0, ""))
         rows.append(Row(f"{nodes} nodes, CPU seconds a second, store and agents", cpu, 1.0, None, ""))
         rows.append(Row(f"{nodes} nodes, until half of them have heard of an end", took, 1.0, None))
     counts, mute = [0], Event()
-    with gang(NODES[0], SILENCE, counts, mute) as made:
+    with gang(NODES[0], SILENCE, counts, mute) as members:
         time.sleep(12.0)
-        lost = min(heard(made[:-1], mute.set))
+        lost = min(heard(members[:-1], mute.set))
     rows.append(Row("a node that goes silent is lost", lost, SILENCE, 1.1))
     show("Nodes at rest", "goal", rows)
 

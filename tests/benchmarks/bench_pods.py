@@ -69,11 +69,11 @@ async def client(url: str, folder: Path) -> AsyncIterator[Client]:
     content = yaml.safe_load((folder / "kubeconfig").read_text())
     content["clusters"][0]["cluster"]["certificate-authority"] = str(folder / "ca.crt")
     (folder / "kubeconfig").write_text(yaml.safe_dump(content))
-    made = Client()
+    connection = Client()
     try:
-        yield made
+        yield connection
     finally:
-        await made.close()
+        await connection.close()
 
 
 async def followed(url: str, folder: Path, pods: int) -> tuple[float, float, float]:
@@ -117,8 +117,8 @@ def resident() -> float:
 
 
 def measured(folder: Path, shares: bool, pods: tuple[int, ...]) -> list[tuple[float, float, float]]:
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, folder, shares))
+    ours, child_end = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(child_end, folder, shares))
     process.start()
     try:
         url: Any = ours.recv()
@@ -133,8 +133,8 @@ def main() -> None:
     with own_state() as folder:
         about = ["-subj", "/CN=kubernetes", "-addext", "subjectAltName=IP:127.0.0.1"]
         key, authority = str(folder / "key.pem"), str(folder / "ca.crt")
-        made = ["req", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", key, "-out", authority]
-        subprocess.run(["openssl", *made, *about], check=True, capture_output=True)
+        arguments = ["req", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", key, "-out", authority]
+        subprocess.run(["openssl", *arguments, *about], check=True, capture_output=True)
         shared, apart = measured(folder, True, PODS), measured(folder, False, PODS)
         rows, costs = [], []
         for pods, (files, memory, cpu), (plain, _, plain_cpu) in zip(PODS, shared, apart, strict=True):

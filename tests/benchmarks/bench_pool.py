@@ -66,9 +66,9 @@ def main() -> None:
             taken["pool"].append(first_line(there))
             taken["own"].append(first_line(own))
         began = time.perf_counter()
-        seen = [send(there).result(120) for _ in range(IN_A_ROW)]
+        values = [send(there).result(120) for _ in range(IN_A_ROW)]
         of_one = (time.perf_counter() - began) / IN_A_ROW
-        assert len({repr(value) for value in seen}) == 1, set(map(repr, seen))
+        assert len({repr(value) for value in values}) == 1, set(map(repr, values))
         pool.job.delete()
     base = median(taken["own"])
     rows = [

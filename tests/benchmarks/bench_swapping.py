@@ -154,21 +154,21 @@ def rank_began(rank: "list[tuple[int, float, float]]", version: int) -> float:
     return next(began for known, _, began in rank if known == version)
 
 
-def ask(job: "Job[int]", said: "multiprocessing.queues.SimpleQueue[str]") -> None:
+def ask(job: "Job[int]", messages: "multiprocessing.queues.SimpleQueue[str]") -> None:
     """Be an asker that may be killed."""
     os.setsid()
     try:
         job.swap(NEW % 1)
-        said.put("swapped")
+        messages.put("swapped")
     except NBTorchJobError as exc:
-        said.put(str(exc).partition("\n")[0])
+        messages.put(str(exc).partition("\n")[0])
 
 
-def submit_and_ask(notes: str, said: "multiprocessing.queues.SimpleQueue[str]") -> None:
+def submit_and_ask(notes: str, messages: "multiprocessing.queues.SimpleQueue[str]") -> None:
     """Be a kernel that submitted the job, follows it and swaps its code, and that may be killed."""
     job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
-    said.put(job.name)
-    ask(job, said)
+    messages.put(job.name)
+    ask(job, messages)
 
 
 def kills(count: int, chance: random.Random) -> None:
@@ -177,21 +177,21 @@ def kills(count: int, chance: random.Random) -> None:
     for _ in range(count):
         with tempfile.TemporaryDirectory() as notes:
             whom = chance.choice(["lead", "node", "rank", "asker", "kernel"])
-            said = fork.SimpleQueue()
+            messages = fork.SimpleQueue()
             if whom == "kernel":
-                asker = fork.Process(target=submit_and_ask, args=(notes, said))
+                asker = fork.Process(target=submit_and_ask, args=(notes, messages))
                 asker.start()
-                job = api.attach(said.get())
+                job = api.attach(messages.get())
             else:
                 job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
-                asker = fork.Process(target=ask, args=(job, said))
+                asker = fork.Process(target=ask, args=(job, messages))
                 asker.start()
             nodes = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
             time.sleep(chance.uniform(0, LONGEST_S))
             pids = {"lead": nodes[0], "node": nodes[1], "rank": a_rank(nodes[1])}
             os.kill(pids.get(whom, asker.pid) or 0, signal.SIGKILL)
             asker.join(120)
-            text = said.get() if not said.empty() else ""
+            text = messages.get() if not messages.empty() else ""
             attempt = 1 if whom in ("asker", "kernel") else 2
             wait_for(lambda attempt=attempt, notes=notes: len(steps(notes, attempt)) == 4)
             time.sleep(0.5)

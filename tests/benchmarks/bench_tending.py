@@ -52,8 +52,8 @@ def asked(path: str) -> dict[str, float]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-        said = b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    health: dict[str, float] = json.loads(said.partition(b"\r\n\r\n")[2])["namespaces"].get(NAMESPACE, {})
+        response = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    health: dict[str, float] = json.loads(response.partition(b"\r\n\r\n")[2])["namespaces"].get(NAMESPACE, {})
     return health
 
 

@@ -126,8 +126,8 @@ def main() -> None:
     with own_state() as folder:
         for name, launch in LAUNCHES.items():
             addresses = ports(folder / name.replace(" ", "-"), launch)
-            said = ", ".join(f"{addresses.count(count)} at {count}" for count in sorted(set(addresses)))
-            print(f"ports of a job of {name}: {said}")
+            summary = ", ".join(f"{addresses.count(count)} at {count}" for count in sorted(set(addresses)))
+            print(f"ports of a job of {name}: {summary}")
 
 
 if __name__ == "__main__":

@@ -114,8 +114,8 @@ def piped(connection: Connection, kind: str) -> float:
 def main() -> None:
     # "spawn": a fork of this process, which has used torch's threads, could hang.
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    other = context.Process(target=serve, args=(theirs,))
+    ours, child_end = context.Pipe()
+    other = context.Process(target=serve, args=(child_end,))
     other.start()
     subjects: dict[str, Callable[[], float]] = {
         "fresh memcpy": memcpy,

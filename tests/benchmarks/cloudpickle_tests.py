@@ -89,10 +89,10 @@ def main() -> None:
             source.extractall(folder, filter="data")
         inner = next(folder.glob("cloudpickle-*/"))
         shutil.rmtree(inner / "cloudpickle")  # the one that is installed is meant
-        theirs, ours = outcomes(inner, ours=False), outcomes(inner, ours=True)
-    good = [test for test, (outcome, _) in theirs.items() if outcome == "PASSED"]
+        baseline, ours = outcomes(inner, ours=False), outcomes(inner, ours=True)
+    good = [test for test, (outcome, _) in baseline.items() if outcome == "PASSED"]
     same = [test for test in good if ours.get(test, ("", ""))[0] == "PASSED"]
-    print(f"{len(good)} of {len(theirs)} pass with cloudpickle, {len(same)} of them with a capture's")
+    print(f"{len(good)} of {len(baseline)} pass with cloudpickle, {len(same)} of them with a capture's")
     for test in sorted(set(good) - set(same)):
         print(f"{test:<70} {' '.join(ours.get(test, ('', 'not run')))[:200]}")
 

@@ -91,9 +91,9 @@ class Rig:
 
     def cases(self) -> Iterator[Case]:
         """Plant each difference; yield what comes of it."""
-        for name, mine, theirs, imported in planted.apart():
+        for name, mine, packages, imported in planted.apart():
             planted.plant(self.here, *mine)
-            planted.plant(self.there, *theirs)
+            planted.plant(self.there, *packages)
             for distribution, version, *modules in mine:
                 wheel(self.wheels, distribution, version.partition("+")[0], modules=modules)
             (need,) = capture.from_cell(f"import {imported}", {}).needs
@@ -169,21 +169,21 @@ class Rig:
         yield Case("installed from a repository", ["fromgit"], "5.0")
 
     def _sdist(self, name: str, first: str) -> None:
-        made = project(self._folder / f"{name}-1.0", name, first=first)
+        folder = project(self._folder / f"{name}-1.0", name, first=first)
         with tarfile.open(self.wheels / f"{name}-1.0.tar.gz", "w:gz") as archive:
-            archive.add(made, made.name)
+            archive.add(folder, folder.name)
 
     def _local(self) -> None:
-        made = project(self._folder / "fromfolder", "fromfolder")
-        install(self.here, "fromfolder", "1.0", "fromfolder.py", url=made.as_uri(), dir_info={})
+        folder = project(self._folder / "fromfolder", "fromfolder")
+        install(self.here, "fromfolder", "1.0", "fromfolder.py", url=folder.as_uri(), dir_info={})
 
     def _from_git(self) -> None:
-        made = project(self._folder / "fromgit", "fromgit", "5.0")
-        git = ["git", "-C", str(made), "-c", "user.name=n", "-c", "user.email=e"]
+        folder = project(self._folder / "fromgit", "fromgit", "5.0")
+        git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e"]
         for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "it"], ["update-server-info"]):
             subprocess.run([*git, *words], check=True)
         head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, stdout=subprocess.PIPE, text=True)
-        serve = functools.partial(Quiet, directory=str(made))
+        serve = functools.partial(Quiet, directory=str(folder))
         server = self.served.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve))
         self.served.callback(server.shutdown)
         threading.Thread(target=server.serve_forever).start()
@@ -196,7 +196,7 @@ class Rig:
         asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
         plain = JobSpec(backend="kubernetes", cluster=asked)
         call = capture.from_cell(case.cell, {})
-        said = self._said(call, plain)
+        note = self._said(call, plain)
         url = self.indexes[case.index].url(LOGIN if case.index == "private" else "")
         env = {"PIP_INDEX_URL": url} if tool == "pip" else {"UV_DEFAULT_INDEX": url}
         store = str(self.store / tool) if case.storage else None
@@ -210,7 +210,7 @@ class Rig:
         )
         begun = time.monotonic()
         right, came = self._came(call, spec, case, tool)
-        return right, said, came, time.monotonic() - begun
+        return right, note, came, time.monotonic() - begun
 
     def _said(self, call: capture.Call, spec: JobSpec) -> str:
         try:
@@ -271,11 +271,11 @@ def main() -> int:
                 served.enter_context(rig.indexes[name])
         for case in cases:
             for tool in ("pip", "uv") if asked.uv else ("pip",):
-                right, said, came, took = rig.run(case, tool)
+                right, note, came, took = rig.run(case, tool)
                 wrong += not right
                 print(f"{'ok   ' if right else 'WRONG'} {case.name} [{tool}, {took:.1f} s]")
                 if tool == "pip":
-                    print(textwrap.indent(said, "        said: "))
+                    print(textwrap.indent(note, "        said: "))
                 print(textwrap.indent(came, "        came: "), flush=True)
     print(f"\n{len(cases)} cases, {wrong} wrong")
     return 1 if wrong else 0

@@ -36,10 +36,10 @@ class Apart:
     def __enter__(self) -> "Apart":
         # "spawn": this process has threads, and a fork of it could hang.
         context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,))
+        self._ours, child_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(child_end,))
         self._process.start()
-        theirs.close()  # or its end would be waited for, not heard of
+        child_end.close()  # or its end would be waited for, not heard of
         self.kubeconfig = Path(self._ours.recv())
         os.environ["KUBECONFIG"] = str(self.kubeconfig)
         return self

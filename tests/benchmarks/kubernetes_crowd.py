@@ -22,16 +22,16 @@ AT_ONCE = 16  # requests
 
 def watches(cluster: Apart, jobs: int) -> int:
     """Follow so many jobs, whose pods wait; give how many watches the server then has open."""
-    made = [submit(f"{number}", spec("indexedjob")) for number in range(jobs)]
-    for job in made:
+    handles = [submit(f"{number}", spec("indexedjob")) for number in range(jobs)]
+    for job in handles:
         while job.state == JobState(job.info):
             time.sleep(0.01)
     count = 0
     while count != (count := cluster.open_watches()) or not count:
         time.sleep(0.5)
-    for job in made:
+    for job in handles:
         job.delete()
-    for job in made:
+    for job in handles:
         job.wait()
     return count
 
@@ -83,7 +83,7 @@ async def copies(here: Session, name: str, count: int) -> None:
 
 
 def _renamed(pattern: Object, name: str) -> Object:
-    made = copy.deepcopy(pattern)
+    job = copy.deepcopy(pattern)
     info = labelling.info(pattern)
     assert info is not None
     notes, labels = (
@@ -91,10 +91,10 @@ def _renamed(pattern: Object, name: str) -> Object:
         labelling.labels(replace(info, name=name)),
     )
     user = {labelling.USER: pattern["metadata"]["labels"][labelling.USER]}
-    made["metadata"] = {"name": name, "labels": {**labels, **user}, "annotations": notes}
-    del made["status"], made["spec"]["selector"]
-    made["spec"]["template"]["metadata"]["labels"] = {**labels, **user}
-    return made
+    job["metadata"] = {"name": name, "labels": {**labels, **user}, "annotations": notes}
+    del job["status"], job["spec"]["selector"]
+    job["spec"]["template"]["metadata"]["labels"] = {**labels, **user}
+    return job
 
 
 async def _sent(cluster: Apart) -> int:

@@ -159,8 +159,8 @@ def main() -> None:
         ended(first, by="uv" if installer() else "pip")
         show("ended, all home", began)
 
-        for made in rig.index.iterdir():
-            made.unlink()
+        for entry in rig.index.iterdir():
+            entry.unlink()
         began = time.monotonic()
         again = first.retry()
         ended(again)

@@ -93,21 +93,21 @@ def test_a_notebook_from_somebody_else_shows_the_card_and_runs_nothing(running, 
     notebook = running.saved()
     notebook.cells[0].source += "\n# changed, so that its signature is void"
 
-    seen = lab.open_as("untrusted", notebook)
-    card = seen.output(1).locator(".nbtorchjob")
+    tab = lab.open_as("untrusted", notebook)
+    card = tab.output(1).locator(".nbtorchjob")
     for part in ("details", "curves", "rank 0"):
         card.locator("summary", has_text=part).first.click()
 
     trusted = "() => jupyterapp.shell.currentWidget.content.model.cells.get(1).trusted"
-    assert seen.page.evaluate(trusted) is False
+    assert tab.page.evaluate(trusted) is False
     assert card.locator("img").evaluate("chart => chart.naturalWidth") > 100
     reading = card.locator(".nbtorchjob-readings > *").first
     assert reading.get_attribute("title").startswith("step 1")
     assert reading.bounding_box()["width"] > 1
     assert HOSTILE in card.locator("pre").first.inner_text()
-    for page in (running.page, seen.page):
+    for page in (running.page, tab.page):
         assert page.evaluate("() => window.owned") is None
-    seen.page.close()
+    tab.page.close()
 
 
 def test_two_interrupts_cancel_the_job(running, gate):

@@ -174,9 +174,9 @@ def test_a_job_of_a_stranger_runs_nothing_in_the_pages_of_who_opens_it(lab, stra
     saved = notebook.saved()
 
     sidebar = notebook.sidebar
-    for choice, seen in {"Describe": ".jp-nbtorchjob-page", "Open Logs": ".jp-nbtorchjob-log-viewer"}.items():
+    for choice, pane in {"Describe": ".jp-nbtorchjob-page", "Open Logs": ".jp-nbtorchjob-log-viewer"}.items():
         sidebar.choose("stranger", choice)
-        page.locator(seen).get_by_text("window.owned = 1").first.wait_for()
+        page.locator(pane).get_by_text("window.owned = 1").first.wait_for()
         page.screenshot(path=tmp_path / f"{choice}.png")
         shown.check()
 

@@ -12,14 +12,14 @@ CELL = "raise ValueError('not here')"
 def notebook(lab):
     """Yield a notebook in a page of Notebook's, and hold what its console says of us against us."""
     path = lab.write("notebook7", [CELL])
-    said = []
+    messages = []
     page = lab.page()
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("console", lambda line: said.append(line.text) if line.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("console", lambda line: messages.append(line.text) if line.type in ("error", "warning") else None)
     page.goto(f"{lab.url}/notebooks/{path.name}?token={TOKEN}")
     yield Notebook(page, path)
     page.close()
-    assert not [line for line in said if "nbtorchjob" in line.lower()], said
+    assert not [line for line in messages if "nbtorchjob" in line.lower()], messages
 
 
 def test_a_cell_runs_as_a_job_and_its_card_s_buttons_work(notebook):

@@ -44,8 +44,8 @@ def corpus() -> list[Example]:
     for path in sorted(Path(__file__).with_name("cells").glob("*.txt")):
         for text in path.read_text().split("#%% ")[1:]:
             head, _, body = text.partition("\n")
-            title, _, said = head.partition(" | ")
-            outcome, _, words = said.partition(": ")
+            title, _, verdict = head.partition(" | ")
+            outcome, _, words = verdict.partition(": ")
             before, arrow, cell = body.rpartition("#>\n")
             assert arrow, f"{path.name}: {title} has no cell"
             examples.append(Example(f"{path.stem}: {title}", before, cell.strip("\n"), outcome, words))

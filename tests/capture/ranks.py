@@ -116,9 +116,9 @@ class Ranks:
         while not self._ready:
             self._ready = bool(self._process.stdout.readline())
         self._process.stdout.readline()
-        said = json.loads((self.folder / "said").read_text())
+        record = json.loads((self.folder / "said").read_text())
         printed = (self.folder / "out").read_text()
-        error = said.get("error", "")
+        error = record.get("error", "")
         if error and names is None:
             return None, printed, error
         return results.load(results.Fetched(self.folder / "value", KEY), "the cell"), printed, error

@@ -347,15 +347,15 @@ def test_anything_but_one_call_is_no_expression(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("nope(1)", "nope(1): NameError: name 'nope' is not defined"),
         ("f(1 / 0)", "f(1 / 0): ZeroDivisionError: division by zero"),
         ("f(*[x.size for x in (1,)])", "'int' object has no attribute 'size'"),
     ],
 )
-def test_an_expression_without_a_value_is_refused_in_a_line(text, said):
-    with pytest.raises(CaptureError, match=re.escape(said)):
+def test_an_expression_without_a_value_is_refused_in_a_line(text, reason):
+    with pytest.raises(CaptureError, match=re.escape(reason)):
         from_expression(text, notebook("def f(x): ..."))
 
 

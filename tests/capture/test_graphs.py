@@ -58,18 +58,18 @@ _KINDS = st.sampled_from(
 @st.composite
 def graphs(draw):
     """Draw objects that refer to those before them; a cycle's list gets itself and the last one."""
-    made: list[object] = [1, "text"]
+    items: list[object] = [1, "text"]
     cycles = []
     for kind in draw(st.lists(_KINDS, min_size=1, max_size=8)):
-        chosen = draw(st.lists(st.sampled_from(range(len(made))), max_size=3))
-        parts = [made[index] for index in chosen]
+        chosen = draw(st.lists(st.sampled_from(range(len(items))), max_size=3))
+        parts = [items[index] for index in chosen]
         item = _made(kind, parts)
         if kind == "cycle":
             cycles.append(item)
-        made.append(item)
+        items.append(item)
     for cycle in cycles:
-        cycle += [cycle, made[-1]]
-    return made
+        cycle += [cycle, items[-1]]
+    return items
 
 
 def _look(value):

@@ -235,25 +235,25 @@ def test_a_module_that_a_local_one_imports_by_its_name_travels(root):
 def test_what_is_looked_up_by_a_name_that_code_computes_is_noted(body, says):
     space = {"__name__": "__main__", "kept": 3}
     exec(f"import importlib\nname = 'kept'\ndef f(name): return {body}", space)
-    called, written = from_cell("f(name)", space), from_cell(f"name\n{body}", space)
+    called, cell = from_cell("f(name)", space), from_cell(f"name\n{body}", space)
     assert [says in note for note in called.notes] == [True] * bool(says), called.notes
-    assert [says in note for note in written.notes] == [True] * bool(says), written.notes
+    assert [says in note for note in cell.notes] == [True] * bool(says), cell.notes
 
 
 @pytest.mark.parametrize("cell", ["import handmade_a\nhandmade_a.twice(4)", "f()"])
 def test_a_module_that_the_notebook_made_by_hand_is_imported_on_ranks(cell, ranks, monkeypatch):
-    made = types.ModuleType("handmade_a")
-    exec("def twice(n): return 2 * n", vars(made))
-    monkeypatch.setitem(sys.modules, "handmade_a", made)
+    module = types.ModuleType("handmade_a")
+    exec("def twice(n): return 2 * n", vars(module))
+    monkeypatch.setitem(sys.modules, "handmade_a", module)
     space = {"__name__": "__main__"}
     exec("def f():\n    import handmade_a\n    return handmade_a.twice(4)", space)
     assert ranks.run(from_cell(cell, space)) == (8, "", "")
 
 
 def test_a_module_made_by_hand_that_cant_travel_is_refused_by_its_name(monkeypatch):
-    made = types.ModuleType("handmade_b")
-    vars(made)["thread"] = threading.Thread()
-    monkeypatch.setitem(sys.modules, "handmade_b", made)
+    module = types.ModuleType("handmade_b")
+    vars(module)["thread"] = threading.Thread()
+    monkeypatch.setitem(sys.modules, "handmade_b", module)
     with pytest.raises(CaptureError, match=r"can't take 'handmade_b' along: handmade_b\.thread is a thread"):
         from_cell("import handmade_b", {"__name__": "__main__"})
 

@@ -137,9 +137,9 @@ def test_on_this_machine_all_is_like_here_already(kernel):
 
 
 def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
-    made = wheel(folder, "My_Wheel")
+    wheel_path = wheel(folder, "My_Wheel")
     mine = project(folder / "a", "my.project", first="raise SystemExit")
-    spec = JobSpec(package=[str(made), str(mine), "nbtj-x", "like-here"])
+    spec = JobSpec(package=[str(wheel_path), str(mine), "nbtj-x", "like-here"])
 
     names = packages.pinned(capture.from_cell("import nbtj_a", {}).needs, spec)
 
@@ -147,9 +147,9 @@ def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
 
 
 def test_a_call_that_installs_something_else_is_another_call(folder):
-    made = [provided("1", *asked) for asked in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
+    calls = [provided("1", *asked) for asked in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
 
-    assert len({identity.of(call) for call in made}) == 3
+    assert len({identity.of(call) for call in calls}) == 3
 
 
 def needs(call):

@@ -105,8 +105,8 @@ def test_a_models_parameters_stay_tied():
 
 def test_modules_are_named_once_code_refers_to_them():
     space = notebook("def f():\n    import json\n    from os import path\n", decode=None)
-    seen = pickling.dump({"f": space["f"], "cls": io.StringIO, "module": threading}).seen.modules
-    assert {"json", "os", "_io", "threading"} <= seen
+    modules = pickling.dump({"f": space["f"], "cls": io.StringIO, "module": threading}).seen.modules
+    assert {"json", "os", "_io", "threading"} <= modules
 
 
 def test_definitions_that_the_notebook_still_has_are_listed_in_the_pickle():

@@ -21,6 +21,6 @@ def test_cells_mean_the_same_on_another_python(there, folder):
 @pytest.mark.skipif(not _KERNELS, reason="there is no other interpreter that can stand for a kernel")
 def test_cells_of_another_python_mean_the_same_here(folder):
     kernel = from_kernel(_KERNELS[-1], [sys.executable], folder, _EVERY)
-    said, _ = kernel.communicate()
+    stdout, _ = kernel.communicate()
 
-    assert (kernel.returncode, "0 differ" in said) == (0, True), said
+    assert (kernel.returncode, "0 differ" in stdout) == (0, True), stdout

@@ -129,8 +129,8 @@ def test_what_is_no_file_is_refused_and_not_opened(tree):
 
 
 def test_what_is_not_there_is_said_with_what_is(tree):
-    said = refused(tree, "configs/b.yaml")
-    assert said == (
+    reason = refused(tree, "configs/b.yaml")
+    assert reason == (
         f"--ship configs/b.yaml: there is no such file or folder in {tree}; did you mean configs/a.yaml?"
     )
 
@@ -167,8 +167,8 @@ def test_a_file_that_changes_while_it_is_read_is_not_sent(tree, small, monkeypat
 
 
 def test_too_many_and_too_much_is_refused_before_it_is_read(tree, monkeypatch):
-    said = refused(tree, "configs", "tokenizer.json", limit=10)
-    assert said == (
+    text = refused(tree, "configs", "tokenizer.json", limit=10)
+    assert text == (
         "the shipped files are 16 B, but at most 10 B can be sent through the API; the biggest: "
         "configs/deep/run.sh (9 B), configs/a.yaml (5 B), tokenizer.json (2 B): have them lie in a store, "
         "--storage URL, or on a --mount"
@@ -179,8 +179,8 @@ def test_too_many_and_too_much_is_refused_before_it_is_read(tree, monkeypatch):
     monkeypatch.setattr(shipped, "MOST_SMALL_BYTES", 10)
     assert "at most 10 B of small ones can go along" in refused(tree, "configs")
     monkeypatch.setattr(shipped, "MOST_FILES", 1)
-    said = "--ship configs: there are more than 1 files: ship an archive of them, or --mount what they lie in"
-    assert refused(tree, "configs") == said
+    text = "--ship configs: there are more than 1 files: ship an archive of them, or --mount what they lie in"
+    assert refused(tree, "configs") == text
 
 
 def test_a_big_file_is_left_where_it_is_unless_all_has_to_go_along(tree, monkeypatch):

@@ -34,9 +34,9 @@ def tried(case: Case, here: Site, kind: str) -> str:
     return RIGHT
 
 
-def row(title: str, seconds: float, said: str) -> str:
+def row(title: str, seconds: float, outcome: str) -> str:
     """Return a row of the table."""
-    return f"| {title} | {seconds:.0f} s | {said} |"
+    return f"| {title} | {seconds:.0f} s | {outcome} |"
 
 
 def main(arguments: list[str]) -> int:
@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
     patience = float(os.environ.get("NBTORCHJOB_TEST_PATIENCE_S", "300"))
     rows = []
 
-    def add(title: str, began: float, said: str) -> None:
-        rows.append(row(title, time.monotonic() - began, said))
+    def add(title: str, began: float, outcome: str) -> None:
+        rows.append(row(title, time.monotonic() - began, outcome))
         print(rows[-1], flush=True)
 
     with ExitStack() as used:

@@ -45,9 +45,9 @@ class Door:
         with suppress(OSError):  # it is shut
             while True:
                 near, _ = opened.accept()
-                far = socket.create_connection(self._there)
-                self._ends += [near, far]
-                for one, other in ((near, far), (far, near)):
+                server = socket.create_connection(self._there)
+                self._ends += [near, server]
+                for one, other in ((near, server), (server, near)):
                     threading.Thread(target=_carry, args=(one, other), daemon=True).start()
 
 

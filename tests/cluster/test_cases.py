@@ -38,9 +38,9 @@ def here(cluster):
 
 @pytest.mark.parametrize(("title", "kind"), PAIRS)
 def test_a_case_is_right_on_the_emulator(title, kind, here):
-    said = tried(CASES[title], here, kind)
+    outcome = tried(CASES[title], here, kind)
 
-    assert said.partition(":")[0] == ("not here" if title in NOT_HERE else RIGHT), said
+    assert outcome.partition(":")[0] == ("not here" if title in NOT_HERE else RIGHT), outcome
 
 
 def test_no_namespace_is_left_and_what_went_wrong_is_in_the_table(cluster):
@@ -54,15 +54,15 @@ def test_no_namespace_is_left_and_what_went_wrong_is_in_the_table(cluster):
     before = names()
     with site(str(cluster.kubeconfig), "localhost/torch:1", 5) as here:
         assert names() - before == {here.namespace}
-        said = tried(Case("a case", wrong, once=True), here, "indexedjob")
+        outcome = tried(Case("a case", wrong, once=True), here, "indexedjob")
 
     assert names() == before
     why = f"**ValueError: not as it should be in {here.namespace}**"
-    assert row("a case", 1.2, said) == f"| a case | 1 s | {why} |"
+    assert row("a case", 1.2, outcome) == f"| a case | 1 s | {why} |"
 
 
 def test_what_is_everybodys_isnt_touched_where_others_use_the_cluster(cluster):
     with site(str(cluster.kubeconfig), "localhost/torch:1", 60) as here:
-        said = tried(CASES["a preemption by Kueue"], here, "indexedjob")
+        outcome = tried(CASES["a preemption by Kueue"], here, "indexedjob")
 
-    assert said.startswith("not here: a ClusterQueue is in no namespace: set NBTORCHJOB_TEST_ALONE=1")
+    assert outcome.startswith("not here: a ClusterQueue is in no namespace: set NBTORCHJOB_TEST_ALONE=1")

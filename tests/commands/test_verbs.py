@@ -92,7 +92,7 @@ class Left:
 
 
 @pytest.mark.parametrize(
-    ("words", "asked", "said"),
+    ("words", "asked", "text"),
     [
         (
             ["job"],
@@ -102,7 +102,7 @@ class Left:
         (["job", "home", "--attempt", "3"], ("home", 3), "2 artifacts of attempt 3, 1.2 kB, copied to home"),
     ],
 )
-def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, asked, said):
+def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, asked, text):
     job: Any = Left(Artifact("loss", 1000, 0, 3), Artifact("node-1/loss", 200, 1, 3))
     verb = VERBS["artifacts"]
     assert verb.answers is not None
@@ -112,18 +112,18 @@ def test_artifacts_are_listed_and_copied_into_a_folder_if_one_is_named(words, as
     assert job.asked == asked
     assert listed.text.splitlines() == ["1.0 kB  node 0  loss", "200 B   node 1  node-1/loss"]
     assert listed.data["artifacts"][1] == {"path": "node-1/loss", "size": 200, "node": 1, "attempt": 3}
-    assert (aside.text, aside.aside) == (said, True)
+    assert (aside.text, aside.aside) == (text, True)
 
 
 @pytest.mark.parametrize(
-    ("phase", "said"),
+    ("phase", "text"),
     [
         (Phase.SUCCEEDED, "job has no artifacts"),
         (Phase.RUNNING, "job has no artifacts yet: they are uploaded when a node ends"),
     ],
 )
-def test_a_job_without_artifacts_says_so(phase, said):
+def test_a_job_without_artifacts_says_so(phase, text):
     job: Any = Left(phase=phase)
     verb = VERBS["artifacts"]
     assert verb.answers is not None
-    assert [answer.text for answer in verb.answers(verb.parse(["job"]), lambda name: job)] == [said]
+    assert [answer.text for answer in verb.answers(verb.parse(["job"]), lambda name: job)] == [text]

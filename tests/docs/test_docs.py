@@ -84,12 +84,12 @@ def test_python_blocks_run_one_after_the_other(paper, shell):
         if OPTUNA not in cell:
             run(shell, cell)
     # What the text beside them says.
-    said: dict[str, dict[str, object]] = {
+    values: dict[str, dict[str, object]] = {
         "README.md": {"total": 3.0},
         "docs/failures.md": {"reached": (2, 4), "went": (30, 2)},
         "docs/ranks.md": {"kind": "torch.float64"},
     }
-    for name, value in said.get(str(paper.relative_to(ROOT)), {}).items():
+    for name, value in values.get(str(paper.relative_to(ROOT)), {}).items():
         assert shell.user_ns[name] == value
 
 
@@ -201,9 +201,9 @@ def test_every_page_is_in_the_list_of_pages():
 
 def test_every_verb_and_exit_code_of_the_command_is_in_the_docs():
     text = (ROOT / "docs" / "cli.md").read_text()
-    said = [*COMMANDS, *map(str, EXITS)]
+    words = [*COMMANDS, *map(str, EXITS)]
 
-    assert [verb for verb in said if not re.search(rf"(`|nbtorchjob ){verb}\b", text)] == []
+    assert [verb for verb in words if not re.search(rf"(`|nbtorchjob ){verb}\b", text)] == []
 
 
 def test_every_command_of_jupyterlab_is_in_the_docs():

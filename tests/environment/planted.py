@@ -18,9 +18,9 @@ def file(folder, name, text=""):
     (folder / name).write_text(text)
 
 
-def plant(folder, *made):
+def plant(folder, *contents):
     """Fill a folder with these distributions, each as ``install`` takes it, or with plain files."""
-    for path in made:
+    for path in contents:
         if not isinstance(path, str):
             install(folder, *path)
         elif named := _EGG(path):
@@ -34,13 +34,13 @@ def apart():
 
     So one folder holds all of what is here, and one all of what is there. What is here can be imported.
     """
-    for number, (case, (mine, theirs, module, *_)) in enumerate(PLANTED.items()):
+    for number, (case, (mine, packages, module, *_)) in enumerate(PLANTED.items()):
 
         def own(text, number=number):
             return re.sub("mine|other|more|space", rf"\g<0>{number}", text)
 
         here = [tuple(own(text.replace(SUFFIX, ".py")) for text in texts) for texts in mine]
-        there = [own(text) if isinstance(text, str) else tuple(map(own, text)) for text in theirs]
+        there = [own(text) if isinstance(text, str) else tuple(map(own, text)) for text in packages]
         yield case, here, there, own(module)
 
 

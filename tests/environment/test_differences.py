@@ -26,10 +26,10 @@ def standing(tmp_path, monkeypatch):
     """Return what makes a folder importable in place of the one before."""
     path = [*sys.path]
 
-    def stand(name, *made):
+    def stand(name, *contents):
         folder = tmp_path / name
         folder.mkdir()
-        plant(folder, *made)
+        plant(folder, *contents)
         monkeypatch.setattr(sys, "path", [str(folder), *path])
         importlib.invalidate_caches()
         return folder
@@ -60,19 +60,19 @@ def refused(differences):
     return False
 
 
-@pytest.mark.parametrize(("mine", "theirs", "module", "verdict", "refuses"), PLANTED.values(), ids=PLANTED)
-def test_each_difference_is_named(mine, theirs, module, verdict, refuses, standing):
+@pytest.mark.parametrize(("mine", "packages", "module", "verdict", "refuses"), PLANTED.values(), ids=PLANTED)
+def test_each_difference_is_named(mine, packages, module, verdict, refuses, standing):
     standing("here", *mine)
     differences, own = needs(Imports(frozenset([module])), ()), here.environment()
     assert len(differences) == 1
-    standing("there", *theirs)
+    standing("there", *packages)
 
     (row,) = images.compared(differences, own, told()).rows
 
     assert (row.verdict, row.there) == verdict
-    said = images.compared(differences, own, told()).refusal("it", strict=False)
-    assert (refused(differences), bool(said)) == refuses
-    assert not said or said.startswith(
+    refusal = images.compared(differences, own, told()).refusal("it", strict=False)
+    assert (refused(differences), bool(refusal)) == refuses
+    assert not refusal or refusal.startswith(
         f"it lacks {differences[0].distribution} {differences[0].version}, which the call"
     )
 
@@ -146,9 +146,9 @@ def test_of_many_that_differ_strict_proposes_one_option(standing):
     differences, own = needs(Imports(frozenset(names)), ()), here.environment()
     standing("there", *((name, "2.0", f"{name}.py") for name in names))
 
-    said = images.compared(differences, own, told()).refusal("it", strict=True)
+    refusal = images.compared(differences, own, told()).refusal("it", strict=True)
 
-    assert said.endswith("--strict is given: add --package like-here, or use an image that has the same")
+    assert refusal.endswith("--strict is given: add --package like-here, or use an image that has the same")
 
 
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
@@ -193,12 +193,12 @@ def test_another_python_is_refused_where_it_cant_compile_the_code():
         f"it has Python 3.99.1 and this kernel {own.python}, and f isn't 3.99's: "
         f"use an image with Python {own.minor}"
     )
-    said = compared("3.7.4").refusal("it", strict=False)
-    assert said == "it has Python 3.7.4: use one with Python 3.8 or later"
+    refusal = compared("3.7.4").refusal("it", strict=False)
+    assert refusal == "it has Python 3.7.4: use one with Python 3.8 or later"
 
 
 @pytest.mark.parametrize(
-    ("versions", "packages", "said"),
+    ("versions", "packages", "reason"),
     [
         ({}, (), "it has no torch; use one with torch 2."),
         ({"torch": "2.3.1+cu121"}, (), "it has torch 2.3.1+cu121; nbtorchjob needs 2."),
@@ -207,20 +207,20 @@ def test_another_python_is_refused_where_it_cant_compile_the_code():
         ({}, ("torch==2.13.0",), ""),
     ],
 )
-def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packages, said):
+def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packages, reason):
     own = here.environment()
     differences = needs(Imports(frozenset(["torch"])), ())
 
     compared = images.compared(differences, own, replace(own, distributions=versions, modules=()), packages)
 
     refusal = compared.refusal("it", strict=False)
-    assert refusal.startswith(said)
-    assert bool(refusal) is bool(said)
+    assert refusal.startswith(reason)
+    assert bool(refusal) is bool(reason)
     assert "--package" not in refusal
 
 
 @pytest.mark.parametrize(
-    ("here_is", "there_is", "said"),
+    ("here_is", "there_is", "text"),
     [
         ("2.13.0+cu130", "2.13.0+cpu", "has torch 2.13.0+cpu, which uses no GPU"),
         (
@@ -233,13 +233,13 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
         ("2.13.0", "2.13.0+cu126", ""),
     ],
 )
-def test_another_cuda_is_named_where_builds_tell(here_is, there_is, said):
+def test_another_cuda_is_named_where_builds_tell(here_is, there_is, text):
     own, there = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
 
     cuda = images.compared((), own, there).cuda
 
-    assert cuda.startswith(said)
-    assert bool(cuda) is bool(said)
+    assert cuda.startswith(text)
+    assert bool(cuda) is bool(text)
 
 
 def test_another_machine_is_named():

@@ -18,14 +18,14 @@ from tests.environment.installed import install
 
 def test_words_are_requirements_projects_wheels_or_what_is_needed(folder):
     mylib = project(folder / "mylib", "mylib")
-    made = wheel(folder, "mine")
+    wheel_path = wheel(folder, "mine")
 
     asked = requirements.of_words(
-        ["peft==0.18", str(mylib), str(made), "like-here", "a @ https://host/a.whl"]
+        ["peft==0.18", str(mylib), str(wheel_path), "like-here", "a @ https://host/a.whl"]
     )
 
     assert asked.requirements == ("peft==0.18", "a @ https://host/a.whl")
-    assert asked.paths == (mylib, made)
+    assert asked.paths == (mylib, wheel_path)
     assert asked.like_here
 
 

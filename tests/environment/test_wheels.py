@@ -16,18 +16,18 @@ from tests.environment.built import project, wheel
 
 def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(folder):
     source = project(folder, "mylib", "1.2") / "mylib.py"
-    made = wheels.wheel(folder)
+    build = wheels.wheel(folder)
     (folder / "build").mkdir()
     (folder / "build" / "left").touch()
 
-    assert (made.name, made.distribution, made.version) == ("mylib-1.2-py3-none-any.whl", "mylib", "1.2")
-    assert wheels.wheel(folder) is made
+    assert (build.name, build.distribution, build.version) == ("mylib-1.2-py3-none-any.whl", "mylib", "1.2")
+    assert wheels.wheel(folder) is build
     os.utime(source, (10**9, 10**9))
     touched = wheels.wheel(folder)
-    assert touched is not made
-    assert touched.digest == made.digest
+    assert touched is not build
+    assert touched.digest == build.digest
     source.write_text("edited = True\n")
-    assert wheels.wheel(folder).digest != made.digest
+    assert wheels.wheel(folder).digest != build.digest
 
 
 def test_what_a_build_fails_with_is_said(folder):

@@ -39,10 +39,10 @@ class Cell:
 def cells() -> Iterator[Cell]:
     """Yield the cells of the page beside this file."""
     for title, packages, about, code in _CELL.findall((Path(__file__).parent / "cells.md").read_text()):
-        seen, *more = filter(None, about.split("\n"))
+        sign, *more = filter(None, about.split("\n"))
         fields = dict(line.split(": ", 1) for line in more)
         yield Cell(
-            title, (*packages.split(", "),), seen, fields.get("arguments", ""), "artifacts" in fields, code
+            title, (*packages.split(", "),), sign, fields.get("arguments", ""), "artifacts" in fields, code
         )
 
 

@@ -204,8 +204,8 @@ def test_swaps_of_a_payload_that_has_some_come_behind_them(job):
     payload = Payload(str(job))
     payload.verify(KEY)
     with zipfile.ZipFile(job) as whole:
-        made = [name for name in whole.namelist() if name.startswith("swaps/")]
-    assert {name: payload.read(name) for name in made} == {"swaps/1": first, "swaps/2": second}
+        names = [name for name in whole.namelist() if name.startswith("swaps/")]
+    assert {name: payload.read(name) for name in names} == {"swaps/1": first, "swaps/2": second}
 
 
 @pytest.mark.parametrize("patched", [False, True])

@@ -181,7 +181,7 @@ def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):
         for name, source in program.modules():
             packed.writestr(name, source)
     ways = {"plain": plain.getvalue(), "here": program.archive(far=False), "far": program.archive(far=True)}
-    said = {}
+    outputs = {}
     for way, data in ways.items():
         path = tmp_path / f"{way}.pyz"
         path.write_bytes(data)
@@ -189,12 +189,12 @@ def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):
         ran = subprocess.run(
             [sys.executable, "-c", LOOK, path, brought], capture_output=True, text=True, check=True
         )
-        said[way] = ran.stdout.replace(f"{path}/", "")
-    assert said["here"] == said["far"] == said["plain"]
+        outputs[way] = ran.stdout.replace(f"{path}/", "")
+    assert outputs["here"] == outputs["far"] == outputs["plain"]
     for name in MODULES:
-        assert name == "__main__.py" or f"{name} " in said["plain"]
-    assert "return {member.filename" in said["plain"]
-    assert "self._zip = zipfile" in said["plain"]
+        assert name == "__main__.py" or f"{name} " in outputs["plain"]
+    assert "return {member.filename" in outputs["plain"]
+    assert "self._zip = zipfile" in outputs["plain"]
 
 
 # Another cloudpickle is there, too, and this nbtorchjob.

@@ -99,13 +99,13 @@ def test_nothing_is_signed_or_read_with_no_key(path):
 
 
 def test_of_another_persons_job_only_data_is_taken_unless_it_is_trusted(path):
-    theirs = results.Fetched(written(path, {"loss": 0.5, "w": torch.ones(2)}).path, KEY, ours=False)
-    assert results.load(theirs, "swift-otter")["loss"] == 0.5
+    result = results.Fetched(written(path, {"loss": 0.5, "w": torch.ones(2)}).path, KEY, ours=False)
+    assert results.load(result, "swift-otter")["loss"] == 0.5
 
     written(path, {"model": torch.nn.Linear(1, 1)})
 
-    assert "%torchjob result swift-otter --trust" in refusal(theirs)
-    assert isinstance(results.load(theirs, "swift-otter", trust=True)["model"], torch.nn.Linear)
+    assert "%torchjob result swift-otter --trust" in refusal(result)
+    assert isinstance(results.load(result, "swift-otter", trust=True)["model"], torch.nn.Linear)
 
 
 @pytest.mark.parametrize("how", ["pipe", "link", "device"])
@@ -166,9 +166,9 @@ def test_a_coroutine_as_value_is_told_as_a_missing_await(path):
     async def answer():
         return 1
 
-    made = answer()
-    message = refusal(written(path, made))
-    made.close()
+    coroutine = answer()
+    message = refusal(written(path, coroutine))
+    coroutine.close()
 
     assert message == "the value of swift-otter is a coroutine: put await before the call that makes it"
 

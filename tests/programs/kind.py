@@ -29,7 +29,7 @@ spec = parse(f"{words} --kind {name}", JobSpec())[0]
 golden = JobSpec(Elastic(2), cluster=Cluster(image="example.com/torch:2.13", kind=name))
 sub = Submission(golden, JobInfo("train-7k2q"), "team", ("train-7k2q-payload",), labels={}, annotations={})
 call = capture.from_cell("1", {})
-said = {
+report = {
     "choices": choices("--kind"),
     "golden": yaml.safe_dump_all(KINDS[name].manifests(sub), sort_keys=False),
     "dry run": submission.dry_run(call, spec),
@@ -40,7 +40,7 @@ said = {
 }
 job = submission.submit(call, spec)
 job.suspend()
-print(json.dumps(said), flush=True)
+print(json.dumps(report), flush=True)
 input()
 files = job.export(Path(folder))
 job.resume()

@@ -113,7 +113,7 @@ def test_pods_listen_at_their_own_addresses_alone(folder):
 
 
 @pytest.mark.parametrize(
-    ("host", "said", "address"),
+    ("host", "setting", "address"),
     [
         ("127.0.0.7", "", "127.0.0.7"),
         ("localhost", "", "127.0.0.1"),
@@ -122,8 +122,8 @@ def test_pods_listen_at_their_own_addresses_alone(folder):
         ("192.0.2.1", "", ""),  # somebody else's, or nobody's
     ],
 )
-def test_a_node_knows_its_own_address(host, said, address, monkeypatch):
-    monkeypatch.setenv(groups.ADDRESS, said)
+def test_a_node_knows_its_own_address(host, setting, address, monkeypatch):
+    monkeypatch.setenv(groups.ADDRESS, setting)
     assert groups.own_address(host) == address
 
 

@@ -53,8 +53,8 @@ def test_a_detail_that_is_not_there_is_none_and_stays_away():
 def test_the_installed_torch_is_known_without_importing_it():
     code = "import sys\nfrom nbtorchjob.runtime import torch_versions\nprint(torch_versions.installed())\n"
     code += "assert 'torch' not in sys.modules"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert torch_versions.release(said) == HERE
+    stdout = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert torch_versions.release(stdout) == HERE
 
 
 @pytest.mark.parametrize(
@@ -62,16 +62,16 @@ def test_the_installed_torch_is_known_without_importing_it():
     [("2.3.1+cu121", True), ("1.13.1", True), ("2.4.0", False), ("2.10.0a0+nv", False), ("nightly", False)],
 )
 def test_a_version_is_too_old_by_its_numbers(version, old):
-    said = torch_versions.too_old(version)
-    assert said == (f"has torch {version}; nbtorchjob needs 2.4 or later" if old else "")
+    reason = torch_versions.too_old(version)
+    assert reason == (f"has torch {version}; nbtorchjob needs 2.4 or later" if old else "")
 
 
 def test_what_a_version_misses_is_said_in_lines():
     assert any(
         "gloo" in line and line.endswith("before torch 2.9") for line in torch_versions.missed("2.6.0")
     )
-    said = "a rank that returns while an asynchronous collective of gloo's goes on may hang"
-    hits = [any(said in line for line in torch_versions.missed(version)) for version in ("2.4.1", "2.5.0")]
+    text = "a rank that returns while an asynchronous collective of gloo's goes on may hang"
+    hits = [any(text in line for line in torch_versions.missed(version)) for version in ("2.4.1", "2.5.0")]
     assert hits == [True, False]
     assert torch_versions.missed("99.0") == torch_versions.missed("nightly") == []
 
@@ -103,14 +103,14 @@ def test_a_details_attribute_is_read_and_set_by_its_path():
 
 def test_the_agent_overrides_and_reads_what_is_listed_and_nothing_else():
     spec = WorkerSpec(role="", local_world_size=1, rdzv_handler=None, entrypoint=print)
-    theirs = {*dir(LocalElasticAgent(spec, DefaultLogsSpecs()))} - {"_shutdown_timeout"}  # ours, before 2.12
-    theirs = {name for name in theirs if re.match(r"_[a-z]|record_", name) and name != "_abc_impl"}
+    methods = {*dir(LocalElasticAgent(spec, DefaultLogsSpecs()))} - {"_shutdown_timeout"}  # ours, before 2.12
+    methods = {name for name in methods if re.match(r"_[a-z]|record_", name) and name != "_abc_impl"}
 
-    overridden = {name for cls in (NodeAgent, Keeper) for name in vars(cls)} & theirs
+    overridden = {name for cls in (NodeAgent, Keeper) for name in vars(cls)} & methods
     listed = {detail.name.partition(".")[2] for detail in torch_versions.OVERRIDDEN}
     assert overridden == listed
     source = inspect.getsource(NodeAgent) + inspect.getsource(Keeper)
-    assert {*re.findall(r"\bself\.(\w+)", source)} & theirs - listed == {*torch_versions.INHERITED}
+    assert {*re.findall(r"\bself\.(\w+)", source)} & methods - listed == {*torch_versions.INHERITED}
 
 
 def test_nothing_else_names_what_is_private_to_torch_or_a_version_of_it():

@@ -50,7 +50,7 @@ def test_a_condition_holds_or_not(text, holds):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", "(it is empty)"),
         ("loss = 2", "(at character 6: '=' is written '==')"),
@@ -70,12 +70,12 @@ def test_a_condition_holds_or_not(text, holds):
         ("loss > 1" + " " * 500 + "0", "(it has 509 characters, at most 500)"),
     ],
 )
-def test_what_is_no_condition_is_refused_with_where(text, said):
+def test_what_is_no_condition_is_refused_with_where(text, reason):
     with pytest.raises(SpecError) as caught:
         condition.parse(text)
 
     message = str(caught.value)
-    assert said in message
+    assert reason in message
     assert "\n" not in message
     assert message.startswith("stop_when: got ")
 

@@ -71,7 +71,7 @@ def test_a_sample_is_the_same_for_the_same_seed():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("--each lr=", "at least one value"),
         ("--each lr=[]", "--each lr: got '\\[\\]', but it must be at least one value"),
@@ -93,8 +93,8 @@ def test_a_sample_is_the_same_for_the_same_seed():
         ("--zip", "--each is required: NAME=VALUES"),
     ],
 )
-def test_what_makes_no_runs_is_said_clearly(line, said):
-    with pytest.raises(SpecError, match=said):
+def test_what_makes_no_runs_is_said_clearly(line, reason):
+    with pytest.raises(SpecError, match=reason):
         rows(line)
 
 
@@ -156,7 +156,7 @@ def test_a_record_that_makes_no_sense_is_damaged(record, error):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("--stop-when 'loss >> 2'", "--stop-when: got 'loss >> 2', but it must be a condition"),
         ("--halve loss --factor 1", "--factor: got 1, but it must be a whole number, 2 or more"),
@@ -166,10 +166,10 @@ def test_a_record_that_makes_no_sense_is_damaged(record, error):
         ("--stop-when 'acc < 1' --largest acc", "--largest can't be given without --halve acc, or best_acc"),
     ],
 )
-def test_what_makes_no_sense_is_refused(line, said):
+def test_what_makes_no_sense_is_refused(line, reason):
     with pytest.raises(SpecError) as caught:
         early(line)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(reason)
 
 
 def test_it_needs_runs():

@@ -360,7 +360,7 @@ def test_choices_are_those_that_parse_takes():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("--keep a --pool b", "--pool can't be given with a lab or pool, which has its own pods"),
         ("--keep a --on b", "--keep can't be given with --on: a cell either starts a lab or runs on one"),
@@ -376,11 +376,11 @@ def test_choices_are_those_that_parse_takes():
         ("--keep a --idle soon", "--idle: got 'soon', but it must be a duration above 0"),
     ],
 )
-def test_what_is_for_labs_is_refused_without_one(line, said):
+def test_what_is_for_labs_is_refused_without_one(line, reason):
     with pytest.raises(SpecError) as refused:
         parse(line, JobSpec())
 
-    assert str(refused.value).startswith(said)
+    assert str(refused.value).startswith(reason)
 
 
 def test_a_lab_is_a_spec_with_a_name_and_its_line_says_so():

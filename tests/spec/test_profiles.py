@@ -282,10 +282,10 @@ def test_what_is_not_obeyed_is_said_where_options_are_read(here, monkeypatch):
     path = write(here, BAD)
     path.chmod(0o666)
     monkeypatch.chdir(here)
-    said: list[str] = []
+    notes: list[str] = []
 
-    assert verbs.parse("", said.append)[0] == JobSpec()
-    assert [line.partition(" is ignored")[0] for line in said] == [f"Note: {path}"]
+    assert verbs.parse("", notes.append)[0] == JobSpec()
+    assert [line.partition(" is ignored")[0] for line in notes] == [f"Note: {path}"]
 
 
 def test_a_group_of_this_user_alone_may_write(here, monkeypatch):
@@ -450,8 +450,8 @@ def test_a_file_that_holds_no_profiles_is_left_alone(folder, text):
     assert file.read_text() == text
 
 
-def refused(folder, spec, said):
+def refused(folder, spec, reason):
     with pytest.raises(SpecError) as caught:
         profiles.save("mine", spec, cwd=folder)
-    assert said in str(caught.value)
+    assert reason in str(caught.value)
     assert "\n" not in str(caught.value)

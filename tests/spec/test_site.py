@@ -134,8 +134,8 @@ def test_what_a_site_says_of_pods_is_not_of_jobs_on_this_machine(site):
 
 def test_what_the_environment_says_of_pods_is_not_of_jobs_on_this_machine(site, monkeypatch):
     site("[defaults]\nimage = 'torch:1'\nnamespace = 'ml'")
-    said = {"NAMESPACE": "team", "LABEL": "a=b", "CLEAN_POD_POLICY": "All", "NPROC_PER_NODE": "2"}
-    for name, value in said.items():
+    settings = {"NAMESPACE": "team", "LABEL": "a=b", "CLEAN_POD_POLICY": "All", "NPROC_PER_NODE": "2"}
+    for name, value in settings.items():
         monkeypatch.setenv(f"NBTORCHJOB_{name}", value)
     base = profiles.default()
 

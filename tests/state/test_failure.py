@@ -382,8 +382,8 @@ def test_what_an_exception_says_cant_break_the_line():
 def test_only_a_keyboard_that_is_missing_has_words_of_its_own_for_a_missing_end():
     """What the rows for EOFError go by: input() says something, a connection that broke doesn't."""
     asks = subprocess.run([sys.executable, "-c", "input()"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    ours, theirs = multiprocessing.Pipe()
-    theirs.close()
+    ours, other_end = multiprocessing.Pipe()
+    other_end.close()
 
     assert asks.stderr.decode().rstrip().endswith("EOFError: EOF when reading a line")
     with pytest.raises(EOFError, match=r"^$"):

@@ -183,13 +183,13 @@ def test_metrics_that_only_an_operator_was_told_stand_for_reports():
 def calls(world):
     """Return how many functions are called to see how far a job is."""
     state = job(*(fact for rank in range(world) for fact in steps(1, 2, 3, rank=rank)), world=world)
-    seen = []
-    sys.setprofile(lambda frame, event, _: seen.append(event == "call"))
+    events = []
+    sys.setprofile(lambda frame, event, _: events.append(event == "call"))
     try:
         progress(state)
     finally:
         sys.setprofile(None)
-    return sum(seen)
+    return sum(events)
 
 
 def test_how_far_a_job_is_takes_time_in_proportion_to_its_ranks():

@@ -149,11 +149,11 @@ def moments(spans):
 
 @given(SPANS, SPANS)
 def test_they_are_as_sets_of_moments(some, others):
-    mine, theirs = merged(some), merged(others)
+    mine, other_spans = merged(some), merged(others)
 
     assert moments(mine) == moments(some)
-    assert moments(without(mine, theirs)) == moments(some) - moments(others)
-    assert moments(common(mine, theirs)) == moments(some) & moments(others)
+    assert moments(without(mine, other_spans)) == moments(some) - moments(others)
+    assert moments(common(mine, other_spans)) == moments(some) & moments(others)
     assert length(mine) == len(moments(some))
 
 

@@ -75,13 +75,13 @@ def test_what_held_it_back_is_its_cause_and_nothing_follows():
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [(30, 30), ("30", 30), ("90s", 90), ("10m", 600), ("1.5 h", 5400), (None, None)]
+    ("duration", "seconds"), [(30, 30), ("30", 30), ("90s", 90), ("10m", 600), ("1.5 h", 5400), (None, None)]
 )
-def test_how_long_it_may_be_held_back(said, seconds):
-    assert RunPolicy(start_within=said).patience_s == seconds
+def test_how_long_it_may_be_held_back(duration, seconds):
+    assert RunPolicy(start_within=duration).patience_s == seconds
 
 
-@pytest.mark.parametrize("said", ["", "soon", "0", 0, -1, "10 weeks", True, float("nan"), float("inf")])
-def test_a_time_that_is_none_is_refused(said):
+@pytest.mark.parametrize("duration", ["", "soon", "0", 0, -1, "10 weeks", True, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused(duration):
     with pytest.raises(SpecError, match=r"start_within: got .*, but it must be a duration above 0"):
-        RunPolicy(start_within=said)
+        RunPolicy(start_within=duration)

@@ -38,13 +38,13 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "seen"), HOSTILE.values(), ids=HOSTILE)
-def test_what_would_act_on_a_terminal_is_seen_there(text, seen):
-    assert safe(text) == seen
+@pytest.mark.parametrize(("text", "expected"), HOSTILE.values(), ids=HOSTILE)
+def test_what_would_act_on_a_terminal_is_seen_there(text, expected):
+    assert safe(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "expected"),
     [
         ("\n\x1b[2Aup", "\n^[[2Aup"),
         ("\n\x1b[A\x1b[Aup", "\n\x1b[A^[[Aup\x1b[1B\n"),
@@ -53,8 +53,8 @@ def test_what_would_act_on_a_terminal_is_seen_there(text, seen):
         ("\n\n\x1b[0A\x1b[99999A", "\n\n\x1b[0A^[[99999A\x1b[1B\n"),
     ],
 )
-def test_nothing_is_reached_that_is_not_the_texts_own(text, seen):
-    assert safe(text) == seen
+def test_nothing_is_reached_that_is_not_the_texts_own(text, expected):
+    assert safe(text) == expected
 
 
 def test_lines_before_another_writers_are_not_reached():
@@ -101,10 +101,10 @@ class Screen(io.StringIO):
 
 
 def test_only_a_terminal_is_given_less_than_all():
-    hostile, seen = HOSTILE["the clipboard"]
+    hostile, expected = HOSTILE["the clipboard"]
 
     assert shown(hostile, io.StringIO()) == hostile
-    assert shown(hostile, Screen()) == seen
+    assert shown(hostile, Screen()) == expected
 
 
 def test_only_a_terminal_is_given_colours():

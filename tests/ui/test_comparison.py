@@ -27,14 +27,14 @@ IMAGE = {"torch": "2.13.0+cpu", "peft": "0.18"}
 
 def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **details):
     """Return a job that ran there and reported a loss."""
-    made = replace(spec or JobSpec(), name=name)
+    job_spec = replace(spec or JobSpec(), name=name)
     info = JobInfo(
         name,
         created=1000.0,
         label="cell",
         sources={"/tmp/1.py": ("Cell In[7]", cell)} if cell else {},
         captured=captured,
-        spec=made.to_json(),
+        spec=job_spec.to_json(),
     )
     state = apply(JobState(info), ev.NodeStarted(1000.5, 0, host))
     if has:

@@ -16,9 +16,9 @@ NOW = 1010.0
 
 def job(name, cell="\nlr = 1\ntrain(lr)\n", losses=(3.0, 2.0, 1.0), **spec):
     """Return a job that reported these losses."""
-    made = JobSpec(name=name, **spec)
+    job_spec = JobSpec(name=name, **spec)
     sources = {"/tmp/9.py": ("Cell In[2]", "def train(lr): ...\n"), "/tmp/1.py": ("Cell In[7]", cell)}
-    info = JobInfo(name, created=1000.0, label="cell", sources=sources, spec=made.to_json())
+    info = JobInfo(name, created=1000.0, label="cell", sources=sources, spec=job_spec.to_json())
     state = apply(JobState(info), ev.WorkersStarted(1001.0, 0, 0, 0, (0,), 1))
     for step, loss in enumerate(losses):
         state = apply(state, ev.Reported(1002.0 + step, 0, 0, step, {"step": step, "loss": loss}))

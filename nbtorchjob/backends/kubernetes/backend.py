@@ -224,8 +224,8 @@ class KubernetesBackend(Backend):
 
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[ev.LogChunk]]:
         """Read the logs of the job's pods once for all of these ranks."""
-        written = list(_written(name, ranks))
-        return [results.chunks(written, rank) for rank in ranks]
+        events = list(_written(name, ranks))
+        return [results.chunks(events, rank) for rank in ranks]
 
     def ask(
         self,
@@ -390,7 +390,7 @@ class KubernetesBackend(Backend):
         if kind is None:  # a later version's, or none: it is cached here, and gone from its cluster
             return {}
         policies = fit.enforced(kind, info.asked, info.retry_owner)
-        return {field: str(said) for field, said in policies.items()}
+        return {field: str(enforcement) for field, enforcement in policies.items()}
 
     def tended(self, info: JobInfo) -> Tended | None:
         """Ask the namespace's Leases, and this machine's cache, where something of the job is left to us."""
@@ -489,13 +489,13 @@ async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) ->
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             # The last ones first: else each one's end would have the next one start.
-            for made in sorted(sent, key=lambda info: info.number, reverse=True):
+            for run in sorted(sent, key=lambda info: info.number, reverse=True):
                 try:
-                    await _delete(made.address)
+                    await _delete(run.address)
                 except ClusterError as exc:
                     # What is raised says why there is no group; this is only what was left of it.
-                    said = hint("delete", made.name)
-                    _log.warning("%s is left on the cluster (%s): delete it, %s", made.name, exc, said)
+                    command = hint("delete", run.name)
+                    _log.warning("%s is left on the cluster (%s): delete it, %s", run.name, exc, command)
             raise
     return sorted(sent, key=lambda info: info.number)
 

@@ -261,10 +261,10 @@ def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[di
                 "validations": [
                     {
                         "expression": expression,
-                        "message": f"a later attempt of a job of nbtorchjob {said}",
+                        "message": f"a later attempt of a job of nbtorchjob {requirement}",
                         "reason": "Forbidden",
                     }
-                    for expression, said in validations
+                    for expression, requirement in validations
                 ],
             },
         },

@@ -98,8 +98,8 @@ def starting(reason: str, message: str) -> tuple[str, str]:
         return "", "its container is being created"
     if reason == "PodInitializing":
         return "", "its init containers are running"
-    said = failure.trouble(reason, message)
-    return reason, ": ".join(part for part in (said, _PULLING.sub("", message.strip())) if part)
+    trouble = failure.trouble(reason, message)
+    return reason, ": ".join(part for part in (trouble, _PULLING.sub("", message.strip())) if part)
 
 
 # What kubelet and containerd put before the reason; each repeats the image.

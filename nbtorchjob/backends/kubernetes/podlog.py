@@ -359,8 +359,8 @@ def _without_log(error: ClusterError) -> bool:
     # The kubelet's words; it knows nothing of a container before it has first looked at a pod that has just
     # got its host ("container … is not available"), and nothing any more of one that its host has lost while
     # the pod was deleted: it has terminated then, without an id (1.20).
-    said = ("is waiting to start", "is not available", "is terminated")
-    return isinstance(error, ApiError) and error.bad_request and any(words in error.said for words in said)
+    phrases = ("is waiting to start", "is not available", "is terminated")
+    return isinstance(error, ApiError) and error.bad_request and any(words in error.said for words in phrases)
 
 
 def _passing(error: ClusterError) -> bool:

@@ -150,22 +150,22 @@ class LocalBackend(Backend):
         with pool_client.refused():
             self._sweep()
         key, asked = secrets.token_bytes(32), pool_client.of_this_process(spec.secrets())
-        made: list[JobDirectory] = []
+        directories: list[JobDirectory] = []
         sent = [replace(info, variant=signed_given(base64.b64decode(info.variant), key)) for info in infos]
 
         def fill(new: JobDirectory) -> None:
             new.prepare(key, asked)
-            if made:
-                directory.share_payload(made[0], new)
+            if directories:
+                directory.share_payload(directories[0], new)
                 return
             _pack(new, call, spec, key)
 
         try:
             for info in sent:
-                made.append(directory.create(directory.jobs_dir(), info, fill))
-            pool_client.start_here(*made)
+                directories.append(directory.create(directory.jobs_dir(), info, fill))
+            pool_client.start_here(*directories)
         except BaseException:
-            for job in made:
+            for job in directories:
                 with suppress(NBTorchJobError):
                     self.delete(job.path.name)
             raise
@@ -283,13 +283,13 @@ class LocalBackend(Backend):
 
     def names(self) -> list[str]:
         """Return the folders' names: reading thousands of records would hold up a tab key for seconds."""
-        made: dict[str, float] = {}
+        times: dict[str, float] = {}
         folder = directory.jobs_dir()
         for name in os.listdir(folder):
             with suppress(OSError):
-                made[name] = os.stat(f"{folder}/{name}/job.json").st_mtime
+                times[name] = os.stat(f"{folder}/{name}/job.json").st_mtime
         return sorted(
-            (name for name in made if not name.startswith(".") and name.isprintable()), key=made.__getitem__
+            (name for name in times if not name.startswith(".") and name.isprintable()), key=times.__getitem__
         )
 
     def snapshot(self, name: str) -> JobState:
@@ -343,10 +343,10 @@ class LocalBackend(Backend):
         """Write it among the job's facts; an ended job stays no longer for it."""
         job = self._job(name)
         ended = self.known(name).phase.terminal
-        seen = job.events.stat()
+        status = job.events.stat()
         append(str(job.events), to_json(fact))
         if ended:  # how long it is kept counts from when its facts were written last
-            os.utime(job.events, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+            os.utime(job.events, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Leave a mark, and tell the supervisor."""
@@ -429,8 +429,8 @@ class LocalBackend(Backend):
 
         policy = info.asked.launch.run_policy
         asked = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
-        named = {key.removesuffix(f"={asked}"): said for key, said in policies.POLICIES.items()}
-        return {key: str(said) for key, said in named.items() if "=" not in key}
+        named = {key.removesuffix(f"={asked}"): enforcement for key, enforcement in policies.POLICIES.items()}
+        return {key: str(enforcement) for key, enforcement in named.items() if "=" not in key}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Look for torch, and for the folder that jobs are kept in."""

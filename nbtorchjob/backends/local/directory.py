@@ -376,14 +376,14 @@ def thin_out(jobs: Path, most: int = SAVED_BYTES) -> None:
     with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest
         payloads = [(path, path.stat()) for path in jobs.glob("*/saved.pyz")]
         counted: set[int] = set()  # a retry shares its payload with what it retried
-        for path, seen in sorted(payloads, key=lambda payload: payload[1].st_mtime, reverse=True):
-            if seen.st_ino in counted:
+        for path, status in sorted(payloads, key=lambda payload: payload[1].st_mtime, reverse=True):
+            if status.st_ino in counted:
                 continue
-            if seen.st_size > most:
+            if status.st_size > most:
                 path.unlink()
             else:
-                most -= seen.st_size
-                counted.add(seen.st_ino)
+                most -= status.st_size
+                counted.add(status.st_ino)
 
 
 @lru_cache(maxsize=64)  # a lab's is asked for by each cell
@@ -454,10 +454,10 @@ def code() -> str:
     """Name our own code: another version of it writes other things."""
     # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms. Sizes count, as all files of a
     # package whose build can be repeated have one time, which conda and Nix keep.
-    seen = []
+    files = []
     for folder, below, names in os.walk(Path(__file__).parents[3]):
         below[:] = [name for name in below if name != "__pycache__"]
         paths = [f"{folder}/{name}" for name in names if name.endswith(".py")]
-        seen += [(path, os.stat(path)) for path in paths]
-    lines = sorted(f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen)
+        files += [(path, os.stat(path)) for path in paths]
+    lines = sorted(f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

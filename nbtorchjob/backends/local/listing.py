@@ -341,9 +341,9 @@ class Listed:
         return now - self.changed >= self.ttl
 
     def _look(self) -> JobState:
-        made = self._record()
-        if made != self._made:  # a job that was deleted may be made again
-            self._made, self._begun, self.ttl = made, None, self.folder.ttl_s()
+        record_hash = self._record()
+        if record_hash != self._made:  # a job that was deleted may be made again
+            self._made, self._begun, self.ttl = record_hash, None, self.folder.ttl_s()
         self._begun = self._begun or _Begun(self.folder)
         state = self._begun.read(self.mark)
         gone = self._begun.alive.why() if state.ended is None else None

@@ -31,7 +31,7 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
     """
     info = job.info()
     profiles.admitted(info.asked)
-    made = swaps.texts(swaps.as_swapped(state), info.name)
+    texts = swaps.texts(swaps.as_swapped(state), info.name)
     if resume:
         name, files = job.path.name, [path for path in job.checkpoints.rglob("*") if path.is_file()]
         if not files:
@@ -44,7 +44,7 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
                 f"in {job.path.parent}"
             )
     for name in naming.again(naming.stem(info.name), info.asked.name):
-        new = info.sent_again(name).swapped(made)
+        new = info.sent_again(name).swapped(texts)
         with suppress(NameTakenError):
             pool_client.begin(new, lambda folder: _fill(folder, job, resume=resume), pool_client.as_before)
             return new

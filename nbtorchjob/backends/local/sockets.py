@@ -81,8 +81,8 @@ def _exchange(peer: socket.socket, talk: Conversation) -> None:
         data = peer.recv(_CHUNK)
         if not data:
             talk.end(_ENDED)
-        elif said := talk.hear(data):
-            peer.sendall(said)  # a question fits into the empty buffer of a new connection
+        elif message := talk.hear(data):
+            peer.sendall(message)  # a question fits into the empty buffer of a new connection
     except OSError as exc:
         talk.end(f"{_ENDED}: {exc.strerror or exc}")
 

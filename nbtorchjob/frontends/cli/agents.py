@@ -206,11 +206,11 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
 
 def serve() -> None:
     """Speak the protocol over stdin and stdout until the client closes them."""
-    made = server()
+    mcp_server = server()
     from mcp import stdio_server
 
     async def spoken() -> None:
         async with stdio_server() as (read, write):
-            await made.run(read, write, made.create_initialization_options())
+            await mcp_server.run(read, write, mcp_server.create_initialization_options())
 
     asyncio.run(spoken())

@@ -73,10 +73,10 @@ class Actions:
         return button
 
     def _run(self, spec: JobSpec) -> Callable[[], None]:
-        call, written = self._captured()
+        call, origin = self._captured()
 
         def submit() -> None:
-            self.job = job = front.remember(submission.submit(call, spec, written))
+            self.job = job = front.remember(submission.submit(call, spec, origin))
             shown = _Card(self.output)
             view.watch(job, shown)
             value = ""

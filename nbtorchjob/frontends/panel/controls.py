@@ -272,10 +272,10 @@ class Copyable:
     def show(self, text: str, note: str = "") -> None:
         """Show ``text``, and a note about it."""
         self.text = text
-        said = f"<div>{escape(note)}</div>" if note else ""
+        footer = f"<div>{escape(note)}</div>" if note else ""
         more = self._beside(text) if self._beside else ""
         # What scrolls must be reachable by keyboard.
-        self.widget.value = f'{self._button}Copy</button>{more}<pre tabindex="0">{escape(text)}</pre>{said}'
+        self.widget.value = f'{self._button}Copy</button>{more}<pre tabindex="0">{escape(text)}</pre>{footer}'
 
 
 class Field:
@@ -332,5 +332,5 @@ class Fold:
 def help_text(o: Option) -> str:
     """Return an option's help with its unit and default."""
     notes = [o.unit, f"default {o.default}" if o.default else ""]
-    said = "; ".join(filter(None, notes))
-    return o.help + (f" ({said})" if said else "")
+    details = "; ".join(filter(None, notes))
+    return o.help + (f" ({details})" if details else "")

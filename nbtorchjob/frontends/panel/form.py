@@ -192,12 +192,12 @@ _WIDTH = 88
 def unsaid(spec: JobSpec, base: JobSpec) -> str:
     """Explain what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
     try:
-        made = parse(magic_line(spec, base=base), base)[0]
+        line_spec = parse(magic_line(spec, base=base), base)[0]
     except SpecError as exc:
         return f"The default profile conflicts with it: {exc}"
-    if made == spec:
+    if line_spec == spec:
         return ""
-    more = [key for key, o in KEYS.items() if value_at(o, made) != value_at(o, spec)]
+    more = [key for key, o in KEYS.items() if value_at(o, line_spec) != value_at(o, spec)]
     if more:
         return f"The default profile also has {', '.join(more)}, which no option can remove."
     return "The line lacks launch settings that only Python can express: see the call."
@@ -213,8 +213,8 @@ def python(spec: JobSpec, fn: str = "fn") -> str:
 def code(value: Any) -> str:
     """Return the expression whose value is ``value``: configs, enums, and what they hold."""
     if is_dataclass(value):
-        said = [f"{f.name}={code(getattr(value, f.name))}" for f in _changed(value)]
-        return _called(type(value).__name__, said)
+        arguments = [f"{f.name}={code(getattr(value, f.name))}" for f in _changed(value)]
+        return _called(type(value).__name__, arguments)
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, Mapping):

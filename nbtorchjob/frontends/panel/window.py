@@ -69,10 +69,10 @@ class Profiles:
 
     def _tell(self, act: Callable[[], str]) -> None:
         try:
-            said = act()
+            text = act()
         except NBTorchJobError as exc:
-            said = str(exc)
-        self.status.value = f'<div role="status">{escape(said)}</div>'
+            text = str(exc)
+        self.status.value = f'<div role="status">{escape(text)}</div>'
 
 
 _MOST = 60  # characters of a name
@@ -91,10 +91,10 @@ def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
         if not comparison.rows:
             parts.append(text_line("This notebook hasn't imported any package yet."))
             continue
-        said = comparison.summary
+        text = comparison.summary
         if comparison.there is None:
-            said += f": run a job with the image, or {hint('doctor', '--probe')}"
-        parts += [text_line(f"{said[0].upper()}{said[1:]}."), grid(comparison.table(), _MOST)]
+            text += f": run a job with the image, or {hint('doctor', '--probe')}"
+        parts += [text_line(f"{text[0].upper()}{text[1:]}."), grid(comparison.table(), _MOST)]
     return "".join(parts)
 
 
@@ -152,18 +152,18 @@ class Window:
         self._changed()
 
     def _build(self, section: form.Section) -> list[Any]:
-        made = {o.key: Field(controls.control(o), help_text(o)) for o in section.options}
+        fields = {o.key: Field(controls.control(o), help_text(o)) for o in section.options}
         if section.launches:
-            made = {form.LAUNCH: Field(controls.launches(), _LAUNCH_HELP), **made}
+            fields = {form.LAUNCH: Field(controls.launches(), _LAUNCH_HELP), **fields}
         with self._offering:
-            self._fields |= made
-            for key, field in made.items():
+            self._fields |= fields
+            for key, field in fields.items():
                 field.control.offer(self._offered.get(key, ()))
-        for key, field in made.items():
+        for key, field in fields.items():
             field.control.put(self._held[key])
             field.control.watch(self._changed)
         self._judge_fields()
-        return [field.box for field in made.values()]
+        return [field.box for field in fields.values()]
 
     def _changed(self) -> None:
         if self._filling:
@@ -254,12 +254,12 @@ def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
 
 def _status(verdict: form.Verdict) -> str:
     if verdict.spec is not None:
-        said = ["A bare %%torchjob in this notebook uses these settings.", *verdict.notes]
+        lines = ["A bare %%torchjob in this notebook uses these settings.", *verdict.notes]
     else:
         wrong = ", ".join(filter(None, verdict.errors))
-        said = [
+        lines = [
             f"{words.count(len(verdict.errors), 'invalid setting')}{f': {wrong}' if wrong else ''}. "
             "Until fixed, a bare %%torchjob and the previews below use the last valid settings."
         ]
-        said += [verdict.errors[""]] if "" in verdict.errors else []
-    return f'<div role="status">{"".join(f"<div>{escape(text)}</div>" for text in said)}</div>'
+        lines += [verdict.errors[""]] if "" in verdict.errors else []
+    return f'<div role="status">{"".join(f"<div>{escape(text)}</div>" for text in lines)}</div>'

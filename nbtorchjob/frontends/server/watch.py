@@ -118,25 +118,25 @@ class Look(FrozenDataclass):
 
     def again(self, scope: BackendScope, roots: Sequence[str]) -> tuple[Look, Changes]:
         """Look once more; raises what the backend does."""
-        made = {job["id"]: job for job in backend(scope.backend).summaries(record, scope=scope.name)}
+        jobs = {job["id"]: job for job in backend(scope.backend).summaries(record, scope=scope.name)}
         # This machine returns the same record of an ended job each time, and there may be thousands.
         records = {
             id_: self.records[id_] if self.made.get(id_) is job else below(job, roots)
-            for id_, job in made.items()
+            for id_, job in jobs.items()
         }
         changed = [job for id_, job in records.items() if not _same(self.records.get(id_), job)]
         gone = [id_ for id_ in self.records if id_ not in records]
-        return Look(made, records), Changes(changed, gone)
+        return Look(jobs, records), Changes(changed, gone)
 
 
-def _same(known: Record | None, seen: Record) -> bool:
+def _same(known: Record | None, job: Record) -> bool:
     """Whether only the clock's numbers changed, which pages count themselves."""
-    return known is seen or (known is not None and _lasting(known) == _lasting(seen))
+    return known is job or (known is not None and _lasting(known) == _lasting(job))
 
 
-def _lasting(seen: Record) -> Record:
-    progress = seen["progress"]
-    return {**seen, "elapsed": None, "progress": progress and {**progress, "left": None}}
+def _lasting(job: Record) -> Record:
+    progress = job["progress"]
+    return {**job, "elapsed": None, "progress": progress and {**progress, "left": None}}
 
 
 _MOST_REMOVED = 4096
@@ -178,11 +178,11 @@ class History:
         """Return what in ``found``, all jobs as they are, is new to a page with the mark ``known``."""
         mark = f"{self._born}.{self._number}"
         born, _, number = known.partition(".")
-        seen = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1
-        if not self._forgotten <= seen <= self._number:
+        newest = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1
+        if not self._forgotten <= newest <= self._number:
             return News(records, (), whole=True, mark=mark)
-        jobs = [job for job in records if self._changed.get(job["id"], self._number) > seen]
-        return News(jobs, [id_ for id_, at in self._removed.items() if at > seen], whole=False, mark=mark)
+        jobs = [job for job in records if self._changed.get(job["id"], self._number) > newest]
+        return News(jobs, [id_ for id_, at in self._removed.items() if at > newest], whole=False, mark=mark)
 
 
 T = TypeVar("T")
@@ -249,8 +249,8 @@ class Watch:
         watched = self._watched.get(BackendScope(job.backend, job.scope))
         if watched is None or not watched.poller.fresh or watched.scope.lane in self._notes:
             return None
-        seen = watched.look.records.get(str(job))
-        return seen and as_of(seen, time.time())
+        job_record = watched.look.records.get(str(job))
+        return job_record and as_of(job_record, time.time())
 
     def again(self, job: JobId) -> None:
         """Look again at a job's scope, as something was done to the job."""

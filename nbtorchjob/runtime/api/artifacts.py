@@ -126,16 +126,16 @@ def _listed(folder: str) -> Tuple[Dict[str, int], List[str]]:
     for at, folders, files in os.walk(folder, onerror=refused):
         for path in (os.path.join(at, name) for name in (*folders, *files)):
             try:
-                seen, name = os.lstat(path), os.path.relpath(path, folder)
+                status, name = os.lstat(path), os.path.relpath(path, folder)
             except OSError as exc:
                 refused(exc)
                 continue
-            if stat.S_ISREG(seen.st_mode) and name.isprintable() and os.access(path, os.R_OK):
-                sizes[name] = seen.st_size
-            elif stat.S_ISLNK(seen.st_mode):
+            if stat.S_ISREG(status.st_mode) and name.isprintable() and os.access(path, os.R_OK):
+                sizes[name] = status.st_size
+            elif stat.S_ISLNK(status.st_mode):
                 if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
                     left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
-            elif not stat.S_ISDIR(seen.st_mode):
+            elif not stat.S_ISDIR(status.st_mode):
                 left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
     return sizes, left
 

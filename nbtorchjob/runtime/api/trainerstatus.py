@@ -69,11 +69,11 @@ class Poster(threading.Thread):
                 done = count + self._zero
                 self._counts.append((now, done))
                 (since, before), left = self._counts[0], max(0.0, total - done)
-                far = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
+                progress = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
                 if done > before:
                     seconds = (now - since) / (done - before) * left
-                    far["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
-                status.update(far)
+                    progress["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))
+                status.update(progress)
                 break
         self._status = status
         self._news.set()

@@ -239,9 +239,9 @@ class _Talk:
         """Return the next message; None where it hasn't come whole within so many seconds."""
         until = time.monotonic() + seconds
         while True:
-            said = self._messages.read(self._came, most)
-            if said is not None:
-                return said
+            message = self._messages.read(self._came, most)
+            if message is not None:
+                return message
             self._peer.settimeout(max(1e-3, until - time.monotonic()))
             try:
                 part = self._peer.recv(QUESTION_BYTES)

@@ -80,12 +80,12 @@ def _list(below: str) -> Iterator[Answer]:
     count = characters = 0
     rows: List[Tuple[str, int, float]] = []
     for word, root in sorted(_roots().items()):
-        for name, seen in plain_files(word, root, below.strip("/")):
+        for name, status in plain_files(word, root, below.strip("/")):
             if count == MOST_FILES:
                 yield {"files": rows}
                 yield {"listed": count, "more": True, "shared": checkpoints.shared()}
                 return
-            rows.append((name, seen.st_size, seen.st_mtime))
+            rows.append((name, status.st_size, status.st_mtime))
             count, characters = count + 1, characters + len(name)
             if characters > _NAMES:
                 yield {"files": rows}
@@ -116,12 +116,12 @@ def plain_files(word: str, root: str, below: str) -> Iterator[Tuple[str, os.stat
         for file in sorted(files):
             path = os.path.join(folder, file)
             try:
-                seen = os.lstat(path)
+                status = os.lstat(path)
             except OSError:  # removed meanwhile
                 continue
             name = below if single else "%s/%s" % (below or word, os.path.relpath(path, start))
-            if stat.S_ISREG(seen.st_mode) and name.isprintable() and not checkpoints.is_partial(file):
-                yield name, seen
+            if stat.S_ISREG(status.st_mode) and name.isprintable() and not checkpoints.is_partial(file):
+                yield name, status
 
 
 def _within(root: str, rest: str) -> str:

@@ -202,13 +202,13 @@ def pass_on(seconds: int) -> None:
                 return
             to_asker += data
         if 0 in ready:
-            said = os.read(0, _CHUNK)
-            if not said:
+            chunk = os.read(0, _CHUNK)
+            if not chunk:
                 node.settimeout(_LAST_S)
                 node.sendall(to_node)
                 return
             signal.alarm(seconds)
-            to_node += said
+            to_node += chunk
 
 
 def _written(fd: int, data: bytearray) -> int:

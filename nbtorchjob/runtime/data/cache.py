@@ -78,7 +78,7 @@ def alone(path: str, waits: Callable[[], None]) -> Iterator[IO[str]]:
 
 def _held(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[str]:
     """Open and lock a file, which whoever held it before may have removed."""
-    said = False
+    announced = False
     while True:
         try:
             file = open(path, "a+")  # noqa: SIM115 - whoever asked closes it
@@ -88,8 +88,8 @@ def _held(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[s
             file = open(path)  # noqa: SIM115 - as above
         try:
             while not _lock(file, how):
-                if not said:
-                    said = True
+                if not announced:
+                    announced = True
                     waits()
                 time.sleep(_LOOK_S)
             if _is_at(file, path):

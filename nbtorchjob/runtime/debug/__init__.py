@@ -244,12 +244,12 @@ class _Line:
             self.say({"out": text})
             self.say({"prompt": prompt})
             text = ""
-            said = self._heard()
-            while said is not None and "complete" in said:
-                self.say({"words": _completions(pdb, said)})
-                said = self._heard()
-            if said is not None:
-                return str(said.get("line", ""))
+            message = self._heard()
+            while message is not None and "complete" in message:
+                self.say({"words": _completions(pdb, message)})
+                message = self._heard()
+            if message is not None:
+                return str(message.get("line", ""))
             if self.released:
                 return ""
 
@@ -265,8 +265,8 @@ class _Line:
                 self._accept(listener)
 
     def _parted(self) -> Tuple[str, str]:
-        said, self._said = self._said, ""
-        text, new, prompt = said.rpartition("\n")
+        output, self._said = self._said, ""
+        text, new, prompt = output.rpartition("\n")
         return text + new, prompt
 
     def say(self, record: Dict[str, Any]) -> None:
@@ -352,9 +352,9 @@ class _Line:
             if new:
                 self._came = rest
                 with suppress(ValueError):
-                    said = json.loads(line.decode())
-                    if isinstance(said, dict):
-                        return said
+                    message = json.loads(line.decode())
+                    if isinstance(message, dict):
+                        return message
                 continue
             ready, _, _ = select.select([self.listen(), self._peer], [], [])
             if self._peer in ready:
@@ -449,11 +449,11 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
             finally:
                 sys.stdin, sys.stdout = held
 
-    made = Prompt(stdin=None, stdout=line, skip=[_OURS], nosigint=True)
-    made.use_rawinput = False
-    made.report_skipped = False  # IPython's; it would write that to the rank's log
-    made.stdin = _Typed(debugger, made)
-    return made
+    prompt = Prompt(stdin=None, stdout=line, skip=[_OURS], nosigint=True)
+    prompt.use_rawinput = False
+    prompt.report_skipped = False  # IPython's; it would write that to the rank's log
+    prompt.stdin = _Typed(debugger, prompt)
+    return prompt
 
 
 class _Typed:
@@ -468,7 +468,7 @@ class _Typed:
         """Return the next line; ``continue`` where nobody comes."""
         line = self._debugger.line
         try:
-            said = line.ask(self._pdb)
+            text = line.ask(self._pdb)
         except TimeoutError:
             if not self._late:
                 self._debugger.give_up()
@@ -476,7 +476,7 @@ class _Typed:
             # A second time in what doesn't know that word, such as an interpreter of pdb's.
             return "continue\n" if self._late % 2 else ""
         self._late = 0
-        return "continue\n" if line.released else said.rstrip("\n") + "\n"
+        return "continue\n" if line.released else text.rstrip("\n") + "\n"
 
 
 _the: List[Debugger] = []
@@ -508,10 +508,10 @@ def hold_at(exc: BaseException) -> None:
         debugger.hold(exc)
 
 
-def _completions(pdb: Any, said: Dict[str, Any]) -> List[str]:
+def _completions(pdb: Any, request: Dict[str, Any]) -> List[str]:
     """Return what pdb completes a line to."""
     try:
-        line, begin, end = str(said["complete"]), int(said["begin"]), int(said["end"])
+        line, begin, end = str(request["complete"]), int(request["begin"]), int(request["end"])
         typed = line[begin:end]
         command = pdb.parseline(line)[0] if begin else None
         if command is None:

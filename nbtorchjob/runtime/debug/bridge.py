@@ -80,11 +80,11 @@ class _Bridge:
 def _passed_on(asked: Question, peer: socket.socket) -> "Iterator[dict[str, Any]]":
     came = b""
     while True:
-        said = asked.hear(0)
-        while said is not None:
-            if isinstance(said, dict):
-                peer.sendall(json.dumps(said).encode() + b"\n", socket.MSG_NOSIGNAL)
-            said = asked.hear(0)
+        message = asked.hear(0)
+        while message is not None:
+            if isinstance(message, dict):
+                peer.sendall(json.dumps(message).encode() + b"\n", socket.MSG_NOSIGNAL)
+            message = asked.hear(0)
         ready, _, _ = select.select([asked.fileno(), peer.fileno()], [], [])
         if peer.fileno() in ready:
             try:

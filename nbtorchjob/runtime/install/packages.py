@@ -268,7 +268,7 @@ class _Installer:
         """Return what is asked for, and what that needs, as far as it isn't there."""
         raise NotImplementedError
 
-    def words(self, said: str) -> Iterator[str]:
+    def words(self, output: str) -> Iterator[str]:
         """Yield the lines of its output that say why it failed."""
         raise NotImplementedError
 
@@ -295,28 +295,28 @@ class _Installer:
         ) as process:
             try:
                 assert process.stdout is not None
-                said = self._passed_on(process.stdout.fileno())
+                output = self._passed_on(process.stdout.fileno())
                 code = process.wait()
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
-            words = list(dict.fromkeys(self.words(said))) or _last(said)
+            words = list(dict.fromkeys(self.words(output))) or _last(output)
             if any(map(_FOR_OTHERS, words)):
                 words.append("this node has Python %(python)s on %(platform)s" % environment.description())
             text = _SECRET.sub("//", "\n".join(words))
             raise InstallError(
                 "%s couldn't install %s: %s" % (self.name, self._what, text), again=bool(_TROUBLES(text))
             )
-        return said
+        return output
 
     def _passed_on(self, pipe: int) -> str:
         """Write what comes from a pipe to the node's log; return the end of it, without colours."""
-        said = b""
+        output = b""
         while True:
             left = self._until - time.monotonic()
             if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                text = said.decode(errors="replace")
+                text = output.decode(errors="replace")
                 last = "; it said last: %s" % _SECRET.sub("//", " ".join(_last(text))) if text.strip() else ""
                 raise InstallError(
                     "%s didn't install %s within %g s (--env %s=S allows more)%s"
@@ -325,13 +325,13 @@ class _Installer:
                 )
             chunk = os.read(pipe, 1 << 16)
             if not chunk:
-                return _COLOURS.sub("", said.decode(errors="replace"))
+                return _COLOURS.sub("", output.decode(errors="replace"))
             os.write(1, chunk)
-            said = (said + chunk)[-_MOST:]
+            output = (output + chunk)[-_MOST:]
 
 
-def _last(said: str) -> List[str]:
-    return [line.strip() for line in _COLOURS.sub("", said).splitlines() if line.strip()][-3:]
+def _last(output: str) -> List[str]:
+    return [line.strip() for line in _COLOURS.sub("", output).splitlines() if line.strip()][-3:]
 
 
 class _Pip(_Installer):
@@ -355,13 +355,13 @@ class _Pip(_Installer):
                 decided.append(_Missing(meta["name"], meta["version"], at if item["is_direct"] else ""))
             return decided
 
-    def words(self, said: str) -> Iterator[str]:
+    def words(self, output: str) -> Iterator[str]:
         # Why nothing was found, or a build failed, only its log says.
         lines: List[str] = []
         with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
             lines += file
         # Say for what there are wheels of what pip found none of, if there are some for others
-        match = _NO_MATCH(said)
+        match = _NO_MATCH(output)
         name, version = (match.group(1), match.group(2) or "") if match else ("", "")
         tags = [
             wheel.group(1)
@@ -372,11 +372,11 @@ class _Pip(_Installer):
         if tags:
             others = environment.in_words([*dict.fromkeys(tags)])
             yield "%s has no wheels for this node, but for %s" % (name, others)
-        if "conflicting dependencies" not in said:
+        if "conflicting dependencies" not in output:
             reasons = [(match.group(1) or match.group(2)) for match in map(_IN_LOG, lines) if match]
             yield from (line.replace(" - skipping", "")[:_LONGEST] for line in reasons[-1:])
         conflict = False
-        for line in said.splitlines():
+        for line in output.splitlines():
             if line.startswith(("The conflict is caused by", "To fix this", "Additionally, some packages")):
                 conflict = line.startswith("The conflict")
             elif line.startswith("ERROR: ") and "ResolutionImpossible" not in line:
@@ -404,12 +404,12 @@ class _Uv(_Installer):
 
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
         python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks none
-        said = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
-        decisions = (line.groups("") for line in _DECIDED.finditer(said))
+        output = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
+        decisions = (line.groups("") for line in _DECIDED.finditer(output))
         return [_Missing(name, version, at or of_old) for name, version, at, of_old in decisions]
 
-    def words(self, said: str) -> Iterator[str]:
-        lines = said.splitlines()
+    def words(self, output: str) -> Iterator[str]:
+        lines = output.splitlines()
         begins = next((n for n, line in enumerate(lines) if re.match(r"\s*×|error:", line)), len(lines))
         yield from (line.strip() for line in lines[begins : begins + 20] if line.strip())
 
@@ -420,8 +420,8 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     told_pip = _is_configured("PIP", _PIP_FILES) and not _is_configured("UV", _UV_FILES)
     # uv looks into the interpreter's own folder of packages alone: what an image's venv has from the system's
     # Python, or from ``PYTHONPATH``, it would install anew (0.13).
-    seen = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
-    unseen = (path for path in sys.path if os.path.realpath(path) not in seen)
+    folders = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
+    unseen = (path for path in sys.path if os.path.realpath(path) not in folders)
     if pip and (told_pip or any(map(environment.distributions, unseen))):
         return _Pip
     # How the image's uv is run, or else the one in the job's store; [] where there is none

@@ -112,8 +112,8 @@ def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
 def _changed(file: _File, path: str) -> str:
     """Return why a file of this machine isn't as it was when it was shipped."""
     try:
-        seen = os.stat(path)
-        if (seen.st_size, seen.st_mtime_ns) == (file.size, file.mtime):
+        status = os.stat(path)
+        if (status.st_size, status.st_mtime_ns) == (file.size, file.mtime):
             return ""
         why = "has changed"
     except OSError:
@@ -125,9 +125,9 @@ def _changed(file: _File, path: str) -> str:
 
 def _same(file: _File, path: str) -> bool:
     try:
-        seen = os.stat(path)
-        executable = not file.executable or seen.st_mode & stat.S_IXUSR
-        if not stat.S_ISREG(seen.st_mode) or seen.st_size != file.size or not executable:
+        status = os.stat(path)
+        executable = not file.executable or status.st_mode & stat.S_IXUSR
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size or not executable:
             return False
         digest = hashlib.sha256()
         with open(path, "rb") as opened:
@@ -162,12 +162,12 @@ def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
     os.makedirs(os.path.dirname(target), exist_ok=True)
     opened, partial = tempfile.mkstemp(prefix=".", dir=os.path.dirname(target))
     try:
-        with open(opened, "wb") as written:
+        with open(opened, "wb") as output:
             if isinstance(file.at, int):
-                written.write(content[file.at : file.at + file.size])
+                output.write(content[file.at : file.at + file.size])
             else:
                 try:
-                    sha256 = store.digest(file.at, written, file.size)
+                    sha256 = store.digest(file.at, output, file.size)
                 except Exception as exc:  # whatever a store's library raises
                     why = "%s: %s" % (type(exc).__name__, exc)
                     raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc

@@ -240,10 +240,10 @@ class Lab:
                 relay = self._relay
                 if isinstance(relay, Lead):
                     yield {"bring": list(relay.others)}
-                    said: Any = b""
-                    while isinstance(said, bytes):  # signs of life
-                        said = asked.hear(HEAR_S)
-                    if said is None:
+                    message: Any = b""
+                    while isinstance(message, bytes):  # signs of life
+                        message = asked.hear(HEAR_S)
+                    if message is None:
                         raise Refused("the payload didn't arrive at all nodes within %d s" % HEAR_S)
                     relay.all_have(number, name_of(asked["id"]))
                 answer, new = self._standing.done(partial(self._take, asked, number, payload))

@@ -282,13 +282,13 @@ class _Turns:
         muted = worker.mute_handlers()
         try:
             streams.flush()
-            error, said = worker.described(exc, self._of.header, log)
-            worker.tell(exc, error, said, self._rank, round_, stays=True)
+            error, text = worker.described(exc, self._of.header, log)
+            worker.tell(exc, error, text, self._rank, round_, stays=True)
         finally:
             for number, handler in muted.items():
                 signal.signal(number, handler)
         if variables:
-            more = partial(worker.tell_variables, exc, error, said, self._rank, round_, stays=True)
+            more = partial(worker.tell_variables, exc, error, text, self._rank, round_, stays=True)
             self._interrupts.guarded(round_, more)
 
 
@@ -329,9 +329,9 @@ class _Output:
 
     def renew(self) -> None:
         """Put the streams back that the code has replaced."""
-        theirs = [stream for stream in (sys.stdout, sys.stderr) if stream not in self._own]
+        replacements = [stream for stream in (sys.stdout, sys.stderr) if stream not in self._own]
         sys.stdout, sys.stderr = self._own
-        for stream in theirs:
+        for stream in replacements:
             with suppress(Exception):  # it may be anything
                 stream.flush()
 

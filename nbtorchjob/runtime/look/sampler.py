@@ -201,8 +201,8 @@ class Sampler:
 
     def _sample(self) -> RankSample:
         if self._returned:
-            made = recorder.groups(left=True)
-            return RankSample(self._rank, ENDED, os.getpid(), groups=made, note=HAS_RETURNED)
+            groups = recorder.groups(left=True)
+            return RankSample(self._rank, ENDED, os.getpid(), groups=groups, note=HAS_RETURNED)
         threads = () if self.note else tuple(_threads())
         sample = RankSample(self._rank, held or RUNS, os.getpid(), threads, note=self.note)
         try:

@@ -119,7 +119,7 @@ class Departure:
         """Return whether that is so for all nodes where ranks ask."""
         bounds = self._agreement.bounds if self._agreement is not None else []
         gone = zip(bounds, self._peers.have_said("gone"))
-        return all(said for bound, said in gone if bound > 1)
+        return all(announced for bound, announced in gone if bound > 1)
 
     def all_have_sent(self) -> bool:
         """Tell the other nodes that what was saved here is in the store; return whether that counts.

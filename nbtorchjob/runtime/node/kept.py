@@ -33,11 +33,11 @@ def received(asked: Question, path: str, key: bytes) -> Payload:
     left = int(asked["size"])
     with room_for(path), open(path, "xb") as file:
         while left > 0:
-            said = asked.hear(HEAR_S)
-            if not isinstance(said, bytes):
+            chunk = asked.hear(HEAR_S)
+            if not isinstance(chunk, bytes):
                 raise Refused("the payload didn't arrive: nothing came for %d s" % HEAR_S)
-            left -= len(said)
-            file.write(said)
+            left -= len(chunk)
+            file.write(chunk)
     try:
         payload = Payload(path)
         payload.verify(key)

@@ -272,8 +272,8 @@ class Swaps:
 
     def _say(self, current: _Try, word: str, value: str) -> Optional[List[str]]:
         assert self._ranks is not None
-        said: Optional[List[str]] = self._ranks.peers.say(self._word(current, word), value)
-        return said
+        answers: Optional[List[str]] = self._ranks.peers.say(self._word(current, word), value)
+        return answers
 
     def _decide(self, current: _Try, verdict: str) -> None:
         assert self._ranks is not None
@@ -306,12 +306,12 @@ class Swaps:
         passed = [kind for kind in points.KINDS if all(self._calls(kind))]
         if not passed and now < current.began + min(_FIRST_S, float(request.words["within"]) / 2):
             return
-        said = self._say(current, "has", str(sum(1 << kind for kind in passed)))
-        if said is None:
+        masks = self._say(current, "has", str(sum(1 << kind for kind in passed)))
+        if masks is None:
             if request.left or now > current.began + _HAVE_S:
                 self._decide(current, ABSENT)
             return
-        kinds = [kind for kind in _PREFERRED if all(int(mask) >> kind & 1 for mask in said)]
+        kinds = [kind for kind in _PREFERRED if all(int(mask) >> kind & 1 for mask in masks)]
         if not kinds:
             self._decide(current, POINTLESS)
             return
@@ -429,7 +429,7 @@ class Swaps:
             meeting = current.meeting
             late = [number for rank, number in ranks.numbers.items() if not states[rank]]
             lacks = {name for outcome in outcomes.values() for name in outcome.get("lacks", ())}
-            made = zip(ranks.numbers.values(), *map(self._calls, points.KINDS))
+            counts = zip(ranks.numbers.values(), *map(self._calls, points.KINDS))
             request.answers.put(
                 {
                     **record,
@@ -441,7 +441,7 @@ class Swaps:
                     "lacks": sorted(lacks),
                     "compiled": any(outcome.get("compiled") for outcome in outcomes.values()),
                     "late": late if record.get("why") == LATE else [],
-                    "silent": [number for number, *calls in made if not any(calls)],
+                    "silent": [number for number, *calls in counts if not any(calls)],
                     "metrics": outcomes.get(0, {}).get("metrics", {}),
                 }
             )

@@ -80,10 +80,10 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
     elif absent and _is_namedtuple(cls, attributes):
         defaults = attributes["_field_defaults"].values()
         fields = attributes["_fields"]
-        made: Any = collections.namedtuple(cls.__name__, fields, defaults=defaults)  # type: ignore[misc]
+        new_class: Any = collections.namedtuple(cls.__name__, fields, defaults=defaults)  # type: ignore[misc]
         for name in _NAMEDTUPLE:
-            if name in vars(made) and (name in absent or name not in attributes):
-                type.__setattr__(cls, name, vars(made)[name])
+            if name in vars(new_class) and (name in absent or name not in attributes):
+                type.__setattr__(cls, name, vars(new_class)[name])
 
 
 def _renew_dataclass(cls: Any, attributes: Dict[str, Any]) -> None:
@@ -180,13 +180,13 @@ def make_dispatching(function: Any) -> Any:
     return functools.singledispatch(function)
 
 
-def fill_dispatching(made: Any, state: Any) -> None:
+def fill_dispatching(dispatcher: Any, state: Any) -> None:
     """Fill in what it dispatches to, and its attributes."""
     function, registry, own = state
-    functools.update_wrapper(made, function)
+    functools.update_wrapper(dispatcher, function)
     for cls, implementation in registry.items():
-        made.register(cls, implementation)
-    vars(made).update(own)
+        dispatcher.register(cls, implementation)
+    vars(dispatcher).update(own)
 
 
 def reduce_dispatched_method(method: Any) -> Any:

@@ -201,9 +201,9 @@ class Unpickler(pickle.Unpickler):
 
 def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
     """Take in the table of the pickle that this thread is loading."""
-    made = [_Region(data) for data in regions]
+    memories = [_Region(data) for data in regions]
     tables: List[Dict[int, Tuple[_Region, int]]] = _loading.__dict__.setdefault("tables", [])
-    tables.append({index: (made[region], offset) for index, (region, offset) in enumerate(slots)})
+    tables.append({index: (memories[region], offset) for index, (region, offset) in enumerate(slots)})
 
 
 def forget() -> None:

@@ -158,8 +158,8 @@ class Pickler(pickle.Pickler):
             return self.reduce_dispatching(function)
         args, state = self._make(function), self._state(function)
         bare = self._bare.get(id(function))
-        made = (rebuilt.make_function, args) if bare is None else (rebuilt.same, (bare,))
-        return (*made, state, None, None, rebuilt.fill_function)
+        call = (rebuilt.make_function, args) if bare is None else (rebuilt.same, (bare,))
+        return (*call, state, None, None, rebuilt.fill_function)
 
     def _make(self, function: Any) -> Tuple[Any, ...]:
         if id(function) not in self._functions:
@@ -505,8 +505,8 @@ def _reduce_loader(loader: Any) -> Any:
 def _reduce_scheduler(scheduler: Any) -> Any:
     # What it set on its optimizer, to know whether that steps, the optimizer leaves out of its own state.
     state = (dict(vars(scheduler)), torch_versions.STEPPED.get(scheduler.optimizer))
-    made = copyreg.__newobj__, (type(scheduler),)  # type: ignore[attr-defined]
-    return (*made, state, None, None, rebuilt.fill_scheduler)
+    call = copyreg.__newobj__, (type(scheduler),)  # type: ignore[attr-defined]
+    return (*call, state, None, None, rebuilt.fill_scheduler)
 
 
 @_reduces("torch.export.exported_program", "ExportedProgram")
@@ -592,13 +592,13 @@ _WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict._
 
 
 def _reduce_container(container: Any) -> Any:
-    made, args, *items = container.__reduce__()
+    maker, args, *items = container.__reduce__()
     says = getattr(type(container), "__getstate__", None)
     if says is None or says is getattr(object, "__getstate__", None):  # the latter since Python 3.11
         own = getattr(container, "__dict__", None)
     else:
         own = container.__getstate__()
-    return (made, args, own or None, *items[1:])
+    return (maker, args, own or None, *items[1:])
 
 
 _WRAPPER = "DistributedDataParallel"  # made again it would ask for the ranks' process group

@@ -190,21 +190,21 @@ def make_class(
         space = maker.__prepare__(name, bases)
         space.update(own)
         try:
-            made = maker.__new__(type_, name, bases, space)
+            cls = maker.__new__(type_, name, bases, space)
         except TypeError:  # such as typing's for a TypedDict, whose classes have bases that it refuses itself
-            made = type.__new__(type_, name, bases, own)
+            cls = type.__new__(type_, name, bases, own)
         else:
-            maker.__init__(made, name, bases, space)
+            maker.__init__(cls, name, bases, space)
     finally:
         for base, method in reversed(saved):
             type.__setattr__(base, "__init_subclass__", method)
     with _lock:
-        _tags[made], _tagged[known_as] = known_as, made
-        _unfilled.add(made)
+        _tags[cls], _tagged[known_as] = known_as, cls
+        _unfilled.add(cls)
     mine = getattr(sys.modules["__main__"], name, None)
     if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
         differences.append("its %s is the class of that name of the rank, not the notebook's" % name)
-    return made
+    return cls
 
 
 def _skip(base: Any, cls: Any, **_: Any) -> None:
@@ -249,11 +249,11 @@ def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
 
 def make_module(name: str, importable: bool, type_: Any = types.ModuleType) -> types.ModuleType:
     """Make a module that was made by hand; ``importable`` if it could be imported by its name."""
-    made: types.ModuleType = type_.__new__(type_)
-    types.ModuleType.__init__(made, name)  # not the class's own, which may want more
+    module: types.ModuleType = type_.__new__(type_)
+    types.ModuleType.__init__(module, name)  # not the class's own, which may want more
     if not importable:
-        return made
-    known: types.ModuleType = sys.modules.setdefault(name, made)
+        return module
+    known: types.ModuleType = sys.modules.setdefault(name, module)
     return known
 
 
@@ -264,10 +264,10 @@ def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
 
 def make_exception(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
     """Make an exception as it is, however many arguments its class takes; ``base`` is Python's own."""
-    made = cls.__new__(cls, *args)
-    base.__init__(made, *args)
-    made.args = args
-    return made
+    exception = cls.__new__(cls, *args)
+    base.__init__(exception, *args)
+    exception.args = args
+    return exception
 
 
 class RemoteTraceback(Exception):
@@ -291,15 +291,15 @@ def raised(exc: BaseException) -> str:
         return ""
 
 
-def fill_exception(made: Any, state: Tuple[Any, str]) -> None:
+def fill_exception(exception: Any, state: Tuple[Any, str]) -> None:
     """Fill in an exception's attributes, and what is said of where it was raised."""
     own, text = state
-    if type(made).__setstate__ is not BaseException.__setstate__:
-        made.__setstate__(own)
+    if type(exception).__setstate__ is not BaseException.__setstate__:
+        exception.__setstate__(own)
     else:
-        fill_object(made, own)
+        fill_object(exception, own)
     if text:
-        made.__cause__ = RemoteTraceback(text)
+        exception.__cause__ = RemoteTraceback(text)
 
 
 def constant(module: str, name: str) -> Any:
@@ -307,18 +307,18 @@ def constant(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def fill_object(made: Any, state: Any) -> None:
+def fill_object(instance: Any, state: Any) -> None:
     """Set attributes without asking the object's ``__getattr__``, which may need them already."""
     own, slots = state if isinstance(state, tuple) else (state, None)
     for name, value in (own or {}).items():
-        object.__setattr__(made, name, value)
+        object.__setattr__(instance, name, value)
     for name, value in (slots or {}).items():
-        object.__setattr__(made, name, value)
+        object.__setattr__(instance, name, value)
 
 
-def fill_plainly(made: Any, state: Dict[str, Any]) -> None:
+def fill_plainly(instance: Any, state: Dict[str, Any]) -> None:
     """Set attributes as they are, in an object whose class checks what is set on it."""
-    vars(made).update(state)
+    vars(instance).update(state)
 
 
 def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:

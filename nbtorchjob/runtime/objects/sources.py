@@ -259,10 +259,10 @@ class Missing:
     def function(self, space: Dict[str, Any]) -> Any:
         """Make a function that raises why once it is called; :func:`stands_in` tells it from others."""
         name = self.described["co_name"]
-        made: Dict[str, Any] = {}
-        exec("def made(*args, **kwargs):\n    raise RuntimeError(%r)" % self._why, made)
-        names = made["made"].__code__.co_names + tuple(self.described["co_names"])
-        code = made["made"].__code__.replace(
+        namespace: Dict[str, Any] = {}
+        exec("def made(*args, **kwargs):\n    raise RuntimeError(%r)" % self._why, namespace)
+        names = namespace["made"].__code__.co_names + tuple(self.described["co_names"])
+        code = namespace["made"].__code__.replace(
             co_name=name, co_names=names, co_filename=self.described["co_filename"]
         )
         function = types.FunctionType(code, space)

@@ -42,8 +42,8 @@ def reduce_condition(condition: Any) -> Any:
         raise pickle.PicklingError("a thread waits on it, end that first")
     of_lock = vars(threading.Condition(condition._lock))
     own = {name: value for name, value in vars(condition).items() if name not in of_lock}
-    made = copyreg.__newobj__, (type(condition),)  # type: ignore[attr-defined]
-    return (*made, (condition._lock, own), None, None, fill_condition)
+    call = copyreg.__newobj__, (type(condition),)  # type: ignore[attr-defined]
+    return (*call, (condition._lock, own), None, None, fill_condition)
 
 
 def fill_condition(condition: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
@@ -114,8 +114,8 @@ def reduce_future(future: Any) -> Any:
         return NotImplemented
     if not future.done():
         raise pickle.PicklingError("it isn't done, wait for its result first")
-    made = copyreg.__newobj__, (type(future),)  # type: ignore[attr-defined]
-    return (*made, {**vars(future), "_done_callbacks": []})
+    call = copyreg.__newobj__, (type(future),)  # type: ignore[attr-defined]
+    return (*call, {**vars(future), "_done_callbacks": []})
 
 
 def refuse_thread(obj: Any) -> Any:

@@ -107,14 +107,14 @@ class Ground:
         compiled = {path for path in changed if os.path.basename(os.path.dirname(path)) == _BYTECODE}
         for path in compiled:
             del self._known[path]
-        made = [path for path in now if path not in self._known]
-        for path in reversed(made):  # what is in a folder comes behind it
+        additions = [path for path in now if path not in self._known]
+        for path in reversed(additions):  # what is in a folder comes behind it
             with suppress(OSError):
                 if stat.S_ISDIR(now[path][0]):
                     os.rmdir(path)
                 else:
                     os.unlink(path)
-        left = filter(os.path.lexists, made)
+        left = filter(os.path.lexists, additions)
         return sorted({*mounted, *(changed - compiled), *left, *self._remove_from_system_v()})
 
     def _places(self) -> Iterator[str]:

@@ -169,7 +169,7 @@ def notes(exc: BaseException, log: str) -> List[str]:
         with suppress(OSError), open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             tail = file.read().decode(errors="replace")
-    said = ["That process said: %s" % _placed(words, tail) for words in list(_LAST_WORDS.finditer(tail))[-1:]]
+    last = ["That process said: %s" % _placed(words, tail) for words in list(_LAST_WORDS.finditer(tail))[-1:]]
     exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
     for frame, _ in traceback.walk_tb(errors.traceback_of(exc)):
         # Other objects than torch's aren't asked: their `__getattr__` may raise, and hide the failure.
@@ -180,7 +180,7 @@ def notes(exc: BaseException, log: str) -> List[str]:
             break
     else:
         ended = []
-    return reasons + said + ended
+    return reasons + last + ended
 
 
 def _placed(words: re.Match[str], text: str) -> str:

@@ -50,9 +50,9 @@ class _Raw(io.FileIO):
     def write(self, data: Any) -> Any:
         if self._earlier is not None and not self._earlier.closed:
             self._earlier.flush()
-        written = super().write(data)
+        count = super().write(data)
         self._index.look()
-        return written
+        return count
 
 
 def redirect(path: str, *, at_once: bool = False) -> "Flusher":

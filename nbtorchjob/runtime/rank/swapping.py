@@ -72,30 +72,30 @@ def install() -> None:
     swapped.began = time.time()
 
 
-def _swap(number: int, made: int) -> None:
-    """Do a swap at this rank's ``made``-th call of its kind."""
+def _swap(number: int, count: int) -> None:
+    """Do a swap at this rank's ``count``-th call of its kind."""
     page, chance = points.page, _Randomness()
     assert page is not None
     change, what = Change(vars(sys.modules["__main__"])), PREPARED
-    said: Dict[str, Any] = {"metrics": report.last}
+    record: Dict[str, Any] = {"metrics": report.last}
     modules = os.path.join(os.path.dirname(points.folder), FILES)
     try:
         change.prepare(payload_of(points.folder, number), modules)
     except Exception as exc:  # whatever the cell raises
-        said.update(_described(exc))
+        record.update(_described(exc))
         what = REFUSED
-    said.update(names=change.hows, compiled=change.compiled)
-    _tell(number, what, said)
+    record.update(names=change.hows, compiled=change.compiled)
+    _tell(number, what, record)
     if _verdict(number) == DROP:
         change.drop()
         chance.put_back()
         return
-    trial = _Trial(number, change, said)
+    trial = _Trial(number, change, record)
     try:
         change.apply()
     except Exception as exc:  # what nothing foretold
         change.undo()
-        _tell(number, RAISED, {**said, **_described(exc)})
+        _tell(number, RAISED, {**record, **_described(exc)})
         if trial.wait() == STAYS:  # on the other ranks, which this one can't go on with
             raise
         chance.put_back()
@@ -108,7 +108,7 @@ def _swap(number: int, made: int) -> None:
         return
     names = ", ".join(name for name, how in change.hows.items() if how != SAME) or "nothing: all is as it was"
     where = points.NAMES[page[points.KIND]]
-    sys.stderr.write("nbtorchjob: swapped %s at call %d of %s\n" % (names, made, where))
+    sys.stderr.write("nbtorchjob: swapped %s at call %d of %s\n" % (names, count, where))
     streams.flush()
 
 
@@ -117,11 +117,11 @@ def _described(exc: Exception) -> Dict[str, Any]:
     return {"error": from_exception(exc).to_json(), "lacks": lacks}
 
 
-def _tell(number: int, what: int, said: Dict[str, Any]) -> None:
+def _tell(number: int, what: int, record: Dict[str, Any]) -> None:
     path = outcome_of(points.folder, number, points.rank)
     try:
         with open(path + ".partial", "w") as file:
-            json.dump(said, file)
+            json.dump(record, file)
         os.replace(path + ".partial", path)
     except (OSError, ValueError, TypeError):  # a full disk
         what = REFUSED if what == PREPARED else what
@@ -142,10 +142,10 @@ def _verdict(number: int) -> int:
 class _Trial:
     """A change that was made, until it is known whether it stays."""
 
-    def __init__(self, number: int, change: Change, said: Dict[str, Any]) -> None:
+    def __init__(self, number: int, change: Change, record: Dict[str, Any]) -> None:
         self._number = number
         self._change = change
-        self._said = said
+        self._said = record
         self._page = points.page
         self._new: List[types.FunctionType] = []
         self._calling = False
@@ -173,8 +173,8 @@ class _Trial:
             )
             code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
             old = tried.function.__code__
-            made: types.CodeType = code.replace(co_freevars=old.co_freevars, co_name=old.co_name)
-            tried.function.__code__ = made
+            stand_in: types.CodeType = code.replace(co_freevars=old.co_freevars, co_name=old.co_name)
+            tried.function.__code__ = stand_in
 
     def call(self, index: int, args: Any, kwargs: Any) -> Any:
         """Make the call of a function."""

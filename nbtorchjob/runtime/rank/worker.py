@@ -231,28 +231,28 @@ def _said(exc: BaseException) -> str:
     for frame, _ in traceback.walk_tb(errors.traceback_of(exc) if argparse is not None else None):
         parser = frame.f_locals.get("self")
         if argparse and frame.f_code.co_name == "error" and isinstance(parser, argparse.ArgumentParser):
-            said = parser.format_usage(), parser.prog, frame.f_locals.get("message")
-            return "%s%s: error: %s" % said
+            parts = parser.format_usage(), parser.prog, frame.f_locals.get("message")
+            return "%s%s: error: %s" % parts
     return ""
 
 
 def _fail(
     exc: BaseException, rank: int, round_: int, header: Dict[str, Any], log: str, sampler: Sampler
 ) -> None:
-    error, said = described(exc, header, log)
+    error, text = described(exc, header, log)
     try:
         if error.lost_peer:
             sampler.say_last(error.frames)
         # The agent of a pool's node goes on, as that of a lab's does.
         stays = {"stays": True} if header.get("pool") else {}
-        tell(exc, error, said, rank, round_, **stays)
+        tell(exc, error, text, rank, round_, **stays)
         if header["locals"]:
             # Its agent ends what is left of a round once another rank has failed: this one is about to end.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            tell_variables(exc, error, said, rank, round_, **stays)
+            tell_variables(exc, error, text, rank, round_, **stays)
         held = header["debug"] and header["debug"]["hold"]
-        if held and not said and not error.lost_peer:
+        if held and not text and not error.lost_peer:
             from nbtorchjob.runtime import debug  # late, as above
 
             debug.hold_at(exc)
@@ -269,18 +269,18 @@ def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Err
     missed = spawned.notes(exc, log)
     if missed:
         errors.add_notes(exc, missed)
-    error, said = errors.from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
-    return replace(error, message=said) if said else error, said
+    error, text = errors.from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
+    return replace(error, message=text) if text else error, text
 
 
-def tell(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:
+def tell(exc: BaseException, error: Error, text: str, rank: int, round_: int, **more: Any) -> None:
     """Tell of a failure, and print it."""
     # Recorded before it is printed: on a full disk there is room for only one of them.
     _emit(error, rank, round_, more)
-    if not said:
+    if not text:
         sys.stderr.write(_printed(exc, error))
-    elif said == errors.text_of(exc):  # as Python does; argparse has printed by itself
-        sys.stderr.write("%s\n" % said)
+    elif text == errors.text_of(exc):  # as Python does; argparse has printed by itself
+        sys.stderr.write("%s\n" % text)
     streams.flush()
 
 
@@ -289,15 +289,15 @@ def _printed(exc: BaseException, error: Error) -> str:
         printed = traceback.format_exception(type(exc), exc, errors.users_traceback(exc))
     except Exception:  # it asks the exception's class, which may raise
         frames = [(frame.filename, frame.lineno, frame.name, frame.line) for frame in error.frames]
-        said = "%s: %s\n" % (error.type, error.message)
-        printed = ["Traceback (most recent call last):\n", *traceback.format_list(frames), said]
+        line = "%s: %s\n" % (error.type, error.message)
+        printed = ["Traceback (most recent call last):\n", *traceback.format_list(frames), line]
     return "".join(printed)
 
 
-def tell_variables(exc: BaseException, error: Error, said: str, rank: int, round_: int, **more: Any) -> None:
+def tell_variables(exc: BaseException, error: Error, text: str, rank: int, round_: int, **more: Any) -> None:
     """Tell of a failure once more, with its variables: to describe them may end the process."""
     # Of a rank that lost a peer nobody asks what it held.
-    if not said and not error.lost_peer:
+    if not text and not error.lost_peer:
         with_them = with_variables(error, exc)
         if with_them != error:
             _emit(with_them, rank, round_, more)

@@ -109,8 +109,8 @@ class Endpoint:
 
     def connect(self) -> SignedStore:
         """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""
-        made: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
-        return SignedStore(made, self._key)
+        store: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
+        return SignedStore(store, self._key)
 
 
 def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:

@@ -223,8 +223,8 @@ def _read(field: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as exc:
-        said = " ".join(str(exc).split())
-        raise SpecError(field, text, f"JSON or YAML, or a file's path ({said})") from None
+        reason = " ".join(str(exc).split())
+        raise SpecError(field, text, f"JSON or YAML, or a file's path ({reason})") from None
 
 
 _QUANTITY = re.compile(

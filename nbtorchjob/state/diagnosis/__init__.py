@@ -178,8 +178,10 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
 @_rule
 def _broken(seen: Seen) -> _Finding | None:
     for group, call in seen.broken:
-        made = {rank: calls for rank in seen.members(group.name) if (calls := seen.made(rank, group.name))}
-        numbered = {rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in made.items()}
+        by_rank = {rank: calls for rank in seen.members(group.name) if (calls := seen.made(rank, group.name))}
+        numbered = {
+            rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in by_rank.items()
+        }
         there = {rank: same for rank, same in numbered.items() if same is not None}
         alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
         sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
@@ -192,7 +194,7 @@ def _broken(seen: Seen) -> _Finding | None:
             )
         fewer = {
             rank: calls[-1].seq
-            for rank, calls in made.items()
+            for rank, calls in by_rank.items()
             if calls[-1].seq < call.seq and seen.returned(rank)
         }
         if fewer and {*there, *fewer} == {*seen.members(group.name)}:
@@ -205,11 +207,11 @@ def _broken(seen: Seen) -> _Finding | None:
 @_rule
 def _differing(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
-        made: dict[int, dict[int, list[Collective]]] = {}  # by number and rank
+        by_number: dict[int, dict[int, list[Collective]]] = {}  # by number and rank
         for stand in seen.of.values():
             for call in (c for g in stand.groups if g.name == wait.group.name for c in g.calls if not c.p2p):
-                made.setdefault(call.seq, {}).setdefault(stand.rank, []).append(call)
-        for number, calls in sorted(made.items()):
+                by_number.setdefault(call.seq, {}).setdefault(stand.rank, []).append(call)
+        for number, calls in sorted(by_number.items()):
             sides = _sides({rank: tuple(map(_alike, mine)) for rank, mine in sorted(calls.items())})
             if len(sides) > 1:
                 first = {rank: mine[0] for rank, mine in calls.items()}

@@ -73,9 +73,9 @@ def saved(attempt: Attempt, state: JobState) -> str:
     if attempt.left is None:
         return ""
     counted = [f"{unit} {attempt.left.metrics[unit]:,g}" for unit in TOTALS if unit in attempt.left.metrics]
-    said = " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
+    text = " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
     later = next((follower.number for follower in state.attempts if follower.number > attempt.number), None)
-    return said if later is None else f"{said}, and attempt {later} went on from there"
+    return text if later is None else f"{text}, and attempt {later} went on from there"
 
 
 def why(attempt: Attempt, state: JobState) -> str:
@@ -112,10 +112,10 @@ def coming(state: JobState, now: float) -> str:
 
 def _because(text: str, attempt: Attempt, state: JobState, uses: str) -> str:
     used = use(attempt, state)
-    said = "; ".join(
+    details = "; ".join(
         part for part in (saved(attempt, state), why(attempt, state), used and uses + used) if part
     )
-    return f"{text}: {said}" if said else text
+    return f"{text}: {details}" if details else text
 
 
 def exhausted(state: JobState) -> str:

@@ -106,8 +106,8 @@ def origins(state: JobState) -> list[str]:
     image = [line(f"image {state.image}", LINE)] if state.image else []
     cell = f", cell {info.cell}" if info.cell else ""
     notebook = [line(f"notebook {info.notebook}{cell}", LINE)] if info.notebook else []
-    made = swaps.as_swapped(state)
-    changed = [f"code as swapped, {count(len(made), 'time')}: see describe"] if made else []
+    events = swaps.as_swapped(state)
+    changed = [f"code as swapped, {count(len(events), 'time')}: see describe"] if events else []
     if state.checkout:
         fact = state.checkout
         branch = f" on {fact.branch}" if fact.branch else ""
@@ -339,8 +339,8 @@ def output(state: JobState) -> list[str]:
         return []
     if failure.reason.cause is Cause.CANCELLED:
         return []  # what agents say of being told to stop
-    newest = [written for written in state.output if failure.node in (None, written.node)]
-    return [line(written.text, LINE) for written in newest[-_MAX_OUTPUT:]]
+    newest = [fact for fact in state.output if failure.node in (None, fact.node)]
+    return [line(fact.text, LINE) for fact in newest[-_MAX_OUTPUT:]]
 
 
 def heading(failure: Failure, state: JobState) -> str:
@@ -484,6 +484,6 @@ def last_line(state: JobState, now: float) -> str:
         lasted += ", stalled"
     there = where(state.info) if state.info.cluster else ""
     name = line(state.info.name, 80)
-    said = attempts.doing(state, now) or stillness(state, now)
-    parts = (f"{name} {phase(state).lower()} {lasted}", said, shape(state), counts(state), there)
+    activity = attempts.doing(state, now) or stillness(state, now)
+    parts = (f"{name} {phase(state).lower()} {lasted}", activity, shape(state), counts(state), there)
     return DOT.join(part for part in parts if part)

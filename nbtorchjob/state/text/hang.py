@@ -148,10 +148,10 @@ class _Wording(FrozenDataclass):
         for rank, calls in sorted(verdict.fewer.items()):
             counts.setdefault(calls, []).append(rank)
         others = ", ".join(f"{ranks(mine)} made {calls}" for calls, mine in [*counts.items()][:_MOST_SIDES])
-        made = f"{ranks(verdict.more)} made {verdict.last.seq} calls in {self._group(verdict.group)}"
+        leaders = f"{ranks(verdict.more)} made {verdict.last.seq} calls in {self._group(verdict.group)}"
         last = ", ".join(filter(None, [what(verdict.last), self._lines(verdict.more)]))
         why = "the usual causes are uneven batches and a branch that some ranks skip"
-        return f"{made}, and {others} before returning; the last is {last}; {why}"
+        return f"{leaders}, and {others} before returning; the last is {last}; {why}"
 
     def _verb(self, word: str, subjects: Sequence[int]) -> str:
         """Return a verb as so many ranks do it: ``wait``."""

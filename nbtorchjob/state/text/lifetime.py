@@ -41,12 +41,12 @@ def waits(state: JobState) -> list[str]:
         ahead = f": {nth} of {place.of}"
     else:
         ahead = ""
-    said = [
+    parts = [
         f"queued in {clean(queued.queue)}{ahead}" if not queued.held else "suspended",
         f"needs {' and '.join(needs)}" if needs and not queued.held else "",
         why.line,
     ]
-    text = "; ".join(part.rstrip(".") for part in said if part)
+    text = "; ".join(part.rstrip(".") for part in parts if part)
     return [clip(f"the job: {text}. {why.hint}".rstrip(), _MAX_TEXT)]
 
 

@@ -41,11 +41,11 @@ def carried(state: JobState) -> tuple[Swapped, ...]:
 
 def left_out(state: JobState) -> str:
     """Return which code a job begins with that a cluster's job can't give all of its swaps; "" for all."""
-    made = as_swapped(state)
+    swaps = as_swapped(state)
     whole = carried(state) if state.info.payload <= API_BYTES else ()
-    if len(whole) == len(made):
+    if len(whole) == len(swaps):
         return ""
-    first = made[len(whole)]
+    first = swaps[len(whole)]
     so_far = f"the code as of swap {whole[-1].number}" if whole else "the code as it was submitted"
     return f"{so_far}, without swap {first.number} ({names(first)}), as that or the job is too big for it"
 

@@ -56,7 +56,7 @@ def parts(
 ) -> Iterator[Part]:
     """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
-    said = facts.annotated(state)
+    annotation = facts.annotated(state)
     stacks = Stacks(state, asked=False, time=now)
     # Somebody else's job may contain anything, and a later version's more than is known here.
     why = state.info.unreadable
@@ -67,7 +67,7 @@ def parts(
             Part(f"Last lines of attempt {attempt.number}", wrote=[line(row, LINE) for row in wrote])
         )
     sections = (
-        Part("Note and tags", said=[said] if said else []),
+        Part("Note and tags", said=[annotation] if annotation else []),
         Part("What runs", said=[what] if what else []),
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), attempts.lab_lines(state, now)),
@@ -155,8 +155,8 @@ def _attempts(state: JobState, now: float) -> Part:
         for attempt in shown
     ]
     more = len(state.attempts) - len(shown)
-    said = [f"and {count(more, 'earlier one')}"] if more else []
-    return Part("Attempts", [_HEAD, *attempt_rows] if attempt_rows else [], said)
+    notes = [f"and {count(more, 'earlier one')}"] if more else []
+    return Part("Attempts", [_HEAD, *attempt_rows] if attempt_rows else [], notes)
 
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:

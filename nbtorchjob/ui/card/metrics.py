@@ -150,8 +150,8 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
     cells = ""
     for part, (a, b) in zip(parts, pairwise(edges), strict=True):
         if b - a >= 0.5:
-            said = f"{curve.label} {_range([x for x, _ in part])}: {_range([y for _, y in part])}"
-            cells += f'<b title="{escape(said)}" style="width:{share * (b - a):.1f}%"></b>'
+            title = f"{curve.label} {_range([x for x, _ in part])}: {_range([y for _, y in part])}"
+            cells += f'<b title="{escape(title)}" style="width:{share * (b - a):.1f}%"></b>'
     left, wide = (
         100 * px / chart.width for px in (chart.across.start, chart.across.end - chart.across.start)
     )

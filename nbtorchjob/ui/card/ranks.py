@@ -42,7 +42,7 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
         lost = bool(had) and node not in state.members
         # The last line of its lowest rank; where no rank wrote anything, its pod's
         wrote = (newest(state.logs[rank]) for rank in node.ranks if rank in state.logs)
-        output = (written.text for written in reversed(state.output) if written.node == node.index)
+        output = (entry.text for entry in reversed(state.output) if entry.node == node.index)
         last_line = next((text for text in (*wrote, *output) if text), "")
         cells = (
             str(node.index),
@@ -140,7 +140,7 @@ def html(state: JobState, now: float) -> str:
     groups = _groups(pulses, per)
     outliers = _outliers(pulses, unit)
     if outliers:
-        said = tag("b", escape("; ".join(outliers)))
+        summary = tag("b", escape("; ".join(outliers)))
     else:
         # How fast the ranks are where none stands out
         report = [pulse for pulse in pulses if pulse.at is not None]
@@ -149,7 +149,7 @@ def html(state: JobState, now: float) -> str:
         else:
             every = "both" if len(pulses) == 2 else f"all {len(pulses)}"
         pace = f" at {_seconds(usual.pace)} per {unit}" if usual.pace else ""
-        said = escape(f"{every} ranks report{pace}")
+        summary = escape(f"{every} ranks report{pace}")
     if len(pulses) > _BY_NODE and len(state.members) > 1:
         # A row for each node, the worst first; of very many nodes the worst ten
         known = {pulse.rank: pulse for pulse in pulses}
@@ -169,7 +169,7 @@ def html(state: JobState, now: float) -> str:
         more = heard[len(shown) :]
         words = _unusual_words([pulse for _, mine in more for pulse in mine]) or ["as usual"]
         text = f"{len(more)} more nodes{DOT}{', '.join(words)}" if more else ""
-        row = (tag("div", "".join(rows), PLAIN) + text_line(text)) + tag("div", said, PLAIN)
+        row = (tag("div", "".join(rows), PLAIN) + text_line(text)) + tag("div", summary, PLAIN)
     else:
         # Spaces between them let the strip wrap.
         tiles = []
@@ -179,7 +179,7 @@ def html(state: JobState, now: float) -> str:
             style = f"background-color:{ground}{edge}"
             tiles.append(f'<span title="{escape(_title(group, unit))}" style="{style}">{sign}</span>')
         strip = tag("span", " ".join(tiles), "font:12px monospace;line-height:1.7", cls="nbt-ranks")
-        row = tag("div", f"{strip} {tag('span', said)}", _ROW)
+        row = tag("div", f"{strip} {tag('span', summary)}", _ROW)
     return row + _legend(groups, unit, _summary(pulses, unit))
 
 

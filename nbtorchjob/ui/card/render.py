@@ -127,27 +127,27 @@ def _fitting(room: int, *ways: str) -> tuple[str, int]:
 def _head(state: JobState, now: float, tone: card.Tone, value: str, offers: Offers, *, live: bool) -> str:
     """Return the head: where and how long; of a job that succeeded its value and last figures instead."""
     took = facts.took(state, now)
-    said = [
+    parts = [
         attempts.doing(state, now) or stillness(state, now),
         took,
         facts.shape(state),
         facts.counts(state),
     ]
     if state.phase is Phase.SUCCEEDED:
-        said = [f"in {took}", *metrics.summary(_series(state), 4, counting=False), facts.counts(state)]
+        parts = [f"in {took}", *metrics.summary(_series(state), 4, counting=False), facts.counts(state)]
     elif state.phase.terminal:
-        said[1] = f"after {took}"
-    rest = escape(DOT.join(part for part in (*said, facts.where(state.info)) if part))
+        parts[1] = f"after {took}"
+    rest = escape(DOT.join(part for part in (*parts, facts.where(state.info)) if part))
     if state.phase is Phase.SUCCEEDED and value and value != NO_VALUE:
         rest += f" \u2192 {tag('b', escape(line(value, _MAX_SHORT)))}"
-    far = None if state.phase.terminal else progress(state)
+    current = None if state.phase.terminal else progress(state)
     return card.head(
         tone,
         facts.status(state, now),
         state.info.name,
         rest,
         tools=_actions(state, offers, live=live),
-        progress=(far.done, far.total) if far is not None and far.total is not None else None,
+        progress=(current.done, current.total) if current is not None and current.total is not None else None,
     )
 
 
@@ -168,20 +168,22 @@ def _note(state: JobState, now: float, tone: card.Tone) -> str:
 
 def _tiles(state: JobState, now: float) -> str:
     """Return how far a job is, how long it has left, its newest figures and its speed, a tile for each."""
-    far, tiles = progress(state), []
-    counting = far is None or far.unit == REPORT
-    if far is not None and not counting:
-        total = f" / {number(far.total)}" if far.total is not None else ""
-        tiles.append((far.unit, f"{number(far.done)}{total}" + (" %" if far.unit == PERCENT else "")))
-        left = far.left(now)
+    current, tiles = progress(state), []
+    counting = current is None or current.unit == REPORT
+    if current is not None and not counting:
+        total = f" / {number(current.total)}" if current.total is not None else ""
+        tiles.append(
+            (current.unit, f"{number(current.done)}{total}" + (" %" if current.unit == PERCENT else ""))
+        )
+        left = current.left(now)
         tiles += [("left", duration(left))] if left is not None and math.isfinite(left) else []
     values = metrics.newest(_series(state), counting=counting)
     tiles += values[:_MOST_TILES]
     if len(values) > _MOST_TILES:
         tiles.append(("more", count(len(values) - _MOST_TILES, "metric")))
-    late = overdue(far, now) if far is not None and state.phase is Phase.RUNNING else ""
+    late = overdue(current, now) if current is not None and state.phase is Phase.RUNNING else ""
     noted = facts.status(state, now) == facts.STALLED
-    if far is not None and not late and (speed := rate(far)):
+    if current is not None and not late and (speed := rate(current)):
         tiles.append(("speed", speed))
     shown = [
         tag("span", f"{tag('span', escape(label), DIM)} {tag('b', escape(figure))}", cls="nbt-tile")

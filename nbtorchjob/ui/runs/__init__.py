@@ -48,7 +48,7 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
     phases = [word(state) for state in states]
     stands = phase(phases)
     rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
-    said = escape(DOT.join((*rest, facts.where(states[0].info))))
+    details = escape(DOT.join((*rest, facts.where(states[0].info))))
     tone = card.of_phase(stands)
     left = len(states) - min(len(states), _MOST_ROWS)
     more_words = [f"and {count(left, 'more run')}: runs.frame() has all of them"] if left else []
@@ -71,7 +71,7 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
         text_line(DOT.join(more_words), SMALL),
     ]
     body = tag("div", "\n".join(part for part in parts if part), card.BODY, cls="nbt-body")
-    return card.frame(tone, card.head(tone, stands.value, name, said), body)
+    return card.frame(tone, card.head(tone, stands.value, name, details), body)
 
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:
@@ -214,8 +214,8 @@ def _table(states: Sequence[JobState], now: float) -> str:
             body.append(f'<tr class="nbtorchjob-why">{wide}</tr>')
     style = f"border-collapse:collapse;width:100%;{PLAIN}"
     opening = f'<table class="nbtorchjob-sorts" cellpadding="4" style="{style}">'
-    made = f"{opening}<thead>{tag('tr', header)}</thead><tbody>{''.join(body)}</tbody></table>"
-    return tag("div", made, "overflow-x:auto")
+    markup = f"{opening}<thead>{tag('tr', header)}</thead><tbody>{''.join(body)}</tbody></table>"
+    return tag("div", markup, "overflow-x:auto")
 
 
 def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
@@ -301,7 +301,7 @@ def _charts(states: Sequence[JobState]) -> list[str]:
     charts: list[str] = []
     for metric, curves in drawn.items():
         told_by = sum(metric in runs.metrics(state) for state in states)
-        made = chart.curves(
+        plot = chart.curves(
             {legend[key]: curve.points for key, curve in curves.items()},
             width=width,
             height=200,
@@ -311,9 +311,9 @@ def _charts(states: Sequence[JobState]) -> list[str]:
         which = count(told_by, "run")
         if len(curves) < told_by:
             which = f"{len(curves)} of {told_by:,} runs, lowest to highest,"
-        said = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
-        caption = tag("div", tag("b", escape(line(metric, _MAX_CELL))) + said, SMALL)
-        charts.append(caption + made.img)
+        subtitle = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
+        caption = tag("div", tag("b", escape(line(metric, _MAX_CELL))) + subtitle, SMALL)
+        charts.append(caption + plot.img)
     return charts
 
 

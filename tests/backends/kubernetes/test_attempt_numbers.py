@@ -56,9 +56,9 @@ value(ATTEMPT)
 
 # What docs/failures.md says of them: a Job's controller counts anew, Volcano takes the resume for a restart,
 # and has deleted the pods of the attempts before (recorded: vcjob-abort-resume).
-@pytest.mark.parametrize(("kind", "number", "seen"), [("indexedjob", 1, 2), ("volcano", 3, 1)])
+@pytest.mark.parametrize(("kind", "number", "count"), [("indexedjob", 1, 2), ("volcano", 3, 1)])
 def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
-    stage, monkeypatch, tmp_path, kind, number, seen
+    stage, monkeypatch, tmp_path, kind, number, count
 ):
     job = working(stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind]))
     stage.sign("followed")
@@ -72,7 +72,7 @@ def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
     assert job.state.budgets[0].used == 1
     later = elsewhere(stage, job, monkeypatch, tmp_path)
     assert later.wait(LIMIT)
-    assert len(later.state.attempts) == seen
+    assert len(later.state.attempts) == count
 
 
 def test_ranks_know_the_number_of_an_attempt_that_a_runtimes_jobset_starts(stage):

@@ -29,9 +29,9 @@ def test_without_a_kubeconfig_it_says_where_it_looked(stage, monkeypatch, tmp_pa
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
 
-    said = str(stage.refused(SubmitError))
-    assert "no cluster is known" in said
-    assert str(tmp_path / "absent") in said
+    message = str(stage.refused(SubmitError))
+    assert "no cluster is known" in message
+    assert str(tmp_path / "absent") in message
 
 
 def test_a_server_that_doesnt_answer_is_named(stage, monkeypatch, tmp_path):
@@ -95,14 +95,14 @@ def test_a_missing_namespace(stage):
 
 
 def test_a_missing_queue(stage):
-    said = str(stage.refused(SubmitError, kind="volcano", queue="research"))
-    assert 'the queue "research" doesn\'t exist: choose an existing one with --queue' in said
+    message = str(stage.refused(SubmitError, kind="volcano", queue="research"))
+    assert 'the queue "research" doesn\'t exist: choose an existing one with --queue' in message
 
 
 def test_a_missing_runtime_names_those_there_are(stage):
-    said = str(stage.refused(SubmitError, kind="trainjob", runtime="mpi"))
-    assert "no TrainingRuntime 'mpi' on the cluster (there are: torch-distributed)" in said
-    assert "choose one with --runtime" in said
+    message = str(stage.refused(SubmitError, kind="trainjob", runtime="mpi"))
+    assert "no TrainingRuntime 'mpi' on the cluster (there are: torch-distributed)" in message
+    assert "choose one with --runtime" in message
 
 
 def test_a_missing_claim_is_waited_for_with_the_reason(stage):
@@ -155,18 +155,18 @@ def test_an_operator_of_another_release_is_named(stage):
 
 def test_an_image_without_torch(stage):
     job = stage.submit()
-    said = str(job.exception(LIMIT))
+    message = str(job.exception(LIMIT))
     assert job.state.failure.reason.cause is Cause.CONFIG
-    assert "this image has no torch" in said
-    assert "use one with torch" in said
+    assert "this image has no torch" in message
+    assert "use one with torch" in message
 
 
 def test_an_image_without_python(stage):
     job = stage.submit(image="localhost/busybox:1")
-    said = str(job.exception(LIMIT))
+    message = str(job.exception(LIMIT))
     assert job.state.failure.reason.cause is Cause.CONFIG
-    assert '"python": executable file not found' in said
-    assert "Is there a python in the image?" in said
+    assert '"python": executable file not found' in message
+    assert "Is there a python in the image?" in message
 
 
 # Room and names.
@@ -183,15 +183,15 @@ def test_pods_above_a_quota_are_waited_for_with_the_reason(stage):
 @pytest.mark.parametrize("counted", ["count/secrets", "count/services", "count/jobs.batch"])
 def test_objects_above_a_quota_are_refused(stage, counted):
     stage.cluster.quota(stage.namespace, **{counted: "0"})
-    said = str(stage.refused(SubmitError))
-    assert f"quota exceeded (exceeded quota: team, requested: {counted}=1" in said
-    assert "%torchjob gc" in said
+    message = str(stage.refused(SubmitError))
+    assert f"quota exceeded (exceeded quota: team, requested: {counted}=1" in message
+    assert "%torchjob gc" in message
 
 
 def test_a_payload_of_which_a_part_finds_no_room_is_taken_back(stage):
     stage.cluster.quota(stage.namespace, **{"count/secrets": "2"})
-    said = str(stage.refused(SubmitError, cell="len(data)", variables={"data": os.urandom(3_000_000)}))
-    assert "quota exceeded" in said
+    message = str(stage.refused(SubmitError, cell="len(data)", variables={"data": os.urandom(3_000_000)}))
+    assert "quota exceeded" in message
 
 
 def test_a_secret_that_cant_be_created(stage):
@@ -201,16 +201,16 @@ def test_a_secret_that_cant_be_created(stage):
 
 def test_a_webhook_that_refuses_is_quoted(stage):
     patch = json.dumps({"spec": {"containers": [{"image": ""}]}})
-    said = str(stage.refused(SubmitError, kind="pytorchjob", pod_patch=patch))
-    assert "the webhook validator.pytorchjob.training-operator.kubeflow.org refuses" in said
-    assert "image: Required value" in said
+    message = str(stage.refused(SubmitError, kind="pytorchjob", pod_patch=patch))
+    assert "the webhook validator.pytorchjob.training-operator.kubeflow.org refuses" in message
+    assert "image: Required value" in message
 
 
 def test_a_name_that_anothers_secret_has_is_refused(stage):
     claim = {"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "mine-claim"}}
     stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/secrets", claim)
-    said = str(stage.refused(NameTakenError, name="mine"))
-    assert "has a Secret 'mine-claim' that nbtorchjob didn't make: choose another --name" in said
+    message = str(stage.refused(NameTakenError, name="mine"))
+    assert "has a Secret 'mine-claim' that nbtorchjob didn't make: choose another --name" in message
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -223,6 +223,6 @@ def test_a_name_that_anothers_job_has_is_refused(stage, kind):
     until(lambda: not stage.objects(collection(SECRETS)))
     stage.pod()  # the last of what its operator makes, beside which the refused one must leave nothing
 
-    said = str(stage.refused(NameTakenError, name="mine", kind=kind))
-    assert f"has a {KINDS[kind].api.kind} 'mine' that nbtorchjob didn't make: choose another --name" in said
+    reason = str(stage.refused(NameTakenError, name="mine", kind=kind))
+    assert f"has a {KINDS[kind].api.kind} 'mine' that nbtorchjob didn't make: choose another --name" in reason
     assert len(stage.objects(jobs)) == 1

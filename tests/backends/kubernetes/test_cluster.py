@@ -585,8 +585,8 @@ def test_an_exported_job_runs_without_the_notebook(kind, options, tmp_path):
     until(lambda: not left_of(name, options["namespace"]))
     for path in (path for path in files if path.suffix == ".yaml"):
         body = yaml.safe_load(path.read_text())
-        made = BESIDE.get(body["kind"]) or KINDS[state.info.cluster["kind"]].api
-        on_cluster(lambda client, t=made, b=body: client.create(t, options["namespace"], b))
+        resource = BESIDE.get(body["kind"]) or KINDS[state.info.cluster["kind"]].api
+        on_cluster(lambda client, t=resource, b=body: client.create(t, options["namespace"], b))
     again = api.attach(name)
     try:
         assert again.result(END_S) == 42

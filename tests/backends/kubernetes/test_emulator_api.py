@@ -61,9 +61,9 @@ def token(cluster):
 
 def ask(url, request, headers):
     data = json.dumps(request["body"]).encode() if "body" in request else None
-    made = urllib.request.Request(url + request["path"], data, headers, method=request["method"])
+    call = urllib.request.Request(url + request["path"], data, headers, method=request["method"])
     try:
-        with urllib.request.urlopen(made) as response:
+        with urllib.request.urlopen(call) as response:
             return response.status, json.load(response), response.headers.get("Warning")
     except urllib.error.HTTPError as refused:
         with refused:

@@ -116,9 +116,9 @@ def test_who_writes_a_status_of_an_older_object_is_refused(cluster):
         template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
         spec = {"template": template, "suspend": True}
         body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": spec}
-        made = await client.create(jobs, body)
+        job = await client.create(jobs, body)
         await client.patch(f"{jobs}/one", {"metadata": {"annotations": {"a": "b"}}})
-        await note(client.write_status(f"{jobs}/one", made, {"active": 1}))
+        await note(client.write_status(f"{jobs}/one", job, {"active": 1}))
         await client.delete(f"{jobs}/one")
 
     inside, http = both(cluster, talk)
@@ -155,8 +155,8 @@ def test_what_a_controller_does_to_an_answer_changes_no_object(cluster):
     async def talk(client, space, note):
         things = collection("v1", "configmaps", space)
         body = thing("one")
-        made = await client.create(things, body)
-        body["data"]["a"] = made["data"]["a"] = "changed"
+        answer = await client.create(things, body)
+        body["data"]["a"] = answer["data"]["a"] = "changed"
         (await client.get(f"{things}/one"))["data"]["a"] = "changed"
         await note(client.get(f"{things}/one"))
 

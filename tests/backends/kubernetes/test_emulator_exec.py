@@ -97,22 +97,22 @@ async def _refused(response):
         raise Refused(response.status, await response.text())
 
 
-async def _said(url, protocols, headers, said):
+async def _said(url, protocols, headers, inputs):
     async with (
         aiohttp.ClientSession(raise_for_status=_refused) as session,
         session.ws_connect(url, protocols=protocols, headers=headers) as socket,
     ):
-        for message in said:
+        for message in inputs:
             await socket.send_bytes(message)
         messages = [(message.data[0], message.data[1:]) async for message in socket]
         return socket.protocol, messages, socket.close_code
 
 
-def run(cluster, path, protocols=(V5,), token="", said=()):
+def run(cluster, path, protocols=(V5,), token="", inputs=()):
     """Return the protocol, and what came on each channel."""
     url = cluster.url + path if token else cluster.admin_url + path
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    protocol, messages, code = asyncio.run(_said(url, protocols, headers, said))
+    protocol, messages, code = asyncio.run(_said(url, protocols, headers, inputs))
     assert code == 1000
     assert messages[0] == (1, b"")
     return protocol, joined(messages)
@@ -196,10 +196,10 @@ def token_of(cluster, name):
 
 
 def plain(cluster, method, asked):
-    made = urllib.request.Request(cluster.admin_url + asked, b"" if method == "POST" else None, method=method)
-    made.add_header("Content-Type", "application/json")
+    call = urllib.request.Request(cluster.admin_url + asked, b"" if method == "POST" else None, method=method)
+    call.add_header("Content-Type", "application/json")
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(made)
+        urllib.request.urlopen(call)
     return refused.value.code, json.load(refused.value)
 
 

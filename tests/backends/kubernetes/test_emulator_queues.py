@@ -238,9 +238,9 @@ def test_who_waits_in_a_queue_is_told_as_a_real_visibility_server_did(kueue):
     real = json.loads((RECORDED / "kueue-api/200-visibility-localqueue-v1beta2.json").read_text())
     missing = json.loads((RECORDED / "kueue-api/404-visibility-localqueue-missing.json").read_text())
     kueue.namespace("kueue-api")
-    made = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "spec": {"clusterQueue": "none"}}
-    made["metadata"] = {"name": "team", "namespace": "kueue-api"}
-    kueue.request("POST", kueue.collection(made), made)
+    queue = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "spec": {"clusterQueue": "none"}}
+    queue["metadata"] = {"name": "team", "namespace": "kueue-api"}
+    kueue.request("POST", kueue.collection(queue), queue)
     job = json.loads((RECORDED / "kueue-api/201-job-dryrun.json").read_text())["request"]["body"]
     job["metadata"]["namespace"] = "kueue-api"
     kueue.request("POST", kueue.collection(job), job)

@@ -74,8 +74,8 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
         submission.submit(capture.from_cell("import left_pad", {}), spec)
     assert len(backend("kubernetes").jobs()) == 1
     call = capture.from_cell("if 1 > 2:\n    import left_pad, right_pad", {})
-    said = "the image lacks left-pad 1.0 and has right-pad 1.0 (here 99.0)"
-    assert submission.prepare(call, submission.check(spec)).notes == (said,)
+    note = "the image lacks left-pad 1.0 and has right-pad 1.0 (here 99.0)"
+    assert submission.prepare(call, submission.check(spec)).notes == (note,)
     with pytest.raises(LackingError, match="left-pad"):
         submission.prepare(call, submission.check(replace(spec, strict=True)))
 
@@ -89,8 +89,8 @@ def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
 
     assert not [name for name in backend("kubernetes").names() if name.startswith("doctor")]
     (known,) = cluster_backend().there(spec)
-    (said, table) = api.doctor(spec, capture.from_cell("import left_pad, yaml", {}).needs)[-2:]
-    assert said.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
+    (answer, table) = api.doctor(spec, capture.from_cell("import left_pad, yaml", {}).needs)[-2:]
+    assert answer.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
     assert table.text == "what is imported here: the image lacks left-pad 1.0"
     assert [line.split()[-1] for line in table.remedy.splitlines()] == ["verdict", "lacks", "same"]
 
@@ -102,9 +102,9 @@ def test_an_image_without_torch_is_known_after_a_probe(spec):
 
     with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch; use one with torch"):
         submission.submit(capture.from_cell("1", {}), bare)
-    (said,) = [finding for finding in api.doctor(bare) if PYTHON in finding.text]
-    assert not said.good
-    assert "no torch and 0 other packages" in said.text
+    (problem,) = [finding for finding in api.doctor(bare) if PYTHON in finding.text]
+    assert not problem.good
+    assert "no torch and 0 other packages" in problem.text
 
 
 # Of those differences that are none: there it stays as it is.
@@ -120,9 +120,9 @@ STAYS = {
 
 def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_path):
     expected, installed = {}, set()
-    for case, mine, theirs, imported in planted.apart():
+    for case, mine, packages, imported in planted.apart():
         planted.plant(site, *mine)
-        planted.plant(tmp_path / "image", *theirs)
+        planted.plant(tmp_path / "image", *packages)
         for name, version, *modules in mine:
             wheel(tmp_path / "index", name, version.partition("+")[0], modules=modules)
         (need,) = capture.from_cell(f"import {imported}", {}).needs

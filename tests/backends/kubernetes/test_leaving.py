@@ -85,9 +85,9 @@ def taint(stage, monkeypatch):
 
 def each_step_once(job, *ranks):
     """Whether all the ranks have made each step, from the first to the last of all, and none twice."""
-    made = [[line for line in job.logs(rank).splitlines() if line.startswith("step")] for rank in ranks]
-    most = max(map(len, made))
-    return most > MORE and made == [[f"step {number}" for number in range(most)]] * len(ranks)
+    logs = [[line for line in job.logs(rank).splitlines() if line.startswith("step")] for rank in ranks]
+    most = max(map(len, logs))
+    return most > MORE and logs == [[f"step {number}" for number in range(most)]] * len(ranks)
 
 
 @pytest.mark.parametrize(

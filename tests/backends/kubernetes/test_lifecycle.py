@@ -248,14 +248,14 @@ def test_a_gang_that_doesnt_fit_is_called_one():
 
 def by_volcano(*refusals):
     """Return the event's text for those refusals of pods, as Volcano 1.15 prints them (recorded)."""
-    said = (
+    errors = (
         f"failed to create pod vj-node-{i}, err: &errors.StatusError{{ErrStatus:v1.Status{{"
         'TypeMeta:v1.TypeMeta{Kind:"", APIVersion:""}, ListMeta:v1.ListMeta{SelfLink:"", '
         'RemainingItemCount:(*int64)(nil)}, Status:"Failure", Message:' + json.dumps(refusal) + ", "
         'Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d6e1b00), Code:403}}'
         for i, refusal in enumerate(refusals)
     )
-    return f"(combined from similar events): Error creating pods: [{' '.join(said)}]"
+    return f"(combined from similar events): Error creating pods: [{' '.join(errors)}]"
 
 
 @pytest.mark.parametrize(
@@ -283,12 +283,12 @@ def test_what_volcano_prints_as_go_values_is_told_in_the_apis_words(refusal, tex
 
 
 def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
-    said = (
+    message = (
         "2/2 tasks in gang unschedulable: pod group is ready, 2 Pending, 2 minAvailable; "
         "Pending: 2 Unschedulable. Origin reason is vj-node-1: 0/1 nodes are unavailable: "
         "1 node(s) didn't match Pod's node affinity/selector."
     )
-    (wait,) = read("Unschedulable", said, kind="PodGroup", name="vj-1")
+    (wait,) = read("Unschedulable", message, kind="PodGroup", name="vj-1")
     assert wait.text == (
         "waiting until all pods fit at once (gang): vj-node-1: no host matches the node selector"
     )
@@ -368,8 +368,8 @@ def test_a_quota_is_told_in_plain_words():
 
 
 def test_a_pod_that_exists_already_is_no_trouble():
-    said = 'Error creating: pods "p-0" already exists'
-    assert read("FailedCreatePod", said, of="pytorchjob", kind="PyTorchJob") == []
+    message = 'Error creating: pods "p-0" already exists'
+    assert read("FailedCreatePod", message, of="pytorchjob", kind="PyTorchJob") == []
 
 
 def test_what_an_operator_cant_create_is_the_jobs_fault():
@@ -381,8 +381,8 @@ def test_what_an_operator_cant_create_is_the_jobs_fault():
 
 
 def test_what_a_runtime_refuses_is_told_with_why():
-    said = "TrainJob resources reconciliation failed: no such container"
-    (wait,) = read("TrainJobResourcesCreationFailed", said, of="trainjob", kind="TrainJob", name="tj")
+    message = "TrainJob resources reconciliation failed: no such container"
+    (wait,) = read("TrainJobResourcesCreationFailed", message, of="trainjob", kind="TrainJob", name="tj")
 
     why = "its runtime and this job don't fit together"
     assert wait.text == f"its pods can't be requested: {why}: no such container"

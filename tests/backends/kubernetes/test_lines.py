@@ -14,8 +14,8 @@ def stamp(seconds):
 
 @given(st.lists(st.binary(max_size=40).filter(lambda data: b"\n" not in data)), st.randoms())
 def test_lines_are_the_same_however_they_arrive(texts, chance):
-    written = [(stamp(1 + index / 1000), text) for index, text in enumerate(texts)]
-    text = b"".join(stamp + b" " + data + b"\n" for stamp, data in written)
+    entries = [(stamp(1 + index / 1000), text) for index, text in enumerate(texts)]
+    text = b"".join(stamp + b" " + data + b"\n" for stamp, data in entries)
     splitter = Splitter()
     lines: list[tuple[bytes, bytes]] = []
     while text:
@@ -23,7 +23,7 @@ def test_lines_are_the_same_however_they_arrive(texts, chance):
         lines += splitter.feed(text[:size])
         text = text[size:]
 
-    assert [*lines, *splitter.end()] == written
+    assert [*lines, *splitter.end()] == entries
 
 
 def test_a_line_without_end_is_cut():
@@ -37,14 +37,14 @@ def test_a_line_without_end_is_cut():
 
 
 @pytest.mark.parametrize(
-    ("written", "asked"),
+    ("timestamp", "asked"),
     [
         (b"2026-11-21T11:15:00.5Z", "2026-11-21T11:14:59Z"),
         (b"2026-11-21T11:15:01.123456789+02:00", "2026-11-21T11:15:00+02:00"),
     ],
 )
-def test_sincetime_is_a_full_second_in_the_logs_own_zone(written, asked):
-    assert earlier(written) == asked
+def test_sincetime_is_a_full_second_in_the_logs_own_zone(timestamp, asked):
+    assert earlier(timestamp) == asked
 
 
 def test_what_is_remembered_of_a_log_is_bounded():

@@ -199,8 +199,8 @@ def test_what_volcano_made_for_a_former_job_is_gone_before_the_next_one_of_its_n
 
     (obj,) = stage.objects(collection(KINDS["volcano"].api))
     for path in (SERVICES, CONFIGMAPS):
-        (made,) = [obj for obj in stage.objects(path) if obj["metadata"]["name"].startswith("same")]
-        assert labelling.owned(made, obj)
+        (dependent,) = [obj for obj in stage.objects(path) if obj["metadata"]["name"].startswith("same")]
+        assert labelling.owned(dependent, obj)
     stage.sign("go")
     assert (job.name, job.result(LIMIT)) == ("same", 1)
 
@@ -217,9 +217,9 @@ FOREIGN = [
 def test_a_name_by_which_an_operator_would_take_anothers_object_is_refused(stage, kind, what, name):
     path, body = _foreign(what, name)
     stage.cluster.request("POST", f"/{path.format(f'namespaces/{stage.namespace}')}", body)
-    said = str(stage.refused(NameTakenError, name="web", kind=kind))
+    message = str(stage.refused(NameTakenError, name="web", kind=kind))
 
-    assert f"has a {what} '{name}' that nbtorchjob didn't make: choose another --name" in said
+    assert f"has a {what} '{name}' that nbtorchjob didn't make: choose another --name" in message
     assert name in {obj["metadata"]["name"] for obj in stage.objects(path)}
 
 
@@ -235,9 +235,9 @@ def test_an_attempt_whose_operator_would_take_anothers_object_waits_until_that_i
 
     job.wait(0)
     until(lambda: any(name in wait.text for wait in job.state.waiting))
-    said = " ".join(wait.text for wait in job.state.waiting)
-    assert "attempt 2 can't be started" in said
-    assert "isn't this job's, and has the name: delete it" in said
+    text = " ".join(wait.text for wait in job.state.waiting)
+    assert "attempt 2 can't be started" in text
+    assert "isn't this job's, and has the name: delete it" in text
     assert name in {obj["metadata"]["name"] for obj in stage.objects(path)}
     stage.delete(path, name)
     assert job.result(LIMIT) == 2

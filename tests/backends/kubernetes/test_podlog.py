@@ -66,20 +66,20 @@ async def followed(client, *lives, **patience):
 
 @scripted
 async def test_the_log_of_a_container_that_has_ended_takes_one_request(server, client):
-    written = lines(1.5, 1.6, 2)
-    server.on(PATH, Stream([raw(written)[:-1]]))
+    entries = lines(1.5, 1.6, 2)
+    server.on(PATH, Stream([raw(entries)[:-1]]))
 
-    assert await collect(read_all(client, "ns", "p", "main")) == written
+    assert await collect(read_all(client, "ns", "p", "main")) == entries
     assert server.asked[0].query == {"container": "main", "timestamps": "true"}
     assert client.requests == 1
 
 
 @scripted
 async def test_a_pod_that_has_not_started_is_waited_for(server, client):
-    written = lines(1)
-    server.on(PATH, Reply(204), UNKNOWN, WAITING, Reply(429), Stream([raw(written)]))
+    entries = lines(1)
+    server.on(PATH, Reply(204), UNKNOWN, WAITING, Reply(429), Stream([raw(entries)]))
 
-    assert await followed(client, RUNS, RUNS, RUNS, RUNS, OVER) == written
+    assert await followed(client, RUNS, RUNS, RUNS, RUNS, OVER) == entries
     assert {one.query["follow"] for one in server.asked[:4]} == {"true"}
 
 
@@ -92,10 +92,10 @@ async def test_a_pod_that_never_started_has_no_log(server, client):
 
 @scripted
 async def test_of_a_container_that_its_host_lost_there_is_no_more(server, client):
-    written = lines(1)
-    server.on(PATH, Stream([raw(written)], CUT), TERMINATED)
+    entries = lines(1)
+    server.on(PATH, Stream([raw(entries)], CUT), TERMINATED)
 
-    assert await followed(client, RUNS, RUNS, OVER) == written
+    assert await followed(client, RUNS, RUNS, OVER) == entries
     assert await collect(read_all(client, "ns", "p", "main")) == []
 
 
@@ -120,12 +120,12 @@ async def test_a_log_that_may_not_be_read_is_an_error(server, client):
 @scripted
 async def test_a_clean_end_proves_nothing(server, client):
     """A kubelet that restarts ends the stream cleanly, and refuses for a while."""
-    written = lines(1, 2, 3, 4)
+    entries = lines(1, 2, 3, 4)
     server.on(
-        PATH, Stream([raw(written[:2])]), NO_KUBELET, lambda asked: Stream([raw(since(written, asked))])
+        PATH, Stream([raw(entries[:2])]), NO_KUBELET, lambda asked: Stream([raw(since(entries, asked))])
     )
 
-    assert await followed(client, RUNS, RUNS, RUNS, OVER) == written
+    assert await followed(client, RUNS, RUNS, RUNS, OVER) == entries
     assert [one.query.get("sinceTime") for one in server.asked[1:]] == ["2026-11-21T11:15:01Z"] * 2 + [
         "2026-11-21T11:15:03Z"
     ]
@@ -133,11 +133,11 @@ async def test_a_clean_end_proves_nothing(server, client):
 
 @scripted
 async def test_half_a_line_at_the_end_of_a_stream_is_asked_for_again(server, client):
-    written = lines(1, 2)
-    whole = raw(written)
+    entries = lines(1, 2)
+    whole = raw(entries)
     server.on(PATH, Stream([whole[:-4]]), Stream([whole]))
 
-    assert await followed(client, RUNS, OVER) == written
+    assert await followed(client, RUNS, OVER) == entries
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -148,20 +148,20 @@ async def test_nothing_is_lost_or_doubled_wherever_it_is_cut(server, client, see
     times = sorted(chance.uniform(1, 4) for _ in range(300))
     for index in range(0, 298, 7):
         times[index], times[index + 1] = times[index + 1], times[index]
-    written = lines(*times)
+    entries = lines(*times)
     visible = iter(sorted(chance.randrange(300) for _ in range(15)))
 
     def some(asked):
         if "follow" not in asked.query:
-            return Stream([raw(since(written, asked))])
-        text = raw(since(written[: next(visible)], asked))
+            return Stream([raw(since(entries, asked))])
+        text = raw(since(entries[: next(visible)], asked))
         text = text[: chance.randint(0, len(text))]
         pieces = [text[at : at + 700] for at in range(0, len(text), 700)]
         return Stream(pieces, chance.choice([CUT, CLEAN]))
 
     server.on(PATH, some)
 
-    assert await followed(client, *[RUNS] * 15, OVER) == written
+    assert await followed(client, *[RUNS] * 15, OVER) == entries
 
 
 @scripted
@@ -175,11 +175,11 @@ async def test_lines_of_one_stamp_are_told_apart_by_their_number(server, client)
 @scripted
 async def test_the_torn_end_of_a_long_line_is_no_line(server, client):
     """sinceTime leaves out those pieces of a line that were stored before."""
-    written = [(stamp(1), b"x" * 40_000), *lines(3.9, 4)]
+    entries = [(stamp(1), b"x" * 40_000), *lines(3.9, 4)]
     torn = (stamp(2.5), b"x" * 7_232)
-    server.on(PATH, Stream([raw(written[:2])]), Stream([raw([torn, *written[1:]])]))
+    server.on(PATH, Stream([raw(entries[:2])]), Stream([raw([torn, *entries[1:]])]))
 
-    assert await followed(client, RUNS, OVER) == written
+    assert await followed(client, RUNS, OVER) == entries
 
 
 @scripted
@@ -209,10 +209,10 @@ async def test_a_log_that_is_lost_is_not_taken_for_text(server, client, lost):
 
 @scripted
 async def test_silence_is_normal_and_asked_about(server, client):
-    written = lines(1, 2)
-    server.on(PATH, Stream([raw(written[:1])], HANG), Stream([raw(written)]))
+    entries = lines(1, 2)
+    server.on(PATH, Stream([raw(entries[:1])], HANG), Stream([raw(entries)]))
 
-    assert await followed(client, RUNS, RUNS, OVER, silence=0.05) == written
+    assert await followed(client, RUNS, RUNS, OVER, silence=0.05) == entries
 
 
 @scripted
@@ -225,25 +225,25 @@ async def test_a_host_that_is_gone_for_good_ends_it(server, client):
 
 @scripted
 async def test_a_line_that_rotation_emptied_is_asked_for_again(server, client):
-    written = lines(1, 2, 3)
-    damaged = [written[0], (written[1][0], b""), written[2]]
+    entries = lines(1, 2, 3)
+    damaged = [entries[0], (entries[1][0], b""), entries[2]]
     server.on(
         PATH,
-        lambda asked: Stream([raw(damaged if "follow" in asked.query else since(written, asked))]),
+        lambda asked: Stream([raw(damaged if "follow" in asked.query else since(entries, asked))]),
     )
 
-    assert await followed(client, RUNS, OVER) == written
+    assert await followed(client, RUNS, OVER) == entries
     assert "follow" not in server.asked[1].query
 
 
 @scripted
 async def test_really_empty_lines_are_asked_for_ever_less(server, client):
-    written = [(stamp(at / 100), b"") for at in range(100, 164)]
-    gaps = [asyncio.Event() for _ in written]
-    pieces = [piece for line, gap in zip(written, gaps, strict=True) for piece in (raw([line]), gap)]
+    empties = [(stamp(at / 100), b"") for at in range(100, 164)]
+    gaps = [asyncio.Event() for _ in empties]
+    pieces = [piece for line, gap in zip(empties, gaps, strict=True) for piece in (raw([line]), gap)]
     server.on(
         PATH,
-        lambda asked: Stream(pieces) if "follow" in asked.query else Stream([raw(written)]),
+        lambda asked: Stream(pieces) if "follow" in asked.query else Stream([raw(empties)]),
     )
 
     entries: list[tuple[bytes, bytes]] = []
@@ -253,7 +253,7 @@ async def test_really_empty_lines_are_asked_for_ever_less(server, client):
             for gap in gaps[: len(entries)]:
                 gap.set()
 
-    assert entries == written
+    assert entries == empties
     assert len(server.asked) < 12
 
 

@@ -173,8 +173,8 @@ def test_jobs_that_fit_run_side_by_side_each_as_if_it_were_alone(pool, tmp_path)
     seen(third, lambda state: state.waits)
     numbers = [int(job.name.partition("#")[2]) for job in (one, other, both, third)]
     runs = [f"job {number} (root) on node {node}" for node, number in enumerate(numbers[:2])]
-    said = f"waits behind {', '.join(runs)}, job {numbers[2]} (root); it needs 1 of 2 nodes"
-    assert third.state.waits[-1].text == said
+    text = f"waits behind {', '.join(runs)}, job {numbers[2]} (root); it needs 1 of 2 nodes"
+    assert third.state.waits[-1].text == text
     assert attempts.doing_now(pool.state) == f"runs jobs {numbers[0]} and {numbers[1]}, 2 more wait"
     assert [[*job.state.nodes] for job in (one, other)] == [[0], [1]]
     stacks = one.stacks()
@@ -711,12 +711,12 @@ def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool
         os.kill(template, signal.SIGKILL)
         until(lambda: len(pool.state.turns) >= known + 2)
         process.terminate()
-        _, said = process.communicate(timeout=LIMIT)
+        _, stderr = process.communicate(timeout=LIMIT)
 
     again = [(f"warm#{taken.number}", taken.attempt) for taken in pool.state.turns[known:]]
     assert again == [(names[0], 2), (names[1], 1)]
     for name, attempt in again if tender is not SERVER else ():
-        assert f"default/{name}: sent to its pool again, as attempt {attempt}" in said
+        assert f"default/{name}: sent to its pool again, as attempt {attempt}" in stderr
     assert [api.attach(name).result(LIMIT) for name in names] == [2, 2]
 
 
@@ -821,15 +821,15 @@ def test_a_pool_in_a_queue_says_so_and_goes_on_when_it_is_admitted(pool, cluster
     seen(first, lambda state: state.round >= 0)
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(**place, kind="indexedjob", queue="team"))
     queued = api.pool(spec, name="queued")
-    said: list[object] = []
+    messages: list[object] = []
     sub = submission.prepare(
         capture.from_cell(LOST, {}),
         submission.check(JobSpec(pool="queued", retry=Retry(preemptions=1, backoff=0))),
     )
     try:
         with ThreadPoolExecutor() as beside:
-            sending = beside.submit(submission.send, sub, None, said.append)
-            until(lambda: any("which is queued in team" in str(text) for text in said))
+            sending = beside.submit(submission.send, sub, None, messages.append)
+            until(lambda: any("which is queued in team" in str(text) for text in messages))
             assert "QUEUED" in [facts.phase(state) for state in api.jobs() if state.name == "queued"]
             first.cancel()
             job = sending.result(LIMIT)

@@ -69,11 +69,11 @@ def test_a_node_names_what_its_python_cant_compile(stage):
 
     job = submission.submit(from_cell("made()", names), on(stage, python))
 
-    said = str(job.exception(LIMIT))
+    message = str(job.exception(LIMIT))
     assert job.state.failure is not None
     assert job.state.failure.reason.cause is Cause.CONFIG
-    assert f"this node Python {major}.{minor}, and made (line 1 of <string>) has no source" in said
-    assert "use an image or environment with Python {}.{}".format(*sys.version_info) in said
+    assert f"this node Python {major}.{minor}, and made (line 1 of <string>) has no source" in message
+    assert "use an image or environment with Python {}.{}".format(*sys.version_info) in message
 
 
 @needs_torch

@@ -466,9 +466,9 @@ def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues, 
         monkeypatch.setattr(cleanup, "_ENDING_S", 0.0)
         gc = VERBS["gc"]
         assert gc.answers is not None
-        *_, said = (answer.text for answer in gc.answers(gc.parse(["--yes"]), api.attach))
-        assert first.name in said
-        assert "Ended cancelled jobs that were still running" in said
+        *_, text = (answer.text for answer in gc.answers(gc.parse(["--yes"]), api.attach))
+        assert first.name in text
+        assert "Ended cancelled jobs that were still running" in text
     assert second.wait(LIMIT)
     assert first.wait(LIMIT)
     assert {first.state.phase, second.state.phase} == {Phase.CANCELLED}
@@ -507,8 +507,8 @@ def test_what_is_exported_of_a_queued_job_can_be_applied_whatever_webhooks_have_
         job = submit(queues, kind, cell=f"'{kind}'")
         path = KINDS_OF[kind].format(f"namespaces/{queues.namespace}")
         live = queues.cluster.request("GET", f"/{path}/{job.name}")
-        written = [path for path in job.export(tmp_path / kind) if path.suffix == ".yaml"]
-        files = [yaml.safe_load(path.read_text()) for path in written]
+        paths = [path for path in job.export(tmp_path / kind) if path.suffix == ".yaml"]
+        files = [yaml.safe_load(path.read_text()) for path in paths]
         assert {file["metadata"]["namespace"] for file in files} == {queues.namespace}
         if kind == "trainjob":  # as it is on the cluster nobody can create it once more
             meta = {"name": "copy", "namespace": queues.namespace, "labels": live["metadata"]["labels"]}

@@ -27,8 +27,8 @@ def test_an_operator_that_can_keep_the_budgets_does_so_with_nobody_there(stage, 
     assert job.result(LIMIT) == 2
     assert job.info.retry_owner == OPERATOR
     # Volcano deletes the pods that it starts again, so who comes later sees the last ones only.
-    seen = {"indexedjob": (2, 2), "volcano": (0, 2)}
-    assert budgets(job)[0] == seen[kind]
+    counts = {"indexedjob": (2, 2), "volcano": (0, 2)}
+    assert budgets(job)[0] == counts[kind]
 
 
 def test_the_same_cell_meets_its_job_between_two_attempts(stage):

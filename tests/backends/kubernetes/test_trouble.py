@@ -173,9 +173,9 @@ def test_logs_that_a_process_may_not_open_are_said_and_read_once_others_have_end
 def test_a_job_that_somebody_deletes_was_cancelled(stage):
     job = stage.submit("begin(); log('begun'); wait('never')")
     until(lambda: job.logs(0) == "begun")
-    seen: list[JobState] = []
-    job.subscribe(seen.append)
-    until(lambda: seen and seen[-1].phase is Phase.RUNNING)  # ``job.state`` may be a look at it alone
+    states: list[JobState] = []
+    job.subscribe(states.append)
+    until(lambda: states and states[-1].phase is Phase.RUNNING)  # ``job.state`` may be a look at it alone
     path = f"/apis/batch/v1/namespaces/{stage.namespace}/jobs/{job.name}"
     stage.cluster.request("DELETE", f"{path}?propagationPolicy=Background")
 

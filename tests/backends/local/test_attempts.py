@@ -345,10 +345,10 @@ def test_a_node_that_an_elastic_job_can_do_without_starts_no_attempt(folder):
     def alone(stop):
         dist.init_process_group("gloo")
         report(world=dist.get_world_size())
-        seen = torch.zeros(1)
-        while not seen.item():
-            seen = torch.tensor([float(Path(stop).exists())])
-            dist.all_reduce(seen)
+        flag = torch.zeros(1)
+        while not flag.item():
+            flag = torch.tensor([float(Path(stop).exists())])
+            dist.all_reduce(flag)
         return dist.get_world_size(), attempt()
 
     job = submit(alone, str(folder / "stop"), launch=Elastic("1:2"))

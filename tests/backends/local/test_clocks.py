@@ -18,9 +18,9 @@ def job(act):
 
 def rewrite(job, **fields):
     path = job.folder.path / "job.json"
-    written = json.loads(path.read_text())
-    written["info"].update(fields)
-    path.write_text(json.dumps(written))
+    record = json.loads(path.read_text())
+    record["info"].update(fields)
+    path.write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize("by", [-1e6, 1e6], ids=["back", "ahead"])

@@ -59,19 +59,19 @@ def stopped(job, many=1):
 
 def typed(session, *lines):
     """Type lines, each once there is a prompt; return what is said between, without colours."""
-    rest, said = list(lines), [""]
+    rest, outputs = list(lines), [""]
     while (record := session.hear(LIMIT)) is not None:
         if "trouble" in record:
             raise AskError(record["trouble"])
-        said[-1] += re.sub(r"\x1b\[[0-9;]*m", "", record.get("out", ""))
+        outputs[-1] += re.sub(r"\x1b\[[0-9;]*m", "", record.get("out", ""))
         if "prompt" in record and not rest:
             break
         if "prompt" in record:
             session.say(rest.pop(0))
-            said.append("")
+            outputs.append("")
         elif "left" in record or ("goes" in record and not rest):
             break
-    return said
+    return outputs
 
 
 @pytest.mark.torch
@@ -171,8 +171,8 @@ def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
 
     for rank in (0, 1):
         with job.debugger(rank) as session:
-            said = typed(session, "interact", "x + 1", "quit()", "p x, 'of pdb'", "n", "n")
-        assert ("6\n" in said[2], said[4]) == (True, "(5, 'of pdb')\n")
+            outputs = typed(session, "interact", "x + 1", "quit()", "p x, 'of pdb'", "n", "n")
+        assert ("6\n" in outputs[2], outputs[4]) == (True, "(5, 'of pdb')\n")
     assert job.result(LIMIT) == 5
     assert "stops at <torchjob cell>:6" in job.logs(0)
     assert "runtime" not in job.logs(0)

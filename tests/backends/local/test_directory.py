@@ -24,9 +24,9 @@ DEEP = "[" * 200_000
 def change(job, **fields):
     """Change what was written down of a job."""
     path = job.folder.path / "job.json"
-    written = json.loads(path.read_text())
-    written["info"] |= fields
-    path.write_text(json.dumps(written))
+    record = json.loads(path.read_text())
+    record["info"] |= fields
+    path.write_text(json.dumps(record))
 
 
 def refused(work, name):

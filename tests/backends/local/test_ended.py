@@ -101,11 +101,11 @@ def test_a_job_is_deleted_once_its_time_is_over(act, monkeypatch):
 def test_a_damaged_file_is_ignored_and_written_anew(act, spoil):
     job = ended(act)
     before, file = listed(), kept_file()
-    written = file.read_bytes()
-    file.write_bytes(spoil(written))
+    content = file.read_bytes()
+    file.write_bytes(spoil(content))
 
     assert listed() == before == {job.name: "SUCCEEDED"}
-    assert file.read_bytes() == written
+    assert file.read_bytes() == content
 
 
 def test_something_else_in_its_place_harms_no_list(act):
@@ -132,15 +132,15 @@ def test_the_file_is_written_once_a_hundredth_is_new(act):
     first = [ended(act) for _ in range(200)]
     here = LocalBackend()
     assert len(listed(here)) == 200
-    written = kept_file().stat()
+    status = kept_file().stat()
     second = [ended(act) for _ in range(2)]
     assert len(listed(here)) == len(listed()) == 202
-    assert kept_file().stat().st_ino == written.st_ino
+    assert kept_file().stat().st_ino == status.st_ino
     for job in (*first[:2], second[0]):
         job.remove()
 
     assert len(listed(here)) == 199
-    assert kept_file().stat().st_ino != written.st_ino
+    assert kept_file().stat().st_ino != status.st_ino
 
 
 def test_the_same_record_is_given_of_a_job_that_has_ended(act):

@@ -93,10 +93,10 @@ def test_many_connections_at_once_carry_megabytes_both_ways(forward):
 def test_a_connection_may_be_half_closed_and_one_that_is_not_read_delays_no_other(forward):
     def last_words(peer):
         with peer:
-            said = b""
+            words = b""
             while data := peer.recv(1 << 16):
-                said += data
-            peer.sendall(b"%d" % len(said))
+                words += data
+            peer.sendall(b"%d" % len(words))
 
     def flood(peer):
         with peer, contextlib.suppress(OSError):

@@ -224,13 +224,13 @@ def test_last_words_between_two_looks_are_heard(act, here, monkeypatch):
 
 def test_a_folder_that_is_damaged_harms_no_other_and_may_recover(act, here):
     job, damaged = act(), act()
-    written = (damaged.folder.path / "job.json").read_bytes()
+    content = (damaged.folder.path / "job.json").read_bytes()
     (damaged.folder.path / "job.json").write_bytes(b"{")
     (directory.jobs_dir() / "a file").touch()
     (directory.jobs_dir() / "empty").mkdir()
 
     assert [*listed(here)] == [job.name]
-    (damaged.folder.path / "job.json").write_bytes(written)
+    (damaged.folder.path / "job.json").write_bytes(content)
     assert {*listed(here)} == {job.name, damaged.name}
 
 
@@ -332,18 +332,18 @@ def test_a_job_that_nobody_has_begun_is_cancelled_by_who_asks_and_never_begins(a
 
 def test_a_job_that_is_just_being_cancelled_before_it_began_is_not_lost(act, here, monkeypatch):
     job = submitted_by("alive", act)
-    seen: list[JobState] = []
+    states: list[JobState] = []
     put_by = directory.put_by
 
     def look(folder):
-        seen.extend((here.snapshot(job.name), *here.jobs(), here.known(job.name)))
+        states.extend((here.snapshot(job.name), *here.jobs(), here.known(job.name)))
         put_by(folder)
 
     monkeypatch.setattr(directory, "put_by", look)
     here.cancel(job.name)
 
-    assert len(seen) == 3
-    assert not any(state.ended or state.phase is Phase.FAILED for state in seen)
+    assert len(states) == 3
+    assert not any(state.ended or state.phase is Phase.FAILED for state in states)
     assert {state.phase for state in (here.snapshot(job.name), *here.jobs())} == {Phase.CANCELLED}
 
 

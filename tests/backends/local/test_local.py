@@ -119,9 +119,9 @@ def watching(stop):
 
 
 def all_see(path):
-    seen = torch.tensor(float(Path(path).exists()))
-    dist.all_reduce(seen)
-    return seen.item() > 0
+    flag = torch.tensor(float(Path(path).exists()))
+    dist.all_reduce(flag)
+    return flag.item() > 0
 
 
 def ready(world):
@@ -846,7 +846,7 @@ def few_files():
 def test_a_process_that_may_open_no_more_files_submits_nothing_and_says_so(few_files):
     leave, give_back = few_files
     submit(len, "four").result(LIMIT)
-    said = []
+    messages = []
     for room in range(26):
         before = sorted(os.listdir(directory.jobs_dir()))
         leave(room)
@@ -854,12 +854,12 @@ def test_a_process_that_may_open_no_more_files_submits_nothing_and_says_so(few_f
             job = submit(len, "four")
         except nbtorchjob.SubmitError as exc:
             give_back()
-            said.append(str(exc))
+            messages.append(str(exc))
             assert sorted(os.listdir(directory.jobs_dir())) == before
         else:
             give_back()
             assert job.result(LIMIT) == 4
 
-    assert len(said) > 16
-    assert [text for text in said if "Too many open files" not in text or "\n" in text] == []
-    assert any("RLIMIT_NOFILE" in text for text in said)
+    assert len(messages) > 16
+    assert [text for text in messages if "Too many open files" not in text or "\n" in text] == []
+    assert any("RLIMIT_NOFILE" in text for text in messages)

@@ -56,8 +56,8 @@ def test_ranks_import_what_an_option_a_file_and_a_block_ask_for_and_the_next_job
     first = run(BLOCK, **asked)
 
     assert first.results() == [["1.5", "3.0", "1.0"]] * 4
-    for made in index.iterdir():
-        made.unlink()
+    for path in index.iterdir():
+        path.unlink()
     again = run(BLOCK, **asked)
     assert again.results() == [["1.5", "3.0", "1.0"]] * 4
     environment = backend("local").snapshot(again.info.address).importable

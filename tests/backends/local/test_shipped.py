@@ -53,9 +53,9 @@ def test_ranks_read_what_was_there_at_submission_and_write_beside_it(here):
 
 def test_a_dry_run_says_what_is_shipped_and_what_is_not_there_is_an_error(here):
     (here / "configs" / ".hidden").touch()
-    said = api.dry_run(read, spec=SHIPS)
-    assert "#   configs/             1 file                           1 B" in said
-    assert "#   left out of shipped folders: configs/.hidden" in said
+    text = api.dry_run(read, spec=SHIPS)
+    assert "#   configs/             1 file                           1 B" in text
+    assert "#   left out of shipped folders: configs/.hidden" in text
     with pytest.raises(CaptureError, match=r"--ship config: there is no such file .* did you mean configs"):
         submit(read, spec=JobSpec(ship=["config"]))
     with pytest.raises(SpecError):

@@ -361,8 +361,8 @@ def test_a_loaders_worker_that_can_not_unpickle_is_named_with_the_cure():
     with pytest.raises(JobFailedError) as failed:
         run(CLOSED).result(LIMIT)
 
-    said = re.search(r"That process said: (.+), at line (\d+) of <torchjob cell", str(failed.value))
-    assert said is not None, failed.value
+    match = re.search(r"That process said: (.+), at line (\d+) of <torchjob cell", str(failed.value))
+    assert match is not None, failed.value
     line = CLOSED.splitlines().index('        raise KeyError(state["path"])') + 2  # below %%torchjob
-    assert said.groups() == ("KeyError: 'rows.db'", str(line))
+    assert match.groups() == ("KeyError: 'rows.db'", str(line))
     assert "DataLoader worker 0 exited with code 1 as it couldn't unpickle" in str(failed.value)

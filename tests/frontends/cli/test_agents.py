@@ -106,9 +106,9 @@ def test_no_name_of_a_word_is_one_of_an_option_too(tool):
     ],
 )
 def test_a_call_is_a_line_of_the_command(name, arguments, line):
-    made = agents.TOOLS[name].command(arguments)
+    words = agents.TOOLS[name].command(arguments)
 
-    assert made == [word for word in line if word != "--json" or JSON in agents.TOOLS[name].verb.options]
+    assert words == [word for word in line if word != "--json" or JSON in agents.TOOLS[name].verb.options]
 
 
 def test_arguments_that_the_schema_refuses_are_named():

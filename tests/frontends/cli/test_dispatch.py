@@ -389,13 +389,13 @@ def test_a_log_reaches_files_as_it_is_and_a_terminal_as_text(command, process):
     job.log(HOSTILE)
     job.end()
 
-    ours, theirs = pty.openpty()
-    tty.setraw(theirs)
-    shown = process("logs", job.name, stdout=theirs, stderr=theirs, text=False)
+    ours, terminal = pty.openpty()
+    tty.setraw(terminal)
+    shown = process("logs", job.name, stdout=terminal, stderr=terminal, text=False)
     assert shown.wait(LIMIT) == 0
     assert os.read(ours, 4096) == b"\x1b[31mred\x1b[0m ^[]52;c;ZXZpbA==^G^[[2J<U+202E>\n"
     assert command("logs", job.name).out.encode() == HOSTILE
-    for end in (ours, theirs):
+    for end in (ours, terminal):
         os.close(end)
 
 

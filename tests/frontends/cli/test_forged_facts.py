@@ -24,9 +24,9 @@ APART = {"run", "list", "gc", "doctor", "promote"}
 @pytest.fixture
 def jobs(state_dir):
     """Yield jobs with forged facts, every other one a lab."""
-    made = forged_jobs(JOBS)
-    yield made
-    for job in made:
+    handles = forged_jobs(JOBS)
+    yield handles
+    for job in handles:
         shutil.rmtree(job.path, ignore_errors=True)
 
 

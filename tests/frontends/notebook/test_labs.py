@@ -84,7 +84,7 @@ def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ("--on lab --rank 9", "rank: got 9, but it must be 0 to 1: lab has 2 ranks"),
         ("--on lab --rank x", "rank: got 'x', but it must be a rank, or several: 0, 0,2 or 1-3"),
@@ -96,8 +96,8 @@ def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
         ("--on lab --push nope", "push: got 'nope', but it must be a variable of the notebook"),
     ],
 )
-def test_what_a_lab_cannot_take_is_refused_before_anything_is_sent(notebook, lab, line, said):
-    assert notebook.refusal(f"%%torchjob {line}\n1") == said
+def test_what_a_lab_cannot_take_is_refused_before_anything_is_sent(notebook, lab, line, reason):
+    assert notebook.refusal(f"%%torchjob {line}\n1") == reason
     assert len(lab.state.turns) == 1
 
 

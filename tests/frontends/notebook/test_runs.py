@@ -88,18 +88,18 @@ def test_a_metric_that_no_run_reports_is_told_in_a_note(notebook):
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "reason"),
     [
         ("%%torchjob --each rate=1,2\nratio = 3\nratio", "doesn't read rate"),
         ("%%torchjob --each lr=1,2\nlr = 3\nlr", "the cell sets lr itself"),
         ("%torchjob run --each rate=1 max_(3)", "unexpected keyword argument 'rate'"),
     ],
 )
-def test_a_name_that_is_not_read_is_told_before_anything_is_sent(notebook, cell, said):
+def test_a_name_that_is_not_read_is_told_before_anything_is_sent(notebook, cell, reason):
     notebook.run("def max_(x): return x")
     before = jobs()
 
-    assert said in notebook.error(cell, CaptureError)
+    assert reason in notebook.error(cell, CaptureError)
     assert jobs() == before
 
 

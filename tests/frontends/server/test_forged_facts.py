@@ -17,9 +17,9 @@ VERBS = ("stacks", "suspend", "resume", "end", "cancel")  # the last one ends it
 @pytest.fixture
 def forgeries(state_dir):
     """Yield jobs with forged facts."""
-    made = forged_jobs(JOBS)
-    yield made
-    for job in made:
+    handles = forged_jobs(JOBS)
+    yield handles
+    for job in handles:
         shutil.rmtree(job.path, ignore_errors=True)
 
 

@@ -218,8 +218,8 @@ async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplo
 async def test_the_log_tells_the_same_error_once(page, far, caplog):
     far.scopes = {"big/ml": RuntimeError("oops")}
     counts = []
-    for said in ("oops", "oops", "other"):
-        far.scopes = {"big/ml": RuntimeError(said)}
+    for message in ("oops", "oops", "other"):
+        far.scopes = {"big/ml": RuntimeError(message)}
         page.watch.again(JobId("kubernetes", "big/ml/train"))
         await page.watch.jobs()
         counts.append(len(caplog.records))
@@ -336,9 +336,9 @@ class TestSeldom:
 )
 async def test_a_notebook_is_where_the_server_has_it(act, page, path, served):
     job = act()
-    written = json.loads((job.folder.path / "job.json").read_text())
-    written["info"]["notebook"] = path
-    (job.folder.path / "job.json").write_text(json.dumps(written))
+    document = json.loads((job.folder.path / "job.json").read_text())
+    document["info"]["notebook"] = path
+    (job.folder.path / "job.json").write_text(json.dumps(document))
     [entry], _ = await page.watch.jobs()
 
     assert entry["notebook"] == served

@@ -60,10 +60,10 @@ def test_what_is_displayed_is_written():
 def shown(code, folder, rank="0"):
     """Return the bundles that a rank has its cell show, and what it writes to stdout and stderr."""
     path = folder / "events.jsonl"
-    said = run(code, NBTORCHJOB_EVENTS=str(path), NBTORCHJOB_ROUND="0", RANK=rank)
+    texts = run(code, NBTORCHJOB_EVENTS=str(path), NBTORCHJOB_ROUND="0", RANK=rank)
     facts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     assert [fact["seq"] for fact in facts] == list(range(len(facts)))
-    return [fact["data"] for fact in facts], said
+    return [fact["data"] for fact in facts], texts
 
 
 def test_rank_0_has_its_cell_draw_figures(folder):
@@ -76,12 +76,12 @@ def test_rank_0_has_its_cell_draw_figures(folder):
         "plt.show()\n"
         "print(plt.get_fignums())"
     )
-    (first, changed), said = shown(code, folder)
+    (first, changed), texts = shown(code, folder)
 
     for bundle in (first, changed):
         assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert first != changed
-    assert said == ("[1]\n", "")  # as in a script, which may save it afterwards
+    assert texts == ("[1]\n", "")  # as in a script, which may save it afterwards
 
 
 def test_figures_that_a_cell_leaves_open_are_drawn_at_its_end_and_closed(folder):
@@ -138,8 +138,8 @@ def test_display_needs_no_import_and_no_ipython(folder):
     )
     alone = "import sys; sys.modules.update(dict.fromkeys(['IPython', 'IPython.display']))\n"
     for begin in ("", alone):
-        bundles, said = shown(begin + code, folder)
-        assert (bundles, said) == ([{"text/html": "<b>bold</b>", "text/plain": "plain"}], ("plain\n3\n", ""))
+        bundles, texts = shown(begin + code, folder)
+        assert (bundles, texts) == ([{"text/html": "<b>bold</b>", "text/plain": "plain"}], ("plain\n3\n", ""))
         (folder / "events.jsonl").unlink()
 
 

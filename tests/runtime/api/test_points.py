@@ -40,10 +40,10 @@ class Ring(Alone):
 def test_all_ranks_are_told_at_one_call_that_none_has_passed(folder, monkeypatch, nodes):
     monkeypatch.setenv("NBTORCHJOB_STOP_WITHIN", "1000")
     answers, departures, ranks = fork.SimpleQueue(), [], []
-    said: dict[str, dict[Ring, str]] = {}
+    words: dict[str, dict[Ring, str]] = {}
     for node in range(nodes):
         (folder / str(node)).mkdir()
-        departures.append(Departure(str(folder / str(node)), node, 0, 2, Ring(said, nodes)))
+        departures.append(Departure(str(folder / str(node)), node, 0, 2, Ring(words, nodes)))
         # Nodes are ahead and behind, and their ranks stumble.
         for at in range(2):
             pauses = [0.0001 * (node + 1), 0.0, 0.003 * at]

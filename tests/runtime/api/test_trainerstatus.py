@@ -26,8 +26,8 @@ class Trainer:
         self.posts: list[tuple[str, str, dict[str, Any]]] = []
         key, self.certificate = folder / "key.pem", folder / "ca.crt"
         words = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=trainer"
-        made = [*words.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key]
-        subprocess.run([*made, "-out", self.certificate], check=True, capture_output=True)
+        arguments = [*words.split(), "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key]
+        subprocess.run([*arguments, "-out", self.certificate], check=True, capture_output=True)
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(handler):

@@ -91,32 +91,32 @@ def alone(folder=None, optimizers=sgd, microbatch_size=None, **options):
     """Return a training of this process, its model, its optimizers, and a loader."""
     torch.manual_seed(0)
     model = Partly()
-    made = optimizers(model)
+    items = optimizers(model)
     data = torch.randn(20, 2, generator=torch.Generator().manual_seed(1))
     sampler = GlobalBatchSampler(data, 4, microbatch_size=microbatch_size)
     loader = DataLoader(data, batch_sampler=sampler)
-    return ResumableTraining(model, made, sampler=sampler, folder=folder, **options), model, made, loader
+    return ResumableTraining(model, items, sampler=sampler, folder=folder, **options), model, items, loader
 
 
 def losses(folder, optimizers, *, zeroed_first, until=None):
     """Train for two epochs, or until a step is over; return the losses."""
-    training, model, made, loader = alone(folder, optimizers, every=None)
-    seen = []
+    training, model, items, loader = alone(folder, optimizers, every=None)
+    values = []
     for _ in training.epochs(2):
         for x in training.batches(loader):
             if zeroed_first:
-                [optimizer.zero_grad() for optimizer in made]
+                [optimizer.zero_grad() for optimizer in items]
             loss = model(x).square().mean()
             loss.backward()
-            [optimizer.step() for optimizer in made]
+            [optimizer.step() for optimizer in items]
             if not zeroed_first:
-                [optimizer.zero_grad() for optimizer in made]
-            seen.append(loss.item())
+                [optimizer.zero_grad() for optimizer in items]
+            values.append(loss.item())
             if until == training.step:
                 training.save()
             elif until is not None and training.step > until:
-                return seen
-    return seen
+                return values
+    return values
 
 
 OPTIMIZERS = {
@@ -159,15 +159,15 @@ def test_a_loader_with_another_sampler_is_refused():
 
 def test_a_notebook_saves_nothing_and_counts_what_was_trained_on():
     training, _, (optimizer,), loader = alone(every=1)
-    seen = []
+    steps = []
     for epoch in training.epochs(2):
         for x in training.batches(loader):
             optimizer.step()
-            seen.append((epoch, training.step, len(x)))
+            steps.append((epoch, training.step, len(x)))
             if epoch == 0 and training.step == 2:
                 break
 
-    assert seen == [(0, 0, 4), (0, 1, 4), (0, 2, 4), *((1, step, 4) for step in range(3, 8))]
+    assert steps == [(0, 0, 4), (0, 1, 4), (0, 2, 4), *((1, step, 4) for step in range(3, 8))]
     assert training.step == 8
 
 
@@ -199,7 +199,7 @@ def interrupted(folder, left=lambda training, stage: None, **options):
     training = ResumableTraining(
         model, optimizer, scheduler, sampler=sampler, folder=folder, others={"tail": tail}, **options
     )
-    seen = []
+    steps = []
     for epoch in training.epochs(3):
         for x in training.batches(DataLoader(data, batch_sampler=sampler)):
             if left(training, "ahead"):
@@ -208,17 +208,17 @@ def interrupted(folder, left=lambda training, stage: None, **options):
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            seen.append((training.step, scheduler.get_last_lr()[0], loss.item()))
+            steps.append((training.step, scheduler.get_last_lr()[0], loss.item()))
             if left(training, "behind"):
                 break
         else:
             scheduler.step()
             tail.state["epochs"].append(epoch)
             if left(training, "tail"):
-                return seen, tail.state["epochs"]
+                return steps, tail.state["epochs"]
             continue
         break
-    return seen, tail.state["epochs"]
+    return steps, tail.state["epochs"]
 
 
 def saves_at(step, stage):
@@ -269,13 +269,13 @@ def test_a_save_behind_an_epochs_batches_has_the_rest_of_its_body(folder):
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_step_that_fails_is_trained_on_when_the_loop_is_tried_again(wrapped):
     def prepared(model):
-        made = sgd(model)
+        optimizers = sgd(model)
         if not wrapped:
-            return made
+            return optimizers
         accelerate = pytest.importorskip("accelerate")
-        return [accelerate.Accelerator(cpu=True).prepare(made[0])]
+        return [accelerate.Accelerator(cpu=True).prepare(optimizers[0])]
 
-    training, model, made, loader = alone(optimizers=prepared)
+    training, model, optimizers, loader = alone(optimizers=prepared)
     trained: list[torch.Tensor] = []
     for failing in ("ahead", "behind", ""):
         try:
@@ -283,8 +283,8 @@ def test_a_step_that_fails_is_trained_on_when_the_loop_is_tried_again(wrapped):
                 if len(trained) == 1 and failing == "ahead":
                     raise ZeroDivisionError
                 model(x).square().mean().backward()
-                made[0].step()
-                made[0].zero_grad()
+                optimizers[0].step()
+                optimizers[0].zero_grad()
                 trained.append(x)
                 if len(trained) == 2 and failing == "behind":
                     raise ZeroDivisionError

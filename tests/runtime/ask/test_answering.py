@@ -62,8 +62,8 @@ def hear(peer, talk):
             data = peer.recv(1 << 16)
             if not data:
                 talk.end("cut")
-            if said := talk.hear(data):
-                peer.sendall(said)
+            if message := talk.hear(data):
+                peer.sendall(message)
     return talk.answer
 
 
@@ -169,15 +169,15 @@ def test_a_question_that_was_overheard_is_not_answered_again(node):
     connect = node(echo=into(asked))
     talk = Conversation(0, KEY, {"question": "echo"})
     with connect() as peer:
-        said = talk.hear(peer.recv(4096))
-        peer.sendall(said)
+        message = talk.hear(peer.recv(4096))
+        peer.sendall(message)
         talk.hear(peer.recv(4096))
     assert talk.over
     assert len(asked) == 1
 
     with connect() as peer:
         peer.recv(4096)
-        peer.sendall(said)
+        peer.sendall(message)
         assert b"it isn't signed" in peer.recv(4096)
     assert len(asked) == 1
 
@@ -188,8 +188,8 @@ def test_an_answer_that_was_overheard_is_not_believed_again(node):
     with connect() as peer:
         while not talk.over:
             overheard.append(peer.recv(4096))
-            if said := talk.hear(overheard[-1]):
-                peer.sendall(said)
+            if message := talk.hear(overheard[-1]):
+                peer.sendall(message)
     assert talk.answer.records == ({"asked": {"question": "echo", "of": 1}},)
 
     again = Conversation(0, KEY, {"question": "echo", "of": 1})

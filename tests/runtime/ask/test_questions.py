@@ -122,10 +122,10 @@ def test_both_ends_may_write_at_once(temp, payload):
         threads = [threading.Thread(target=node), threading.Thread(target=say, args=(process,))]
         for thread in threads:
             thread.start()
-        said = process.stdout.read(size)
+        output = process.stdout.read(size)
         for thread in threads:
             thread.join(LIMIT)
-    assert (said == bytes(size), heard == b"1" * size) == (True, True)
+    assert (output == bytes(size), heard == b"1" * size) == (True, True)
 
 
 def test_what_is_not_there_is_told_apart(temp, payload, folder):

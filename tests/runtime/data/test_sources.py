@@ -46,7 +46,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{path}"
 
     def gets(self, path):
-        return [headers for seen, headers in self.requests if seen == path]
+        return [headers for target, headers in self.requests if target == path]
 
 
 class Handler(BaseHTTPRequestHandler):

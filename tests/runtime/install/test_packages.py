@@ -142,10 +142,10 @@ def test_what_installs_says_in_several_lines_what_it_stumbles_over(folder, index
     wheel(index, "nbtj_old")
     many = [f"nbtj-{n}" for n in range(7)]
 
-    said = str(refused(folder / "node", "nbtj-old", *many))
+    message = str(refused(folder / "node", "nbtj-old", *many))
 
-    assert said.startswith("pip couldn't install nbtj-old, nbtj-0, nbtj-1, nbtj-2, nbtj-3 and 3 others: ")
-    assert "has an invalid version" in said
+    assert message.startswith("pip couldn't install nbtj-old, nbtj-0, nbtj-1, nbtj-2, nbtj-3 and 3 others: ")
+    assert "has an invalid version" in message
 
 
 def test_torch_is_never_brought_along(folder, index, monkeypatch):
@@ -196,18 +196,18 @@ def test_jobs_of_this_machine_share_what_was_installed_once(folder, index):
         subprocess.Popen([sys.executable, "-c", code, node], stdout=subprocess.PIPE, text=True)
         for node in nodes
     ]
-    said = [process.communicate()[0] for process in both]
+    outputs = [process.communicate()[0] for process in both]
     index.joinpath("nbtj_fresh-1.0-py3-none-any.whl").unlink()
 
     target = provide(folder / "later", "nbtj-fresh", kept=kept)
 
-    assert [text.splitlines()[-1] for text in said] == [target, target]
-    assert sum("Successfully installed" in text for text in said) == 1
+    assert [text.splitlines()[-1] for text in outputs] == [target, target]
+    assert sum("Successfully installed" in text for text in outputs) == 1
     assert os.listdir(target).count("nbtj_fresh.py") == 1
 
 
 def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(folder, index, monkeypatch):
-    made = wheel(index, "nbtj_fresh")
+    wheel_path = wheel(index, "nbtj_fresh")
 
     def pod(name, **more):
         monkeypatch.setattr(sys, "path", [*path])
@@ -219,7 +219,7 @@ def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(f
     pod("a", node=1)
     assert not (folder / "store").exists()  # one of its nodes keeps it
     first = pod("b")
-    made.unlink()
+    wheel_path.unlink()
 
     later = pod("c", node=1)
 
@@ -310,13 +310,13 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     assert f"--target {target} -- nbtj-a==1.0" in asked.read_text()
     assert Path(f"{asked}.trusted").read_text() == "/of/the/image.pem\n"
     assert os.listdir(folder / "node") == ["packages"]
-    for wrong, said in (
+    for wrong, note in (
         ({"machine": "another"}, ""),
         ({"sha256": "0" * 64}, "isn't used: somebody else has written it"),
         ({"url": str(folder / "none")}, "isn't used: [Errno 2]"),
     ):
         assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv={**uv, **wrong}))
-        assert said in capsys.readouterr().err
+        assert note in capsys.readouterr().err
     program.write_bytes(b"\x7fELF of another machine")
     content = program.read_bytes()
     damaged = {**uv, "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}

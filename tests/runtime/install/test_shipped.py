@@ -90,13 +90,13 @@ def read_only(image):
     return "can't be written to"
 
 
-@pytest.mark.parametrize("made", [other_content, not_executable, a_link, a_file, read_only])
-def test_what_was_there_stays_and_ranks_work_beside_it(made, node, image, monkeypatch):
+@pytest.mark.parametrize("obstacle", [other_content, not_executable, a_link, a_file, read_only])
+def test_what_was_there_stays_and_ranks_work_beside_it(obstacle, node, image, monkeypatch):
     (image / "data").mkdir()
     (image / "data" / "big").write_text("big")
     (image / "configs").mkdir()
-    why = made(image)
-    if made is read_only:  # whoever runs the tests may be root, who can write anywhere
+    why = obstacle(image)
+    if obstacle is read_only:  # whoever runs the tests may be root, who can write anywhere
         monkeypatch.setattr(os, "access", lambda path, how: False)
     before = {path: path.read_bytes() for path in image.parent.rglob("*") if path.is_file()}
 

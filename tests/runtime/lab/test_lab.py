@@ -373,9 +373,9 @@ def test_nodes_run_the_same_turns_in_the_same_order():
         with pytest.raises(AskError, match="the lead is node 0"):
             lab.ask("names", node=1, of=[])
         lab.run("'a secret of the cell'", {"token": "a secret of the notebook"})
-        said = overheard(lab.port, base)
-        assert said
-        assert [word for word in said if len(word) > 500 or b"secret" in word] == []
+        words = overheard(lab.port, base)
+        assert words
+        assert [word for word in words if len(word) > 500 or b"secret" in word] == []
         for number in range(80):  # so that what all have taken is tidied up
             last = lab.take(lab.cell(f"number = {number}"))["round"]
         assert lab.over(last) == []
@@ -442,23 +442,23 @@ def test_a_full_disk_costs_a_lab_turns_and_no_rank(small_disk):
         (lab.folder / "ballast").write_bytes(bytes(65_536))
         lab.base()
         kept = lab.gives("kept")
-        said = []
+        messages = []
         for room in range(9):  # pages: for none, some or all of a turn's files
             (lab.folder / "node-0" / "filler").unlink(missing_ok=True)
             lab.over(lab.take(lab.cell(f"fill({room})"))["round"])
             try:
                 round_ = lab.take(lab.cell("print('x' * 5000)\n'y' * 5000"))["round"]
             except AskError as exc:
-                said.append(str(exc))
+                messages.append(str(exc))
                 continue
             finally:
                 (lab.folder / "node-0" / "filler").unlink()
             if lab.over(round_):
                 error = lab.facts("RankFailed", round=round_)[-1]["error"]
-                said.append(f"{error['message']}: {' '.join(error['notes'])}")
+                messages.append(f"{error['message']}: {' '.join(error['notes'])}")
 
-        assert [text for text in said if not re.search(r"is full: .* of 8.39 MB are free", text)] == []
-        assert said
+        assert [text for text in messages if not re.search(r"is full: .* of 8.39 MB are free", text)] == []
+        assert messages
         assert lab.gives("kept") == kept
         assert not [fact for fact in lab.facts("RankFailed") if not fact["stays"]]
         assert not lab.facts("RankExited")

@@ -211,13 +211,13 @@ def test_what_ranks_were_in_is_known_once_they_have_returned_and_are_gone(look_o
 
 
 @pytest.mark.parametrize(
-    "said",
+    "records",
     [[{"of": 1, "sample": 5}], ["no record"], [{"inode": "x"}], [[1]], [{"of": [], "at": {}}]],
     ids=["of another kind", "text", "no number", "list", "no numbers"],
 )
-def test_a_rank_may_say_anything(look_out, told, said):
+def test_a_rank_may_say_anything(look_out, told, records):
     lookout, rank = look_out(counts=(1, 1))
-    rank.say(*said)
+    rank.say(*records)
     (sample,) = lookout.sample("asked")["samples"]
     assert sample["state"] in ("runs", "unknown", "begins")
     assert told(1)

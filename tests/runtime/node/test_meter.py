@@ -240,8 +240,8 @@ def test_gpus_are_read_through_nvml_and_one_that_cannot_be_is_left_out(library, 
     for unseen in ("1", "", "-1", "-1,0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", unseen)
         assert library.read() == []
-    for seen in ("1, 0", "GPU-8932f937"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    for devices in ("1, 0", "GPU-8932f937"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
         assert [device.gpu for device in library.read()] == [0]
 
 

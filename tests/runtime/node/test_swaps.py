@@ -192,11 +192,11 @@ def test_a_swap_waits_for_another_unless_whoever_asked_has_left(job, space):
     while job.page[points.NUMBER] == 0:
         assert time.monotonic() < until
     asked = Asked("s2", pack("lr = 2", "s2"))
-    said = job.swaps.swap(asked)
-    assert next(said) == {"has": True}
+    answers = job.swaps.swap(asked)
+    assert next(answers) == {"has": True}
     asked.left = True
-    assert next(said) == {}
-    said.close()
+    assert next(answers) == {}
+    answers.close()
     space["gate"].set()
     first.join(LIMIT)
 
@@ -332,12 +332,12 @@ def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, mo
     for number, data in payloads.items():
         (beside / f"{number}.payload").write_bytes(data)
     (beside / "x.payload").write_bytes(b"no swap")
-    verify, seen = Payload.verify, []
+    verify, paths = Payload.verify, []
 
     def exchange(payload, key):
         for path in beside.iterdir():
             path.write_bytes(b"exchanged")
-        seen.append(payload.path)
+        paths.append(payload.path)
         verify(payload, key)
 
     monkeypatch.setattr(Payload, "verify", exchange)
@@ -345,5 +345,5 @@ def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, mo
 
     assert kept.agree(Store(), 0, 1, None) == 1
     assert (folder / "swaps" / "1.payload").read_bytes() == payloads[1]
-    assert all(path.startswith(str(folder / "swaps")) for path in seen)
+    assert all(path.startswith(str(folder / "swaps")) for path in paths)
     assert "aren't all made again" in facts(folder, "Notice")[0]["text"]

@@ -61,7 +61,7 @@ def spoken(tmp_path):
         listener.settimeout(LIMIT)
         node, _ = listener.accept()
         node.settimeout(LIMIT)
-        said: list[dict[str, Any]] = []
+        records: list[dict[str, Any]] = []
         with node, node.makefile("rw") as lines:
             for order in (
                 {"round": ROUND, "id": "a", "attempt": 1, "place": {}, "path": str(tmp_path / "job")},
@@ -69,9 +69,9 @@ def spoken(tmp_path):
             ):
                 lines.write(json.dumps(order) + "\n")
                 lines.flush()
-                while not said or said[-1]["done"] != order["round"]:
-                    said.append(json.loads(lines.readline()))
-        return said
+                while not records or records[-1]["done"] != order["round"]:
+                    records.append(json.loads(lines.readline()))
+        return records
 
     with opened:
         yield start

@@ -35,9 +35,9 @@ def rates(make, change, steps=8):
 
 
 def setting(path, value, space):
-    made = Setting(path, value, space)
-    made.prepare()
-    return made
+    entry = Setting(path, value, space)
+    entry.prepare()
+    return entry
 
 
 SCHEDULERS = {

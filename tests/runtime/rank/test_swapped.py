@@ -327,23 +327,23 @@ def test_a_function_with_variables_of_its_own_is_told_to_be_replaced_by_name_alo
 def test_a_compiled_function_goes_on_with_new_code_compiled(space, pack):
     import torch
 
-    seen = []
+    graphs = []
 
     def backend(graph, inputs):
-        seen.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     space["torch"], space["backend"] = torch, backend
     exec(compile("@torch.compile(backend=backend)\ndef f(x):\n    return x + 1", "<before>", "exec"), space)
     inner = torch.compile(space["loss"], backend=backend)
     assert (space["f"](torch.ones(1)).item(), inner(torch.ones(1)).item()) == (2, 2)
-    compiled = len(seen)
+    compiled = len(graphs)
     change = changed(space, pack("def f(x):\n    return x + 10\ndef loss(x):\n    return x * 30"))
 
     assert change.compiled
     assert not changed(space, pack("other = 2")).compiled
     assert (space["f"](torch.ones(1)).item(), inner(torch.ones(1)).item()) == (11, 30)
-    assert len(seen) == compiled + 2
+    assert len(graphs) == compiled + 2
 
 
 def test_a_module_that_is_compiled_and_wrapped_gets_its_new_forward(space, pack):

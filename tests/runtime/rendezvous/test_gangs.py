@@ -198,9 +198,9 @@ def sum_up(stop):
     while True:
         if dist.get_rank() == 0:
             time.sleep(0.02)
-        seen = torch.tensor(float(os.path.exists(stop)))
-        dist.all_reduce(seen)
-        if seen.item():
+        flag = torch.tensor(float(os.path.exists(stop)))
+        dist.all_reduce(flag)
+        if flag.item():
             return dist.get_world_size()
 
 

@@ -76,23 +76,23 @@ def test_ranks_that_were_restarted_meet_in_an_empty_store(nodes):
 
 def linger_on_rank_0(folder):
     """Say whether rank 1 was done with its init while rank 0 was still at it."""
-    mark, seen = Path(folder) / "rank-1", []
+    mark, marks = Path(folder) / "rank-1", []
     connect = distributed_c10d._new_process_group_helper
 
     def slowly(*args, **kwargs):
-        made = connect(*args, **kwargs)
+        group = connect(*args, **kwargs)
         until = time.monotonic() + 0.5
         while time.monotonic() < until and not mark.exists():
             time.sleep(0.01)
-        seen.append(mark.exists())
-        return made
+        marks.append(mark.exists())
+        return group
 
     if os.environ["RANK"] == "0":
         distributed_c10d._new_process_group_helper = slowly
     dist.init_process_group("gloo")
     if dist.get_rank() == 1:
         mark.touch()
-    return seen
+    return marks
 
 
 @pytest.mark.parametrize("launch", [ONE_NODE, TWO_NODES], ids=["one node", "two nodes"])

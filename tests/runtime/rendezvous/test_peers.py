@@ -25,20 +25,20 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def gangs(store):
     """Make the gangs of nodes 0 and 1 in round 7; how what node 1 asks and watches goes may be said."""
-    made = []
+    members = []
 
     def two(*, hosted=False, asking=None, watching=None, **configs):
         nodes = [
             gang.join(store, 0, hosted=hosted, **configs),
             gang.join(store, 1, asking=kept(asking), watching=kept(watching), **configs),
         ]
-        made.extend(nodes)
+        members.extend(nodes)
         for node, peers in enumerate(nodes):
             peers.enter(7, (0, 1), node)
         return nodes
 
     yield two
-    for peers in made:
+    for peers in members:
         peers.close()
 
 
@@ -125,8 +125,8 @@ class Kept:
         return Kept(self._store.below(prefix), **self._otherwise)
 
     def __getattr__(self, name):
-        own, theirs = self._otherwise.get(name), getattr(self._store, name)
-        return partial(own, theirs) if own else theirs
+        own, method = self._otherwise.get(name), getattr(self._store, name)
+        return partial(own, method) if own else method
 
 
 def kept(otherwise):
@@ -137,15 +137,15 @@ def leaving_on_bye():
     """Return what makes a store go as soon as this node has said that it has read the last word."""
     gone = threading.Event()
 
-    def say(theirs, key, value):
-        theirs(key, value)
+    def say(method, key, value):
+        method(key, value)
         if "bye" in key:
             gone.set()
 
-    def ask(theirs, *keys):
+    def ask(method, *keys):
         if gone.is_set():
             raise RuntimeError("Broken pipe")
-        return theirs(*keys)
+        return method(*keys)
 
     return gone, {"set": say, "get": ask, "check": ask}
 
@@ -161,10 +161,10 @@ def test_the_last_word_is_read_before_the_store_may_go(gangs):
 def test_who_looks_late_whether_all_have_returned_ends_well_without_the_store(gangs):
     gone, otherwise = leaving_on_bye()
 
-    def late(theirs, keys):
+    def late(method, keys):
         if "done" in keys[0]:
             gone.wait(LIMIT)
-        return otherwise["check"](theirs, keys)
+        return otherwise["check"](method, keys)
 
     one, other = gangs(watching=otherwise, asking={"check": late})
     with ThreadPoolExecutor() as pool:
@@ -175,8 +175,8 @@ def test_who_looks_late_whether_all_have_returned_ends_well_without_the_store(ga
 
 
 def test_a_node_that_is_silent_as_it_has_failed_isnt_lost(gangs):
-    def unheard(theirs, keys):
-        return keys != [END] and theirs(keys)
+    def unheard(method, keys):
+        return keys != [END] and method(keys)
 
     one, other = gangs(silence=2, watching={"check": unheard})
     one.tell(exits.USER_ERROR)
@@ -433,10 +433,10 @@ def test_a_node_that_has_heard_that_ranks_ask_doesnt_wake_all_again(gangs, store
     assert words_of(store).get("news") == newest
 
 
-def silent(theirs, key, value):
+def silent(method, key, value):
     """Set all but the signs of life of a node."""
     if "beat" not in key and "bye" not in key:
-        theirs(key, value)
+        method(key, value)
 
 
 @pytest.mark.parametrize("elastic", [False, True])
@@ -457,10 +457,10 @@ def test_a_node_in_place_of_one_that_was_killed_tells_the_others_before_they_not
 def test_a_node_in_place_of_one_that_still_beats_waits_for_its_end(gangs, store):
     looks = threading.Semaphore(0)
 
-    def look(theirs, key):
+    def look(method, key):
         if "7/beat/1" in key:
             looks.release()
-        return theirs(key)
+        return method(key)
 
     one, _ = gangs(silence=2)
     anew = gang.join(store, 1, beating=kept({"check": look, "get": look}), silence=2)

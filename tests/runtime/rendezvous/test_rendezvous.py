@@ -74,16 +74,16 @@ class Passing(socketserver.BaseRequestHandler):
     server: Cut
 
     def handle(self):
-        with socket.create_connection(("127.0.0.1", self.server.store)) as far:
+        with socket.create_connection(("127.0.0.1", self.server.store)) as store:
             while True:
-                for end in select.select([self.request, far], [], [])[0]:
+                for end in select.select([self.request, store], [], [])[0]:
                     data = end.recv(4096)
                     if end is self.request and self.server.left is not None:
                         data = data[: self.server.left]
                         self.server.left -= len(data)
                     if not data:
                         return
-                    (far if end is self.request else self.request).sendall(data)
+                    (store if end is self.request else self.request).sendall(data)
                     if self.server.left == 0:
                         self.server.left = None
                         return

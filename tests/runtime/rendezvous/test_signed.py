@@ -30,8 +30,8 @@ def shared():
 
 
 def test_what_one_agent_writes_another_reads(shared):
-    mine, theirs = SignedStore(shared, KEY), SignedStore(shared, KEY)
-    one, other = PrefixStore("round-1", mine), PrefixStore("round-1", theirs)
+    mine, other_store = SignedStore(shared, KEY), SignedStore(shared, KEY)
+    one, other = PrefixStore("round-1", mine), PrefixStore("round-1", other_store)
     one.set("a", "1")
     one.multi_set(["b", "c"], ["2", "3"])
     assert one.compare_set("d", "", "4") == b"4"

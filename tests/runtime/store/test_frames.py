@@ -45,8 +45,8 @@ def test_any_bytes_in_any_split_come_out_as_they_went_in(chunks):
         end += len(piece.data)
     assert b"".join(piece.data for piece in parsed(sent)) == b"".join(chunk for chunk, _ in chunks)
     for stream in (True, False):
-        written = b"".join(chunk for chunk, stderr in chunks if stderr is stream)
-        assert b"".join(piece.data for piece in parsed(sent) if piece.stderr is stream) == written
+        content = b"".join(chunk for chunk, stderr in chunks if stderr is stream)
+        assert b"".join(piece.data for piece in parsed(sent) if piece.stderr is stream) == content
 
 
 @given(odd)

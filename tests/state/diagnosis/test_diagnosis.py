@@ -52,8 +52,8 @@ def calls(*ops, done=None, since=100.0, **more):
     return tuple(Collective(n, op, since, n <= last, **more) for n, op in enumerate(ops, 1))
 
 
-def default(*made, ranks=(0, 1, 2, 3)):
-    return (Group("0", ranks, made),)
+def default(*operations, ranks=(0, 1, 2, 3)):
+    return (Group("0", ranks, operations),)
 
 
 def rank(number, state=RUNS, threads=(), groups=(), note=""):
@@ -61,8 +61,8 @@ def rank(number, state=RUNS, threads=(), groups=(), note=""):
 
 
 def waiting(number, *ops, line=2, groups=None, **more):
-    made = default(*calls(*(ops or ("all_reduce", "all_reduce")), **more)) if groups is None else groups
-    return rank(number, RUNS, stack(line, "all_reduce"), made)
+    own_groups = default(*calls(*(ops or ("all_reduce", "all_reduce")), **more)) if groups is None else groups
+    return rank(number, RUNS, stack(line, "all_reduce"), own_groups)
 
 
 def absent(number, line=3, *below, state=RUNS):
@@ -365,9 +365,9 @@ def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long
 
 def test_one_line_that_calls_a_library_may_be_in_other_groups():
     def inside(number, group):
-        made = (Group(group, (0, 1, 2, 3), calls("all_reduce"), label=group),)
+        groups = (Group(group, (0, 1, 2, 3), calls("all_reduce"), label=group),)
         return rank(
-            number, RUNS, (Thread("m", (cell(3), Frame(C10D, 9, "all_reduce")), (("group", group),)),), made
+            number, RUNS, (Thread("m", (cell(3), Frame(C10D, 9, "all_reduce")), (("group", group),)),), groups
         )
 
     diagnosis = said(inside(0, "a"), inside(1, "a"), inside(2, "a"), inside(3, "b"))
@@ -378,8 +378,8 @@ def test_one_line_that_calls_a_library_may_be_in_other_groups():
 @pytest.mark.parametrize(("world", "named"), [(3, (2,)), (6, (0, 1, 2))])
 def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(world, named):
     def ended(number, size):
-        made = default(*calls("all_reduce", sizes=((size,),), done=0), ranks=tuple(range(world)))
-        return rank(number, ENDED, stack(2, "all_reduce"), made, "signal 6")
+        groups = default(*calls("all_reduce", sizes=((size,),), done=0), ranks=tuple(range(world)))
+        return rank(number, ENDED, stack(2, "all_reduce"), groups, "signal 6")
 
     diagnosis = said(ended(0, 8), ended(1, 8), ended(2, 4000), world=world, over=True)
 

@@ -201,7 +201,7 @@ def lab(*events, **info):
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "text"),
     [
         ([], ""),
         ([*START, FIRST], "runs cell 1"),
@@ -213,9 +213,9 @@ def lab(*events, **info):
         ([*START, FIRST, OVER, *ENDED], ""),
     ],
 )
-def test_what_a_lab_does(events, said):
-    assert attempts.doing(lab(*events), 200.0) == said
-    assert said in facts.last_line(lab(*events), 200.0)
+def test_what_a_lab_does(events, text):
+    assert attempts.doing(lab(*events), 200.0) == text
+    assert text in facts.last_line(lab(*events), 200.0)
 
 
 def test_a_lab_says_whose_cell_runs_what_it_holds_and_when_it_ends(greenwich):
@@ -241,13 +241,13 @@ def test_who_sends_the_first_cell_after_ranks_began_anew_is_told(greenwich):
     anew = ev.WorkersStarted(100.0, 0, 1, 9, (0, 1, 2), 3)
 
     assert list(attempts.began_anew(lab(*START, FIRST, OVER))) == []
-    (said,) = attempts.began_anew(lab(*START, FIRST, OVER, anew))
-    assert said.startswith("the ranks of lab began anew at 00:01:40, 3 ranks: what former cells set is gone")
+    (text,) = attempts.began_anew(lab(*START, FIRST, OVER, anew))
+    assert text.startswith("the ranks of lab began anew at 00:01:40, 3 ranks: what former cells set is gone")
 
     again = replace(FIRST, round=9, base=9)
     assert list(attempts.began_anew(lab(*START, FIRST, anew, again))) == []
-    (said,) = attempts.began_anew(lab(*START, FIRST, OVER, SECOND, anew, again))
-    assert said.endswith("and ran its first cell again: what other cells set is gone")
+    (text,) = attempts.began_anew(lab(*START, FIRST, OVER, SECOND, anew, again))
+    assert text.endswith("and ran its first cell again: what other cells set is gone")
     assert (
         list(
             attempts.began_anew(

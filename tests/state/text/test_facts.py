@@ -54,9 +54,9 @@ def test_a_pod_that_is_created_again_says_what_the_last_died_of():
 def test_how_a_node_does():
     evicted = ev.NodeDisrupted(3.0, 0, "a", "EvictionByEvictionAPI")
     history = [waits(0, pod="a"), ev.NodeStarted(2.0, 0, "host", pod="a"), evicted, ev.NodeGone(5.0, 0, "a")]
-    seen = [state(*history[:n]) for n in (1, 2, 3, 4)]
+    states = [state(*history[:n]) for n in (1, 2, 3, 4)]
 
-    assert [facts.condition(state.nodes[0], state) for state in seen] == [
+    assert [facts.condition(state.nodes[0], state) for state in states] == [
         UNPLACED,
         "waiting for the other nodes",
         "evicted, as when a host is drained",

@@ -183,7 +183,7 @@ def test_while_the_others_form_the_next_round_a_node_isnt_said_to_run():
 
 
 @pytest.mark.parametrize(
-    ("every", "pace", "now", "said"),
+    ("every", "pace", "now", "text"),
     [
         (2.0, 2.0, 4.0, "3 of 9 steps · about 12 s left · 2.0 s per step"),
         (0.5, 0.5, 4.0, "3 of 9 steps · about 3.0 s left · 2.0 steps/s"),
@@ -192,8 +192,8 @@ def test_while_the_others_form_the_next_round_a_node_isnt_said_to_run():
         (None, None, 500.0, "3 of 9 steps"),
     ],
 )
-def test_it_is_said_how_far_it_is_and_how_fast_or_since_when_it_stands(every, pace, now, said):
-    assert words.far(Progress("step", 3, 9, pace, every, 4.0), now) == said
+def test_it_is_said_how_far_it_is_and_how_fast_or_since_when_it_stands(every, pace, now, text):
+    assert words.far(Progress("step", 3, 9, pace, every, 4.0), now) == text
 
 
 def test_percents_have_no_rate():

@@ -54,7 +54,7 @@ def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "text"),
     [
         (together(2), "both ranks report at 0.5 s per step"),
         (together(4), "all 4 ranks report at 0.5 s per step"),
@@ -62,8 +62,8 @@ def test_ranks_that_go_on_together_have_a_cell_each_and_nothing_to_say():
         (together(4, but={2: steps(2, 7, pace=1.5)}), "<b>rank 2 slow: 1.5 s per step, the others 0.5 s</b>"),
     ],
 )
-def test_what_stands_out_is_said_beside_the_strip_and_else_how_fast_they_are(state, said):
-    assert f"</span> <span>{said}</span>" in ranks.html(state, 1010.0)
+def test_what_stands_out_is_said_beside_the_strip_and_else_how_fast_they_are(state, text):
+    assert f"</span> <span>{text}</span>" in ranks.html(state, 1010.0)
 
 
 def test_a_straggler_is_named_and_marked():
@@ -177,11 +177,11 @@ def test_there_is_no_strip_where_it_has_nothing_to_compare(state):
 
 def test_of_a_thousand_ranks_a_cell_shows_the_worst_of_its_group():
     state = together(1000, but={700: steps(700, 7, pace=1.5)})
-    seen = cells(state)
+    pairs = cells(state)
 
-    assert len(seen) <= 64
+    assert len(pairs) <= 64
     assert len(ranks.html(state, 1010.0).encode()) < 13_000
-    (odd,) = [title for title, sign in seen if sign == "!"]
+    (odd,) = [title for title, sign in pairs if sign == "!"]
     assert re.match(r"ranks 688-703 · 7 to 20 steps · 0\.5 s to 1\.5 s per step · .* · slow$", odd)
     assert ranks.rank_lines(state, 1010.0)[1:] == ["rank 700 slow: 1.5 s per step, the others 0.5 s"]
 

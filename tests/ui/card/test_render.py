@@ -257,22 +257,22 @@ def test_a_job_that_failed_can_be_retried_and_a_labs_turn_cannot():
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
-    seen = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
+    tags = Tags(render.html(CASES[name], 1010.0, expand_logs=True))
     kept = r"#[0-9a-f]{6}|rgba\((\d+,){3}0\.\d+\)|[a-z-]+|((\d+px|0) ?){1,4}|[\d.]+%?|bold|12px monospace"
     kept += r"|1 1 \d+px"
     border = rf"1px solid rgba\(128,128,128,0\.\d+\)|[23]px solid #[0-9a-f]{{6}}|{kept}"
 
-    assert not seen.open
-    assert seen.tags <= {
+    assert not tags.open
+    assert tags.tags <= {
         *("div", "span", "b", "pre", "details", "summary", "progress", "img", "ul", "li"),
         *("table", "tr", "th", "td", "button", "a", "time"),
         "style",  # which it drops: what holds the layout is inline
     }
-    assert seen.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"} | {
+    assert tags.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"} | {
         *("tabindex", "title", "cellpadding", "data-commandlinker-command", "data-commandlinker-args"),
         *("href", "target", "rel"),
     }
-    for rule in seen.styles - {None}:
+    for rule in tags.styles - {None}:
         assert re.fullmatch(border, rule[1]), rule
 
 
@@ -430,11 +430,11 @@ def test_progress_has_a_bar_and_the_time_left():
 
 
 def test_a_card_says_when_it_was_drawn_and_what_can_be_done_until_the_job_has_ended():
-    live, seen = (render.html(CASES["running"], 1010.0, live=live) for live in (True, False))
+    live, still = (render.html(CASES["running"], 1010.0, live=live) for live in (True, False))
 
     as_of = ">as of 00:16:50</time><span> · "
     assert f"{as_of}interrupt the kernel to stop waiting for swift-otter, twice to cancel it" in live
-    assert f"{as_of}%torchjob attach swift-otter to follow it · %torchjob cancel swift-otter" in seen
+    assert f"{as_of}%torchjob attach swift-otter to follow it · %torchjob cancel swift-otter" in still
     assert "as of 00:16:50 · interrupt the kernel" in render.text(CASES["running"], 1010.0, live=True)
     assert "as of" not in render.html(CASES["succeeded"], 1010.0, live=True)
 

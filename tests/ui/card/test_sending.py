@@ -77,12 +77,12 @@ def test_where_nothing_can_be_drawn_again_it_is_said_once():
 
 
 def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
-    output, said = Output(), []
+    output, texts = Output(), []
     spoken = threading.Event()
 
     def say(text):
-        said.append(text)
-        if len(said) == 2:
+        texts.append(text)
+        if len(texts) == 2:
             spoken.set()
 
     big = ShippedFile("data/all.bin", Path("all.bin"), 3_000_000_000, False, 0, "", None)
@@ -94,7 +94,7 @@ def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
             spoken.wait(LIMIT)
 
     assert output.texts[0] == "torchjob cell submitting \u00b7 storing data/all.bin, 1.2 GB of 3.0 GB"
-    assert said == [
+    assert texts == [
         "Packing and sending 3.0 GB: ships big (bytes, 12 MB)",
         "Storing data/all.bin, 1.2 GB of 3.0 GB",
     ]

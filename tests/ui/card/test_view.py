@@ -84,49 +84,49 @@ def clock():
 
 
 def watched(clock, *script):
-    job, seen = Waits(clock, script), Seen(clock)
-    view.watch(job, seen, clock=clock)  # type: ignore[arg-type]
-    return job, seen
+    job, display = Waits(clock, script), Seen(clock)
+    view.watch(job, display, clock=clock)  # type: ignore[arg-type]
+    return job, display
 
 
 def interrupted(clock, *script, error):
-    job, seen = Waits(clock, script), Seen(clock)
+    job, display = Waits(clock, script), Seen(clock)
     with pytest.raises(error) as caught:
-        view.watch(job, seen, clock=clock)  # type: ignore[arg-type]
-    return job, seen, caught.value
+        view.watch(job, display, clock=clock)  # type: ignore[arg-type]
+    return job, display, caught.value
 
 
 def test_a_job_that_ends_at_once_is_not_drawn(clock):
-    _, seen = watched(clock, (*STARTED, *SUCCEEDED))
+    _, display = watched(clock, (*STARTED, *SUCCEEDED))
 
-    assert seen.draws == []
+    assert display.draws == []
 
 
 def test_a_job_that_takes_longer_is_drawn_until_it_ends(clock):
-    job, seen = watched(clock, STARTED, [log("a\n")], SUCCEEDED)
+    job, display = watched(clock, STARTED, [log("a\n")], SUCCEEDED)
 
-    assert [drawn.phase.value for _, drawn in seen.draws] == ["RUNNING", "RUNNING"]
+    assert [drawn.phase.value for _, drawn in display.draws] == ["RUNNING", "RUNNING"]
     assert job.state.phase.terminal
 
 
 def test_whatever_a_job_tells_it_is_drawn_at_most_four_times_a_second(clock):
     chatter = ([log("x", offset)] for offset in itertools.count())
-    _, seen = watched(clock, STARTED, *itertools.islice(chatter, 80), SUCCEEDED)
+    _, display = watched(clock, STARTED, *itertools.islice(chatter, 80), SUCCEEDED)
 
-    times = [at for at, _ in seen.draws]
+    times = [at for at, _ in display.draws]
     assert len(times) == 81
     assert min(b - a for a, b in itertools.pairwise(times)) >= 0.25
 
 
 def test_a_job_that_tells_nothing_is_drawn_about_once_a_second_for_its_clock(clock):
-    _, seen = watched(clock, STARTED, *[()] * 80, SUCCEEDED)
+    _, display = watched(clock, STARTED, *[()] * 80, SUCCEEDED)
 
-    assert 15 <= len(seen.draws) <= 25
+    assert 15 <= len(display.draws) <= 25
 
 
 @pytest.mark.parametrize("before", [(), (STARTED,), (STARTED, [log("a\n")])])
 def test_the_first_interrupt_detaches_and_keeps_the_job(clock, capsys, before):
-    job, seen, error = interrupted(clock, *before, KeyboardInterrupt(), (), error=view.Detached)
+    job, display, error = interrupted(clock, *before, KeyboardInterrupt(), (), error=view.Detached)
 
     assert not job.cancelled
     assert str(error) == "Detached from swift-otter: %torchjob attach swift-otter"
@@ -134,33 +134,33 @@ def test_the_first_interrupt_detaches_and_keeps_the_job(clock, capsys, before):
     assert capsys.readouterr().out == (
         "Stopped waiting; swift-otter keeps running. Interrupt again within 5 s to cancel it.\n"
     )
-    assert seen.draws[-1][1] is job.state
+    assert display.draws[-1][1] is job.state
     assert clock.now >= 1000 + view.CANCEL_WITHIN_S
 
 
 def test_a_second_interrupt_cancels_and_shows_the_end(clock):
     script = (STARTED, KeyboardInterrupt(), KeyboardInterrupt(), CANCELLED)
-    job, seen, error = interrupted(clock, *script, error=JobCancelledError)
+    job, display, error = interrupted(clock, *script, error=JobCancelledError)
 
     assert job.cancelled
-    assert seen.closed == [job.state]
+    assert display.closed == [job.state]
     assert error.__suppress_context__
 
 
 def test_an_error_of_the_job_is_not_taken_for_an_interrupt(clock):
-    job, seen, _ = interrupted(clock, STARTED, ConnectionError("gone"), error=ConnectionError)
+    job, display, _ = interrupted(clock, STARTED, ConnectionError("gone"), error=ConnectionError)
 
     assert not job.cancelled
-    assert len(seen.draws) == 1
+    assert len(display.draws) == 1
 
 
 def in_a_terminal(*states):
-    written: list[str] = []
-    terminal = view.Terminal(written.append)
+    texts: list[str] = []
+    terminal = view.Terminal(texts.append)
     for earlier in states[:-1]:
         terminal.draw(earlier)
     terminal.close(states[-1])
-    lines = "".join(written).splitlines(keepends=True)
+    lines = "".join(texts).splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("torchjob "))
 
 
@@ -208,18 +208,18 @@ def test_a_terminal_says_how_the_job_stands_and_ends(capsys):
 
 
 def test_a_terminal_stays_quiet_about_a_job_that_ended_at_once():
-    written: list[str] = []
-    view.Terminal(written.append).close(state(*STARTED, *SUCCEEDED), "0.5")
+    texts: list[str] = []
+    view.Terminal(texts.append).close(state(*STARTED, *SUCCEEDED), "0.5")
 
-    assert written == []
+    assert texts == []
 
 
 def test_a_terminal_shows_what_a_job_printed_that_ended_at_once():
-    written: list[str] = []
+    texts: list[str] = []
     quick = state(*STARTED, log("hello"), log("a\nb\n", rank=1), *SUCCEEDED)
-    view.Terminal(written.append).close(quick)
+    view.Terminal(texts.append).close(quick)
 
-    assert "".join(written) == "hello\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
+    assert "".join(texts) == "hello\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
 
 
 class Output:

@@ -22,10 +22,10 @@ def run(number, *facts):
     return state
 
 
-@pytest.mark.parametrize("made", [view.Silent, view.Terminal])
-def test_what_a_group_waits_for_and_where_a_rank_is_stopped_is_said_once(made):
-    written: list[str] = []
-    drawn, runs = made(written.append), Sweep()
+@pytest.mark.parametrize("display", [view.Silent, view.Terminal])
+def test_what_a_group_waits_for_and_where_a_rank_is_stopped_is_said_once(display):
+    texts: list[str] = []
+    drawn, runs = display(texts.append), Sweep()
     first = ev.Waiting(1001.0, "waits for swift-otter: running for 9.0 s", holder="swift-otter")
     second = replace(first, text=f"{first.text}; behind 2 jobs")
     stops = ev.RankStops(1003.0, 0, 0, 0, 7, "step", "train.py", ev.BREAKPOINT)
@@ -34,7 +34,7 @@ def test_what_a_group_waits_for_and_where_a_rank_is_stopped_is_said_once(made):
     for _ in range(2):
         drawn.draw(runs, [run(1, *STARTED), run(2, *STARTED, stops)])
 
-    queued, stopped = written
+    queued, stopped = texts
     assert queued == "sweep waits for swift-otter: running for 9.0 s"
     assert stopped.startswith("rank 0 stops at train.py, line 7, in `step`")
     assert "debug sweep-r2" in stopped

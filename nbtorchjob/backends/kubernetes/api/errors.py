@@ -39,10 +39,10 @@ _LACKS = (
 )
 
 
-def missing(said: str) -> str | None:
+def missing(message: str) -> str | None:
     """Describe what doesn't exist and which option names it; None where it is something else."""
     for pattern, what, option in _LACKS:
-        match = re.search(pattern, said)
+        match = re.search(pattern, message)
         if match:
             return f'the {what} "{match[1]}" doesn\'t exist: choose an existing one with {option}'
     return None
@@ -138,7 +138,7 @@ class _Answer(NamedTuple):
         if not (isinstance(answer, dict) and answer.get("kind") == "Status"):
             text = " ".join(body.decode("utf-8", "replace").split())
             return cls(verb, target, status, "", text[:_LONGEST], {}, is_status=False)
-        reason, said = (str(answer.get(key) or "") for key in ("reason", "message"))
+        reason, message = (str(answer.get(key) or "") for key in ("reason", "message"))
         # A Status' details; none where something else than an API server says what they are
         details = answer.get("details")
         if not isinstance(details, dict):
@@ -147,7 +147,7 @@ class _Answer(NamedTuple):
             causes = details.get("causes")
             good = isinstance(causes, list) and all(isinstance(cause, dict) for cause in causes)
             detail_text = {**details, "causes": causes if good else []}
-        return cls(verb, target, status, reason, said, detail_text, is_status=True)
+        return cls(verb, target, status, reason, message, detail_text, is_status=True)
 
 
 _Rule: TypeAlias = Callable[[_Answer], "str | None"]
@@ -268,10 +268,10 @@ def _absence(answer: _Answer) -> str | None:
 
 @_rule
 def _too_large(answer: _Answer) -> str | None:
-    said = answer.said
-    if answer.status != 413 and "request is too large" not in said and "Too long: may not be" not in said:
+    text = answer.said
+    if answer.status != 413 and "request is too large" not in text and "Too long: may not be" not in text:
         return None
-    return f"{answer.target} is too large ({said[:_LONGEST]}): pass less to the cell, or set --storage"
+    return f"{answer.target} is too large ({text[:_LONGEST]}): pass less to the cell, or set --storage"
 
 
 @_rule

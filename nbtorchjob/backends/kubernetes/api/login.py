@@ -278,8 +278,8 @@ class Login(NamedTuple):
         """Make an SSL context like the one of its connections, which must not come to speak HTTP/2."""
         if isinstance(self.api, Account):
             return self.api.tls()
-        made: ssl.SSLContext = type(self.api.rest_client)(self.api.configuration).ssl_context
-        return made
+        context: ssl.SSLContext = type(self.api.rest_client)(self.api.configuration).ssl_context
+        return context
 
 
 async def log_in(context: str | None) -> Login:
@@ -322,8 +322,8 @@ def _in_plain_words(complaint: str) -> str:
     """Say what the package complains about of a login command (kubernetes 37)."""
     if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
         printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
-        said = f" and said: {words.line(printed, _SAID)}" if printed else ""
-        return f"it ended with code {returned[1]}{said}"
+        suffix = f" and said: {words.line(printed, _SAID)}" if printed else ""
+        return f"it ended with code {returned[1]}{suffix}"
     if re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
         return "it printed no JSON"
     if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):

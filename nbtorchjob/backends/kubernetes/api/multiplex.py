@@ -265,7 +265,7 @@ class Multiplexer:
             # All who wait share one try: a server that is away is waited for once, not once for each of them.
             if self._connecting is None or self._connecting.done():
                 self._connecting = asyncio.ensure_future(self._connect())
-                self._connecting.add_done_callback(lambda made: made.cancelled() or made.exception())
+                self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             await asyncio.shield(self._connecting)
         own = {":method": "GET", ":scheme": "https", ":authority": self._authority, ":path": path}
         stream = link.open([*own.items(), *((name.lower(), value) for name, value in headers.items())])

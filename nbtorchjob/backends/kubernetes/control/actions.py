@@ -148,14 +148,14 @@ async def cancel(job: JobRef, early: str = "") -> None:
     """
     # Whether nothing of the job is left to end; False where what is known of it makes no sense
     try:
-        said = concluded(job)
-        if said.cancelled is not None:
+        state = concluded(job)
+        if state.cancelled is not None:
             # Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between
-            if holding.applies(job.kind, job.object) and said.verdict is None:
+            if holding.applies(job.kind, job.object) and state.verdict is None:
                 has_ended = False  # to be looked at once more
             else:
                 marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
-                has_ended = marked or said.suspended or said.verdict is not None
+                has_ended = marked or state.suspended or state.verdict is not None
         else:
             has_ended = await over(job)
     except (DamagedError, *UNREADABLE):  # whoever forges a fact would else keep the job from being ended
@@ -192,9 +192,9 @@ async def number(job: JobRef, newest: int) -> int:
     while True:
         obj = await job.session.client.get(job.whole)
         new, version = max(labelling.number(obj), newest) + 1, obj["metadata"]["resourceVersion"]
-        written = {"annotations": {labelling.NUMBER: str(new)}, "resourceVersion": version}
+        metadata = {"annotations": {labelling.NUMBER: str(new)}, "resourceVersion": version}
         try:
-            await job.session.client.patch(job.whole, {"metadata": written})
+            await job.session.client.patch(job.whole, {"metadata": metadata})
         except ForbiddenError:
             return 0
         except ApiError as exc:  # its operator and other senders change it as well
@@ -280,10 +280,10 @@ async def _set(job: JobRef, *, suspended: bool) -> None:
 
 
 async def _check_alive(job: JobRef, verb: str) -> None:
-    said, name = concluded(job), job.info.name
-    if said.cancelled is not None:
+    state, name = concluded(job), job.info.name
+    if state.cancelled is not None:
         raise SpecError(verb, name, "a job that wasn't cancelled: run its cell again")
-    if said.verdict is None:
+    if state.verdict is None:
         return
     if await over(job):
         raise SpecError(verb, name, "a job that hasn't ended")

@@ -76,7 +76,7 @@ class JobController:
         if self._not_before > self._now():
             due.append(self._not_before)
         now = time.monotonic()
-        waits = any(now - seen < _ENDED_WITHIN_S + _LOOK_S for seen in self._seen.values())
+        waits = any(now - moment < _ENDED_WITHIN_S + _LOOK_S for moment in self._seen.values())
         soon = [_LOOK_S] if waits or self.owes(state) else []
         return min([*soon, *(max(_LOOK_S, at - self._now()) for at in due if at is not None)], default=None)
 

@@ -288,8 +288,8 @@ class Follower:
         unready = bool(self._unlisted) or not self._queue.empty()
         if unready or self._state.cancelled is None or self._seen is None:
             return []
-        seen, self._seen = self._seen, None
-        return vanished(self._state, seen, self._session.client.now())
+        uids, self._seen = self._seen, None
+        return vanished(self._state, uids, self._session.client.now())
 
     async def _missed(self) -> list[ev.Event]:
         """List the pods once more, where the operator has seen the end of more than are known."""
@@ -424,8 +424,8 @@ class Follower:
         self._decided = self._decided or now
         if not conclusive(self._state):
             # The facts that are still missing have so many seconds to come.
-            said = self._state.verdict is not None or self._state.removed is not None
-            return now - self._decided > (_VERDICT_GRACE_S if said else math.inf)
+            ended = self._state.verdict is not None or self._state.removed is not None
+            return now - self._decided > (_VERDICT_GRACE_S if ended else math.inf)
         self._concluded = self._concluded or now
         # The rest of the logs has so many seconds once nothing changes the conclusion.
         verdict = self._state.verdict

@@ -138,7 +138,7 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
     Raises ``ClusterError``.
     """
     leases = (await client.list(LEASES, namespace, labels=labelling.OURS)).items
-    seen, now = [], client.now()
+    tenders, now = [], client.now()
     for obj in leases:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
         looks_after = (metadata.get("labels") or {}).get(labelling.USER) in (None, labelling.word(whose))
@@ -147,8 +147,8 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
         who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
         hold = spec.get("leaseDurationSeconds")
         if who and now - beat <= (hold if isinstance(hold, int) else HOLD_S):
-            seen.append(Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat))
-    return min(seen, key=lambda tender: tender.since, default=None)
+            tenders.append(Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat))
+    return min(tenders, key=lambda tender: tender.since, default=None)
 
 
 async def tended(job: JobRef) -> Tended:

@@ -58,7 +58,7 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
             findings.append(Finding(True, f"quota {name} applies only to some pods and wasn't checked"))
             continue
         lacking: list[str] = []
-        said: list[str] = []
+        amounts: list[str] = []
         for key, left in _room(quota).items():
             # As :func:`asked` calls it
             known = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
@@ -68,11 +68,11 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
             elif need is not None and need > left:
                 lacking.append(f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left")
             elif need is not None:
-                said.append(f"{worded(key, need)} of {worded(key, left)} {key}")
+                amounts.append(f"{worded(key, need)} of {worded(key, left)} {key}")
         if lacking:
             findings.append(Finding(False, f"quota {name}: {'; '.join(lacking)}"))
         else:
-            text = f"quota {name} has room for the job{': ' if said else ''}{', '.join(said)}"
+            text = f"quota {name} has room for the job{': ' if amounts else ''}{', '.join(amounts)}"
             findings.append(Finding(True, text))
     return findings or [Finding(True, "no quota limits the namespace")]
 
@@ -252,8 +252,8 @@ def _taint(taint: Mapping[str, Any]) -> str:
     key, value = taint["key"], taint.get("value")
     if key == _CORDONED:
         return "a host is cordoned"
-    said = f"{key}={value}" if value else key
-    return f"a host has a taint that --toleration {said}:{taint['effect']} would tolerate"
+    toleration = f"{key}={value}" if value else key
+    return f"a host has a taint that --toleration {toleration}:{taint['effect']} would tolerate"
 
 
 def _said(name: str, number: float) -> str:
@@ -302,8 +302,8 @@ async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec
         return [Finding(False, f"{text}; there are: {known}")]
     closed = reading.condition(there[name], "Active", "False")
     if closed is not None:
-        said = closed.get("message") or closed.get("reason")
-        return [Finding(False, f"queue {name} is closed: {said}; choose another with --queue")]
+        reason = closed.get("message") or closed.get("reason")
+        return [Finding(False, f"queue {name} is closed: {reason}; choose another with --queue")]
     return [Finding(True, f"queue {name} exists and is open"), await _admits(here, there[name], spec)]
 
 
@@ -315,8 +315,8 @@ async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
     except ClusterError:
         queue = None
     if queue is None:
-        said = f"it isn't known how much it has, because reading {whole} isn't permitted"
-        return Finding(True, f"{text}: {said}")
+        reason = f"it isn't known how much it has, because reading {whole} isn't permitted"
+        return Finding(True, f"{text}: {reason}")
     # What all nodes request, by resource
     requests = ((key.partition("."), need) for key, need in asked(spec).items())
     wanted = {name: need for (kind, _, name), need in requests if kind == "requests"}
@@ -329,11 +329,11 @@ async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
         borrowed = f", with all that may be borrowed in cohort {cohort}" if cohort else ""
         amounts = ((key, worded(key, wanted[key]), worded(key, most.get(key, 0.0))) for key in short)
         why = "; ".join(f"{need} {key} requested, {has} in all" for key, need, has in amounts)
-        said = f"{text} can never admit the job: {why}{borrowed}: ask for less, or choose another"
-        return Finding(False, said)
+        problem = f"{text} can never admit the job: {why}{borrowed}: ask for less, or choose another"
+        return Finding(False, problem)
     if others is None:
-        said = "how much there is isn't known, as not all may be read, or it is part of another cohort"
-        return Finding(True, f"{text} would have to borrow in cohort {cohort}: {said}")
+        reason = "how much there is isn't known, as not all may be read, or it is part of another cohort"
+        return Finding(True, f"{text} would have to borrow in cohort {cohort}: {reason}")
     return Finding(True, f"{text} has enough for the job only with what others in cohort {cohort} don't use")
 
 

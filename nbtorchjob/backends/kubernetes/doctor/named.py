@@ -262,15 +262,15 @@ async def choices(client: Client) -> list[Choice]:
             for resource, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
                 total[resource] += number
                 taken[resource] += (used or {}).get(host["metadata"]["name"], {}).get(resource, 0.0)
-        said = [words.count(len(types[name]), "host")]
+        parts = [words.count(len(types[name]), "host")]
         for resource in sorted(total):
             unit, scale = (" GiB", _GIB) if resource == "memory" else ("", 1.0)
             amount_text = f"{total[resource] / scale:.3g}{unit} {resource}"
             if used is not None:
                 free = max(0.0, total[resource] - taken[resource]) / scale
                 amount_text = f"{free:.3g} of {amount_text} free"
-            said.append(amount_text)
-        type_choices.append(Choice(f"{_TYPE}={name}", ", ".join(said)))
+            parts.append(amount_text)
+        type_choices.append(Choice(f"{_TYPE}={name}", ", ".join(parts)))
     return type_choices
 
 

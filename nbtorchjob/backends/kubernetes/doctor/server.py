@@ -186,9 +186,9 @@ def per_kind(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iter
         if kind.api[:3] not in served:
             wanted = asked or (needed and spec.cluster.kind is None)
             others = fit.other_versions(kind, served)
-            seen = f"served only in {others}" if others else "not served"
+            status = f"served only in {others}" if others else "not served"
             operator = kind.operator or "Kubernetes itself"
-            text = f"{kind.name}: {kind.api} {kind.api.version} is {seen}; it comes with {operator}"
+            text = f"{kind.name}: {kind.api} {kind.api.version} is {status}; it comes with {operator}"
             # Whoever doesn't need it shouldn't have to read how to install it.
             yield Finding(not wanted, text, kind.install if wanted else "")
             continue
@@ -386,8 +386,8 @@ async def permission_findings(
         by_resource: dict[str, list[str]] = {}
         for right in bad:
             by_resource.setdefault(right.what, []).append(right.verb)
-        said = "; ".join(f"{' '.join(verbs)} {what}" for what, verbs in by_resource.items())
-        text = f"not permitted: {said}; an administrator can grant it"
+        permissions = "; ".join(f"{' '.join(verbs)} {what}" for what, verbs in by_resource.items())
+        text = f"not permitted: {permissions}; an administrator can grant it"
         findings = [Finding(False, text, role(denied))]
     else:
         findings = [Finding(True, f"all {len(must)} permissions that a job needs are granted")]

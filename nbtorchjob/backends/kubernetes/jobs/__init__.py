@@ -151,8 +151,8 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
     ]
     given_up = [ev.Notice(fact.time, _PAYLOAD_GONE) for fact in stopped if fact.reason == ABANDONED]
     queued = workloads.unseen(obj, kind.suspends(obj)) if kind.suspend else []
-    said: list[ev.Event] = [*labelling.cancelled(obj), *labelling.noted(obj)]
-    return [*began, *labelling.paid(obj), *numbered, *given_up, *said, *queued]
+    marks: list[ev.Event] = [*labelling.cancelled(obj), *labelling.noted(obj)]
+    return [*began, *labelling.paid(obj), *numbered, *given_up, *marks, *queued]
 
 
 def abandoned(time: float, attempt: int) -> list[ev.Event]:
@@ -214,9 +214,9 @@ def concluded(job: JobRef) -> JobState:
 
 async def over(job: JobRef) -> bool:
     """Whether the job has ended, or somebody asked for its end. Raises ``ClusterError``."""
-    said = concluded(job)
-    if said.verdict is None or job.info.retry_owner != US:
-        return said.verdict is not None or said.cancelled is not None
+    state = concluded(job)
+    if state.verdict is None or job.info.retry_owner != US:
+        return state.verdict is not None or state.cancelled is not None
     # Whether another attempt follows is for the nodes to say.
     state = briefly(job, [pod for _, pod in await job.pods()])
     return state.next is None or state.cancelled is not None

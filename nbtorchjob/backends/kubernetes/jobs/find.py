@@ -119,13 +119,13 @@ async def find(name: str) -> JobRef:
 
     Raises ``JobNotFoundError``, and where a scope couldn't be asked, so that nobody knows, ``ClusterError``.
     """
-    seen, (only, name) = _known.get(name), parsed(name)
+    place, (only, name) = _known.get(name), parsed(name)
     if not all(_LABEL.fullmatch(word) for word in (name, only.namespace if only else name)):
         raise JobNotFoundError(f"there is no job named {name!r} on the cluster")
     scopes = [only] if only else namespaces.named_in()
-    if seen is not None and (seen[0] in scopes or only):
+    if place is not None and (place[0] in scopes or only):
         with suppress(ClusterError):  # it may have been deleted, and made again elsewhere
-            return await _at(name, *seen)
+            return await _at(name, *place)
 
     async def look_in(scope: Scope) -> list[JobRef]:
         here = await session(scope.context)
@@ -216,8 +216,8 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
     queued = await queueing.of_jobs(here, scope.namespace, unended)
 
     def brief(job: JobRef) -> JobState:
-        said = queued.get(job.object["metadata"]["uid"], ())
-        return reported(briefly(job, by_job.get(job.info.name, ()), said), job.cache)
+        events = queued.get(job.object["metadata"]["uid"], ())
+        return reported(briefly(job, by_job.get(job.info.name, ()), events), job.cache)
 
     return [(job, brief(job)) for job in jobs]
 

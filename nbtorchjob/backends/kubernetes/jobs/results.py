@@ -277,8 +277,8 @@ async def ask(
         talk = Conversation(node, questions.node_key(key, job.info.run, node), question)
         async with free:
             try:
-                said = _said(job, pods[state.nodes[node].life.pod], talk, timeout)
-                await asyncio.wait_for(said, timeout)
+                exchange = _said(job, pods[state.nodes[node].life.pod], talk, timeout)
+                await asyncio.wait_for(exchange, timeout)
             except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
                 talk.end(silent(timeout))
             except ClusterError as exc:
@@ -299,8 +299,8 @@ async def _said(job: JobRef, pod: Object, talk: Conversation, timeout: float) ->
             data = await remote.receive()
             if not data:
                 talk.end(_ended(remote))
-            elif said := talk.hear(data):
-                await remote.send(said)
+            elif message := talk.hear(data):
+                await remote.send(message)
 
 
 def _leading(job: JobRef, pod: Object, seconds: int) -> AbstractAsyncContextManager[Remote]:

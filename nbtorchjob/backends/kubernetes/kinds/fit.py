@@ -155,20 +155,22 @@ def other_versions(kind: Kind, served: Served) -> str:
 
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
     """Return a caution for whatever works otherwise than one might expect, whoever looks after the job."""
-    policy, cluster, said = _policy(spec), spec.cluster, list[str]()
+    policy, cluster, texts = _policy(spec), spec.cluster, list[str]()
     if kind.queues is None and cluster.queue:
-        said.append(f"queue {cluster.queue} takes effect only with Kueue or an operator that schedules gangs")
+        texts.append(
+            f"queue {cluster.queue} takes effect only with Kueue or an operator that schedules gangs"
+        )
     if cluster.workload_priority and not cluster.queue:
         only = "takes effect only in a queue of Kueue's: add --queue"
-        said.append(f"workload_priority {cluster.workload_priority} {only}")
+        texts.append(f"workload_priority {cluster.workload_priority} {only}")
     if spec.retry is not None and spec.retry.on_demand_last and not cluster.preemptible:
-        said.append("on_demand_last does nothing for a job that isn't preemptible")
+        texts.append("on_demand_last does nothing for a job that isn't preemptible")
     if policy.clean_pod_policy is CleanPodPolicy.ALL and not cluster.storage:
-        said.append(
+        texts.append(
             "clean_pod_policy=All removes the pods as the job ends: without --storage, a value that "
             "hasn't been fetched by then is lost"
         )
-    return [*said, *kind.cautions(spec, minor)]
+    return [*texts, *kind.cautions(spec, minor)]
 
 
 def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:

@@ -68,8 +68,8 @@ def facts(workload: Object) -> list[ev.Event]:
                 words = "; ".join(
                     f"{state.get('name')}: {state.get('message') or state.get('state')}" for state in open_
                 )
-                said = f"an admission check of its queue isn't through: {words}" if words else ""
-                reason, text, since = ("AdmissionChecks" if words else "", said, 0.0)
+                sentence = f"an admission check of its queue isn't through: {words}" if words else ""
+                reason, text, since = ("AdmissionChecks" if words else "", sentence, 0.0)
     else:
         reason, text, since = ("", "", 0.0)
     if not _active(spec):
@@ -141,9 +141,9 @@ def _written(amounts: Mapping[str, float]) -> dict[str, str]:
 
 def needs(workload: Object) -> dict[str, str]:
     """Return what all pods of the job request, by resource, where the Workload says so."""
-    said = reading.status(workload)
-    parts = [item.get("resources") for item in said.get("resourceRequests") or ()]
-    admission = said.get("admission") or {}
+    status = reading.status(workload)
+    parts = [item.get("resources") for item in status.get("resourceRequests") or ()]
+    admission = status.get("admission") or {}
     parts += [item.get("resourceUsage") for item in admission.get("podSetAssignments") or ()]
     totals: dict[str, str] = {}
     for part in parts:

@@ -229,8 +229,8 @@ def _read_use(store: Any, path: str) -> tuple[str, list[str]]:
     if len(data) > _USE_BYTES:
         raise ValueError(f"{path} has more than {words.size(_USE_BYTES)}, as no list of files has")
     try:
-        said = json.loads(data)
-        owner, files = said["owner"], said["files"]
+        record = json.loads(data)
+        owner, files = record["owner"], record["files"]
     except (LookupError, TypeError, RecursionError) as exc:
         raise ValueError(f"{path} is no list of files") from exc
     if not isinstance(files, list) or not all(isinstance(file, str) for file in files):

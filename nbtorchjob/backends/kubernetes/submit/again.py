@@ -58,9 +58,9 @@ async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
     if not info.spec:  # somebody took the annotation away
         raise package.gone(info.name)
     profiles.admitted(info.asked)
-    packed, made = await _as_swapped(job, info, await _packed_again(job, info))
+    packed, texts = await _as_swapped(job, info, await _packed_again(job, info))
     there = replace(_where_it_is(job), hidden=package.env(await job.secret()))
-    again = info.sent_again().swapped(made)
+    again = info.sent_again().swapped(texts)
     async with _resumed(there, info, again) if resume else nullcontext(again) as new:
         if there.cluster.storage:
             await asyncio.to_thread(shared.use_again, there.cluster.storage, new.run, info.run)
@@ -94,12 +94,12 @@ async def _as_swapped(
     What lies in a store is sent as it is, and so is a swap that the record doesn't have whole. Raises
     ``SubmitError`` for swaps that can't be read, or that make the payload too big.
     """
-    made = swaps.carried(await results.snapshot(job))
-    if not made or not isinstance(packed, Packed):
+    job_swaps = swaps.carried(await results.snapshot(job))
+    if not job_swaps or not isinstance(packed, Packed):
         return packed, []
     key = derived(packed.key, "swap")
     try:
-        payloads = [unsealed(base64.b64decode(swap.payload), key) for swap in made]
+        payloads = [unsealed(base64.b64decode(swap.payload), key) for swap in job_swaps]
         data = archive.with_swaps(bytes(packed.data), packed.key, payloads)
     except (ValueError, PayloadError) as exc:  # whatever runs in a pod may write such a fact
         raise SubmitError(f"a swap of {info.name} can't be read ({exc}): run its cell, as swapped") from exc
@@ -109,7 +109,7 @@ async def _as_swapped(
             f"with its swaps the payload of {info.name} takes {words.size(len(data))}, more than the API of "
             f"a cluster takes: run its cell, as swapped, with --storage"
         )
-    return swapped, swaps.texts(made, info.name)
+    return swapped, swaps.texts(job_swaps, info.name)
 
 
 def _where_it_is(job: JobRef) -> JobSpec:
@@ -148,14 +148,14 @@ async def dry_run(session: Session, sender: Submitter) -> str:
     """Return the manifests as YAML, Secrets by their sizes only, and what the server says of them."""
     try:
         draft = await sender.draft()
-        said = await _checked(session, draft)
+        comment = await _checked(session, draft)
     except ClusterError as exc:
         if isinstance(exc, ApiError) or (sender.context and not isinstance(exc, UnreachableError)):
             raise  # there is a server, or there should be
         draft = await sender.draft(blind=True)
-        said = f"# not checked by a server: {exc}"
+        comment = f"# not checked by a server: {exc}"
     shown = [*map(_sizes, draft.secrets), *draft.manifests]
-    return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + said
+    return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + comment
 
 
 async def _checked(session: Session, draft: Draft) -> str:
@@ -227,7 +227,7 @@ def check_empty(folder: Path) -> None:
 def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
     """Write what `kubectl apply -f` needs to run the job again, and its source to read; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    files = []
     for index, obj in enumerate(manifests):
         # In the order of these names they are applied; nothing may run before its Secrets are there.
         name = f"{index:03d}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
@@ -240,10 +240,10 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
                 "without them no pod starts.\n"
                 "# stringData:\n" + "".join(f"#   {json.dumps(key)}: \n" for key in keys)
             )
-        written.append(_private(folder / name, head + _yaml(obj)))
+        files.append(_private(folder / name, head + _yaml(obj)))
     for index, (label, text) in enumerate(info.sources.values()):
-        written.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
-    return written
+        files.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
+    return files
 
 
 def _private(path: Path, text: str) -> Path:

@@ -54,8 +54,8 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
         else:
             return Runtime(wanted, api.kind, runtimes.trainer(obj))
     known = ", ".join(await names(client, runtimes, namespace)) or "none"
-    said = f"runtime: there is no {runtimes.own.kind} {wanted!r} on the cluster (there are: {known})"
-    raise NotFoundError(f"{said}: choose one with --runtime") from missing
+    text = f"runtime: there is no {runtimes.own.kind} {wanted!r} on the cluster (there are: {known})"
+    raise NotFoundError(f"{text}: choose one with --runtime") from missing
 
 
 async def names(client: Client, runtimes: Runtimes, namespace: str) -> list[str]:

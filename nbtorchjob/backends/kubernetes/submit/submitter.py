@@ -67,8 +67,8 @@ async def check(session: Session, name: str | None) -> None:
             listing = await session.client.list(api, None, bare=True)
             names = sorted(item["metadata"]["name"] for item in listing.items)
         known = ", ".join(names) or "none"
-        said = f"workload_priority: there is no {api.kind} {name!r} on the cluster (there are: {known})"
-        raise NotFoundError(f"{said}: choose one with --workload-priority") from exc
+        text = f"workload_priority: there is no {api.kind} {name!r} on the cluster (there are: {known})"
+        raise NotFoundError(f"{text}: choose one with --workload-priority") from exc
     except ClusterError:
         return
 
@@ -214,12 +214,12 @@ class Submitter:
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
         own, *others = self._packed.secrets(info, labels, self._url(info))
-        made = [package.with_env(own, {} if self._drafted else self._spec.secrets()), *others]
+        secrets = [package.with_env(own, {} if self._drafted else self._spec.secrets()), *others]
         sub = Submission(
             spec=self._spec,
             info=info,
             namespace=scope.namespace,
-            secrets=(*package.names(made), *self._packed.shared),
+            secrets=(*package.names(secrets), *self._packed.shared),
             labels=labels,
             annotations=labelling.info_annotations(info, self._spec.cluster.annotation),
             minor=minor,
@@ -240,7 +240,7 @@ class Submitter:
                     # queue.
                     waits = _merged(labelling.parked(queue), waits)
                 manifests[0] = _merged(_merged(job, {"metadata": waits}), kind.suspended(suspended=True))
-        return Draft(kind, scope, info, sub, [package.claim(name, labels), *made], manifests)
+        return Draft(kind, scope, info, sub, [package.claim(name, labels), *secrets], manifests)
 
     def _name(self) -> str:
         if self._drafted:
@@ -266,16 +266,16 @@ class Submitter:
 
     async def _create(self, draft: Draft) -> str:
         """Create everything; return the job's uid. All or nothing, also when it is cancelled on the way."""
-        made: list[tuple[Target, str]] = []  # with their uids
+        targets: list[tuple[Target, str]] = []  # with their uids
         # Never cut: of a request that is, nobody knows what it has made.
-        making = asyncio.ensure_future(self._make(draft, made))
+        making = asyncio.ensure_future(self._make(draft, targets))
         try:
             return await asyncio.shield(making)
         except BaseException:
 
             async def unmake() -> None:
                 await asyncio.wait([making])
-                for target, uid in made:
+                for target, uid in targets:
                     await _deleted(self._session, target, uid)
                 if not self._packed.travels:
                     try:
@@ -286,16 +286,16 @@ class Submitter:
             await asyncio.shield(unmake())
             raise
 
-    async def _make(self, draft: Draft, made: list[tuple[Target, str]]) -> str:
+    async def _make(self, draft: Draft, targets: list[tuple[Target, str]]) -> str:
         """Create everything; the job's claim to its name owns the Secrets, and the job owns it."""
         namespace = draft.scope.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
         owner = Target(SECRETS, namespace, first["metadata"]["name"])
-        made.append((owner, first["metadata"]["uid"]))
+        targets.append((owner, first["metadata"]["uid"]))
         for secret in draft.secrets[1:]:
             await self._client.create(SECRETS, namespace, _owned(secret, first))
         job = await self._client.create(draft.kind.api, namespace, draft.manifests[0])
-        made.append((draft.job, job["metadata"]["uid"]))
+        targets.append((draft.job, job["metadata"]["uid"]))
         await self._client.patch(owner, _owned({}, job))
         for name in self._packed.shared[:1]:  # it owns the others
             await self._client.patch(Target(SECRETS, namespace, name), _owned({}, job), join=True)
@@ -359,9 +359,9 @@ class Submitter:
         owners = orphan["metadata"].get("ownerReferences")
         if not owners:
             return self._client.now() - created(orphan) > HALF_MADE_S
-        made = (owners[0]["apiVersion"], owners[0]["kind"])
+        owner_kind = (owners[0]["apiVersion"], owners[0]["kind"])
         apis = (kind.api for kind in KINDS.values())
-        api = next((api for api in apis if (api.group_version, api.kind) == made), None)
+        api = next((api for api in apis if (api.group_version, api.kind) == owner_kind), None)
         if api is None:
             return False
         owner = await self._existing(Target(api, orphan["metadata"]["namespace"], owners[0]["name"]))
@@ -386,14 +386,14 @@ async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo
     scope = await session.scope(spec)
     namespaces.remember(scope)  # before anything is made, as for a job
     name = f"{info.group}-payload-{packed.sha256[:_DIGITS]}"
-    made = package.shared(name, labelling.of_group(info, user()), bytes(packed.data))
+    secrets = package.shared(name, labelling.of_group(info, user()), bytes(packed.data))
     uid = ""
     try:
-        first = await session.client.create(SECRETS, scope.namespace, made[0])
+        first = await session.client.create(SECRETS, scope.namespace, secrets[0])
         uid = first["metadata"]["uid"]
-        for secret in made[1:]:
+        for secret in secrets[1:]:
             await session.client.create(SECRETS, scope.namespace, _owned(secret, first))
-        yield replace(packed, shared=package.names(made))
+        yield replace(packed, shared=package.names(secrets))
     except BaseException as exc:
         if uid or not isinstance(exc, AlreadyExistsError):  # else it is somebody else's
             await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))

@@ -223,8 +223,8 @@ def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise SubmitError(f"{asked['python']} can't start the job: {exc}") from exc
     if done.returncode:
-        said = done.stdout.strip().splitlines() or ["no reason given"]
-        raise SubmitError(f"{asked['python']} can't start the job: {said[-1]}")
+        lines = done.stdout.strip().splitlines() or ["no reason given"]
+        raise SubmitError(f"{asked['python']} can't start the job: {lines[-1]}")
 
 
 def main(how: str, folder: str, gpus: Sequence[str]) -> None:

@@ -84,8 +84,8 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         payload = Payload(str(job.payload))
         payload.verify_signature(job.key.read_bytes())
         if job.run() != env[injected.RUN]:  # the supervisor of an earlier job of its name goes on
-            said = f"this node is of run {env[injected.RUN]}, but {job.payload} is of run {job.run()}"
-            raise PayloadError(f"{said}: nothing of that was run; submit the job again")
+            text = f"this node is of run {env[injected.RUN]}, but {job.payload} is of run {job.run()}"
+            raise PayloadError(f"{text}: nothing of that was run; submit the job again")
         # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
         counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
         # Some variables are read only as an interpreter, or torch, starts.

@@ -152,7 +152,7 @@ async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, lo
 
 @scripted
 @pytest.mark.parametrize(
-    ("printed", "said"),
+    ("printed", "reason"),
     [
         ("please log in", "it printed no JSON"),
         ("null", "it printed JSON that is no credential"),
@@ -161,7 +161,7 @@ async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, lo
     ],
 )
 async def test_a_login_command_without_a_credential_is_told_in_one_line(
-    server, client, printed, said, tmp_path
+    server, client, printed, reason, tmp_path
 ):
     script = tmp_path / "login"
     script.write_text(f"#!/bin/sh\necho {printed}\n")
@@ -175,7 +175,7 @@ async def test_a_login_command_without_a_credential_is_told_in_one_line(
     with pytest.raises(ClusterError) as refusal:
         await client.get(POD)
     assert str(refusal.value) == (
-        f"the kubeconfig's login command failed: {said}: run it by hand, or log in again"
+        f"the kubeconfig's login command failed: {reason}: run it by hand, or log in again"
     )
 
 
@@ -187,9 +187,9 @@ async def test_a_dead_proxy_is_named_with_where_it_is_set(server, client, tmp_pa
         monkeypatch.setenv(where, "http://me:secret@127.0.0.1:9")
     else:
         text = (tmp_path / "kubeconfig").read_text()
-        written = yaml.safe_load(text)
-        written["clusters"][0]["cluster"]["proxy-url"] = "http://me:secret@127.0.0.1:9"
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(written))
+        document = yaml.safe_load(text)
+        document["clusters"][0]["cluster"]["proxy-url"] = "http://me:secret@127.0.0.1:9"
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
     with pytest.raises(UnreachableError) as refusal:
         await client.get(POD)
     assert f"the proxy 127.0.0.1:9 ({where}) to the cluster at https://10.1.2.3:6443" in str(refusal.value)
@@ -283,7 +283,7 @@ def said(text_or_config, monkeypatch, tmp_path, context=None):
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("document", "expected"),
     [
         ("{ no: [", "isn't valid YAML at line 1: correct it, or log in again"),
         ("just words", "kubeconfig is no kubeconfig: expected lists of clusters, contexts, users"),
@@ -323,18 +323,18 @@ def said(text_or_config, monkeypatch, tmp_path, context=None):
         ),
     ],
 )
-def test_a_wrong_kubeconfig_is_told_in_our_words(written, expected, monkeypatch, tmp_path):
-    text = said(written, monkeypatch, tmp_path)
+def test_a_wrong_kubeconfig_is_told_in_our_words(document, expected, monkeypatch, tmp_path):
+    text = said(document, monkeypatch, tmp_path)
 
     assert expected in text
     assert not _LIBRARIES.search(text)
 
 
 def test_a_context_without_a_user_is_one_for_who_needs_no_login(tmp_path):
-    written = config(
+    document = config(
         contexts=[{"name": "c", "context": {"cluster": "k"}}], users=[]
     )  # as for `kubectl proxy`
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(written))
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
 
     assert Kubeconfig([str(tmp_path / "kubeconfig")]).check(None) == "c"
 

@@ -149,8 +149,8 @@ def test_what_comes_through_the_door_can_be_read(data, name, value):
 
 def test_what_real_clusters_say_comes_through(recordings):
     apis = {api.kind: api for api in (PODS, EVENTS, *(kind.api for kind in KINDS.values()))}
-    said = [change["object"] for path in scenarios().values() for change in Recording(path).changes]
-    read = [(obj, answers.of(apis[obj["kind"]])) for obj in said if obj["kind"] in apis]
+    objects = [change["object"] for path in scenarios().values() for change in Recording(path).changes]
+    read = [(obj, answers.of(apis[obj["kind"]])) for obj in objects if obj["kind"] in apis]
 
     assert [answers.wrong(obj, shape) for obj, shape in read] == [""] * len(read)
     assert len(read) > 100

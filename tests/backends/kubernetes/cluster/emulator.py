@@ -64,8 +64,8 @@ class Emulator(Machine):
         """Send a request as administrator, a PATCH as a merge patch; give the answer, urllib's HTTPError if it is a refusal."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body).encode()
-        made = urllib.request.Request(self.admin_url + path, data, {"Content-Type": kind}, method=method)
-        with urllib.request.urlopen(made) as response:
+        request = urllib.request.Request(self.admin_url + path, data, {"Content-Type": kind}, method=method)
+        with urllib.request.urlopen(request) as response:
             answer: Object = json.load(response)
         return answer
 

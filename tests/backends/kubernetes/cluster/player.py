@@ -187,16 +187,16 @@ class Player:
     def _ask(self, action: Object) -> None:
         self._arrive(action["t"])
         path, body = action["path"], json.dumps(action.get("body") or {})
-        for theirs, ours in self._names().items():
-            path, body = path.replace(theirs, ours), body.replace(f'"{theirs}"', f'"{ours}"')
+        for name, ours in self._names().items():
+            path, body = path.replace(name, ours), body.replace(f'"{name}"', f'"{ours}"')
         self._cluster.request(action["method"], path, json.loads(body))
 
     def _signal(self, action: Object) -> None:
         """Send the signal that a container's first process was sent then."""
         self._arrive(action["t"])
-        theirs = re.search(r"pod ([\w-]+)", action["to"])
-        assert theirs is not None
-        pod = self._names().get(theirs[1], theirs[1])
+        match = re.search(r"pod ([\w-]+)", action["to"])
+        assert match is not None
+        pod = self._names().get(match[1], match[1])
         self._cluster.signal(self._space, pod, signal.Signals[action["signal"]])
 
     def _arrive(self, t: float) -> None:
@@ -226,18 +226,18 @@ class Player:
 
     def _names(self) -> dict[str, str]:
         """Return our random names by theirs: pods of an index, uids of jobs."""
-        ours, theirs = _called(self._events()), _called(self.recorded)
+        ours, recording = _called(self._events()), _called(self.recorded)
         return {
             name: ours[known][place]
-            for known, names in theirs.items()
+            for known, names in recording.items()
             for place, name in enumerate(names)
             if place < len(ours.get(known, ()))
         }
 
     def _up(self, events: list[Event]) -> list[str]:
         """Return the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
-        said = self._said_of_all_up()
-        if said is not None and situation(events)[0] != said:
+        conditions = self._said_of_all_up()
+        if conditions is not None and situation(events)[0] != conditions:
             return []
         last = {
             event.object["metadata"]["name"]: event.object for event in events if event.resource == "pods"
@@ -264,25 +264,25 @@ class Player:
         for name, wanted in steps(self.recorded).items():
             if steps(events).get(name) != wanted:
                 lines.append(f"{name} went {steps(events).get(name)}, not {wanted}")
-        mine, theirs = lives(events), lives(self.recorded)
+        mine, recording = lives(events), lives(self.recorded)
         if self._name in LUCK:
             return lines
-        if [life.node for life in mine] != [life.node for life in theirs]:
-            lines.append(f"pods were {[life.node for life in mine]}, not {[life.node for life in theirs]}")
+        if [life.node for life in mine] != [life.node for life in recording]:
+            lines.append(f"pods were {[life.node for life in mine]}, not {[life.node for life in recording]}")
         else:
-            pairs = zip(mine, theirs, strict=True)
+            pairs = zip(mine, recording, strict=True)
             lines += [f"a pod was {one}, not {other}" for one, other in pairs if other.over and one != other]
         return lines
 
     def _wait(self, until: Callable[[list[Event]], Any], what: str, *, look_always: bool = False) -> Any:
         """Wait for something to be so; without a name for it the caller looks for itself what came."""
-        end, seen = time.monotonic() + LIMIT, -1
+        end, length = time.monotonic() + LIMIT, -1
         while True:
             history = self._cluster.history(self._space)
             # Many play at once: only news is worth a look.
-            if (look_always or len(history) != seen) and (answer := until(emulated(history))):
+            if (look_always or len(history) != length) and (answer := until(emulated(history))):
                 return answer
-            seen = len(history)
+            length = len(history)
             if time.monotonic() > end:
                 assert not what, f"waited for {what}, but it is {situation(emulated(history))}"
                 return None

@@ -198,12 +198,12 @@ def _rows() -> Iterator[Control]:
         "non-default capabilities",
     )
     yield Control("restricted", "restricted volume types", _volumes, "hostPath volumes")
-    yield Control("restricted", "runAsNonRoot != true", _unset("runAsNonRoot", lambda said: said is True))
+    yield Control("restricted", "runAsNonRoot != true", _unset("runAsNonRoot", lambda value: value is True))
     yield Control("restricted", "runAsUser=0", _root)
     yield Control(
         "restricted",
         "seccompProfile",
-        _unset("seccompProfile", lambda said: _type(said) in _PROFILES),
+        _unset("seccompProfile", lambda value: _type(value) in _PROFILES),
         "seccompProfile",
     )
 

@@ -21,10 +21,10 @@ def issue(namespace: str, audience: str, seconds: int) -> str:
 
 def claims(token: str) -> Object:
     """Return what a token says; nothing of one that isn't valid."""
-    said, _, signature = token.rpartition(".")
-    if not hmac.compare_digest(_signed(said), signature):
+    content, _, signature = token.rpartition(".")
+    if not hmac.compare_digest(_signed(content), signature):
         return {}
-    payload: Object = json.loads(base64.urlsafe_b64decode(said.partition(".")[2] + "=="))
+    payload: Object = json.loads(base64.urlsafe_b64decode(content.partition(".")[2] + "=="))
     return payload if payload["exp"] > time.time() else {}
 
 

@@ -141,8 +141,8 @@ class Scheduler:
             return f"0/1 nodes are available: 1 node(s) were unschedulable. {HELPLESS}"
         for taint in host.get("taints") or ():
             if taint["effect"] != "PreferNoSchedule" and not _tolerated(spec, taint):
-                said = f"{taint['key']}: {taint.get('value', '')}"
-                return f"0/1 nodes are available: 1 node(s) had untolerated taint {{{said}}}. {HELPLESS}"
+                text = f"{taint['key']}: {taint.get('value', '')}"
+                return f"0/1 nodes are available: 1 node(s) had untolerated taint {{{text}}}. {HELPLESS}"
         if any(LABELS.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
             return f"0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector. {HELPLESS}"
         for what in sorted(_requested(spec)):

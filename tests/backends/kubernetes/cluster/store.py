@@ -133,10 +133,10 @@ class Store:
         after = merged(resource, copied(obj), before, status=status)
         if after == before:
             return before
-        written = self._write(resource, "MODIFIED", after, before)
-        if _done(resource, written):
-            self.remove(resource, written)
-        return written
+        version = self._write(resource, "MODIFIED", after, before)
+        if _done(resource, version):
+            self.remove(resource, version)
+        return version
 
     def mark(self, resource: Resource, obj: Object, **metadata: Any) -> Object:
         """Write metadata that only the server may: a deletion and its finalizers."""

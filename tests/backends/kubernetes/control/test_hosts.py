@@ -75,17 +75,17 @@ def test_nothing_is_said_by_a_cordon_or_a_mere_candidate(key):
 def test_a_node_is_told_until_it_leaves_and_then_no_more(stage):
     job = running(stage.submit(PART))
     stage.cluster.taint("node.kubernetes.io/unschedulable")
-    seen = len(looks(stage))
-    until(lambda: len(looks(stage)) > seen + 2)
+    count = len(looks(stage))
+    until(lambda: len(looks(stage)) > count + 2)
     assert not told(stage)
 
     stage.cluster.taint(SPOT)
     until(lambda: told(stage) == 2)
-    seen = len(looks(stage))
+    count = len(looks(stage))
     stage.sign("go")
 
     assert job.result(LIMIT) == 1
-    assert (told(stage), len(looks(stage))) == (2, seen)
+    assert (told(stage), len(looks(stage))) == (2, count)
     assert job.logs() == f"its host has the taint {SPOT}\n" * 2
 
 

@@ -215,13 +215,13 @@ def test_the_command_says_what_it_does_how_it_is_and_leaves_in_order(stage):
         assert program.said("/etc/passwd")[0] == 404
         assert f"(process {program.process.pid})" in holder(stage)[0]
         program.process.send_signal(signal.SIGTERM)
-        _, said = program.process.communicate(timeout=LIMIT)
+        _, stderr = program.process.communicate(timeout=LIMIT)
 
     assert program.process.returncode == 0
     assert holder(stage) == [""]
     assert not os.path.exists(program.where)
     assert (
-        f"{stage.namespace}/again: began an attempt: number 2; number 1 ended: ValueError (failures" in said
+        f"{stage.namespace}/again: began an attempt: number 2; number 1 ended: ValueError (failures" in stderr
     )
 
 

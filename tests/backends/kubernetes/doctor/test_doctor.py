@@ -363,18 +363,18 @@ def test_a_store_of_checkpoints_is_tried_too(emulator, examine):
 
 
 @pytest.mark.parametrize(
-    ("kind", "budgets", "said"),
+    ("kind", "budgets", "text"),
     [
         ("indexedjob", Retry(3), "natively: backoffLimitPerIndex"),
         ("indexedjob", Retry(3, preemptions=2), "by us: whoever follows the job creates a job object"),
         ("trainjob", Retry(3), "needs permission to create trainjobs.trainer.kubeflow.org"),
     ],
 )
-def test_it_says_who_keeps_the_budgets(emulator, examine, kind, budgets, said):
+def test_it_says_who_keeps_the_budgets(emulator, examine, kind, budgets, text):
     findings = examine(emulator.kubeconfig, replace(spec(kind=kind), retry=budgets))
 
     assert bad(findings) == []
-    assert said in one(findings, "retries and preemptions: ").text
+    assert text in one(findings, "retries and preemptions: ").text
 
 
 def test_of_a_job_without_budgets_nothing_is_said_of_them(emulator, examine):

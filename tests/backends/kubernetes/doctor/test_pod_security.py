@@ -43,9 +43,9 @@ def test_the_emulators_standard_says_what_a_real_server_said(name):
     if not RECORDED.is_dir():
         pytest.skip(f"{RECORDED} is absent")
     recording = json.loads((RECORDED / f"{name}.json").read_text())
-    said = recording["response"]["body"].get("message", "")
+    message = recording["response"]["body"].get("message", "")
 
-    assert said.partition(" is forbidden: ")[2] == podsecurity.why(
+    assert message.partition(" is forbidden: ")[2] == podsecurity.why(
         recording["request"]["body"]["spec"], "restricted"
     )
 
@@ -93,11 +93,11 @@ def test_pods_are_held_to_the_baseline_unless_a_host_is_asked_for(case):
 def test_the_doctor_says_beforehand_what_a_level_refuses(case, run_as):
     kind, spec = KINDS[case.partition("-")[0]], CASES[case]
     spec = replace(spec, cluster=replace(spec.cluster, run_as=run_as))
-    made = list(pods(kind.manifests(submission(spec, labels={}))[0]))
+    manifests = list(pods(kind.manifests(submission(spec, labels={}))[0]))
 
     for level in podsecurity.LEVELS:
-        said = [problem for problem in refused(level, kind, spec) if "init container" not in problem]
-        assert bool(said) == any(podsecurity.violations(pod["spec"], level) for pod in made)
+        problems = [problem for problem in refused(level, kind, spec) if "init container" not in problem]
+        assert bool(problems) == any(podsecurity.violations(pod["spec"], level) for pod in manifests)
 
 
 def test_the_doctor_says_what_the_namespace_enforces(restricted):

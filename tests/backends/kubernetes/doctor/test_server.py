@@ -117,10 +117,10 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     assert again.wait(LIMIT)
     again.export(tmp_path / "exported")
     job.delete()
-    made = [SECRETS, POLICIES, *{use.api for use in KINDS[kind].uses if use.verbs == "delete"}]
-    leave(stage, made)
+    apis = [SECRETS, POLICIES, *{use.api for use in KINDS[kind].uses if use.verbs == "delete"}]
+    leave(stage, apis)
     left = api.leftovers()
-    assert len(left) == 1 + len(made)
+    assert len(left) == 1 + len(apis)
     for on, what in left:
         on.clear(what)
     assert not stage.left()

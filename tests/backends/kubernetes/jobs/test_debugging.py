@@ -36,16 +36,16 @@ dist.all_reduce(t)
 
 def typed(session, *lines):
     """Type lines, each once there is a prompt; return all that is said."""
-    rest, said = list(lines), ""
+    rest, output = list(lines), ""
     while (record := session.hear(LIMIT)) is not None:
         if "trouble" in record:
             raise AskError(record["trouble"])
-        said += re.sub(r"\x1b\[[0-9;]*m", "", record.get("out", ""))
+        output += re.sub(r"\x1b\[[0-9;]*m", "", record.get("out", ""))
         if "prompt" in record and rest:
             session.say(rest.pop(0))
         elif not rest and ({"prompt", "left", "goes"} & record.keys()):
             break
-    return said
+    return output
 
 
 @pytest.mark.parametrize("kind", SOME)

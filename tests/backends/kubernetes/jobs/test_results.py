@@ -63,8 +63,8 @@ ALONE = "begin()\nsign(f'ready-{NODE}')\nwait('go')\nvalue(1)"
 
 
 def ask(job, question="who", **how):
-    said = {key: how.pop(key) for key in list(how) if key == "said"}
-    answers = cluster_backend().ask(job.name, {"question": question, **said}, **how)
+    fields = {key: how.pop(key) for key in list(how) if key == "said"}
+    answers = cluster_backend().ask(job.name, {"question": question, **fields}, **how)
     return sorted(answers, key=lambda answer: answer.node)
 
 

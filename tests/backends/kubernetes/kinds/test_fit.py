@@ -272,10 +272,10 @@ def test_where_no_kind_can_do_it_each_says_why():
     ],
 )
 def test_a_caution_says_what_is_not_as_one_expects(kind, spec, words):
-    said = [*left_to_us(KINDS[kind], spec), *cautions(KINDS[kind], spec)]
+    notes = [*left_to_us(KINDS[kind], spec), *cautions(KINDS[kind], spec)]
 
-    assert len(said) == len(words)
-    assert all(word in text for word, text in zip(words, said, strict=True))
+    assert len(notes) == len(words)
+    assert all(word in text for word, text in zip(words, notes, strict=True))
 
 
 @pytest.mark.parametrize(

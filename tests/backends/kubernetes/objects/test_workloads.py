@@ -26,12 +26,12 @@ def workload(**spec):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "reason"),
     [({}, DEADLINE), ({"active": False}, DEACTIVATED), ({"queueName": labelling.HELD}, DEADLINE)],
 )
-def test_what_keeps_a_cancelled_job_from_starting_is_what_holds(spec, said):
+def test_what_keeps_a_cancelled_job_from_starting_is_what_holds(spec, reason):
     """Its follower may deactivate a Workload, or change its queue, just as somebody else ends the job."""
     ended: list[ev.Event] = [ev.CancelRequested(2e9), ev.Verdict(2e9, False, DEADLINE_EXCEEDED)]
     state = reduce(apply, [*workloads.facts(workload(**spec)), *ended], JobState(JobInfo("job")))
 
-    assert lifetime.held(state) == said
+    assert lifetime.held(state) == reason

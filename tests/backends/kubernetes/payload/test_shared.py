@@ -109,12 +109,12 @@ ODD_USES = {
 }
 
 
-@pytest.mark.parametrize("said", ODD_USES.values(), ids=ODD_USES)
-def test_a_use_that_nobody_here_wrote_holds_nothing_and_stops_no_tidying(storage, folder, said):
+@pytest.mark.parametrize("content", ODD_USES.values(), ids=ODD_USES)
+def test_a_use_that_nobody_here_wrote_holds_nothing_and_stops_no_tidying(storage, folder, content):
     for run in ("first", "second"):
         shared.done(storage, run)
     aged(folder, f"_shipped/{name(folder)}")
-    (folder / "jobs/_shipped/uses/odd").write_bytes(said.replace(b"%b", name(folder).encode()))
+    (folder / "jobs/_shipped/uses/odd").write_bytes(content.replace(b"%b", name(folder).encode()))
 
     assert [str(advice) for advice in unused(storage)] == ["262 kB in 1 file that no job uses"]
     with pytest.raises(SubmitError, match="can't be used from here"):

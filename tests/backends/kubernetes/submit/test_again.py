@@ -332,8 +332,8 @@ def test_a_big_cell_that_is_run_again_leaves_the_payload_of_its_running_job_alon
     asked = {"cell": "len(data)", "variables": {"data": data}, "pod_patch": patch, "storage": str(folder)}
     job = stage.submit(**asked)
     [before] = folder.rglob("*.pyz")
-    written = before.stat().st_mtime_ns
+    timestamp = before.stat().st_mtime_ns
 
     assert stage.submit(**asked).name == job.name
     assert list(folder.rglob("*.pyz")) == [before]
-    assert before.stat().st_mtime_ns == written
+    assert before.stat().st_mtime_ns == timestamp

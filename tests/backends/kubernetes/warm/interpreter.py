@@ -83,9 +83,9 @@ def keep_compiled(folder: str) -> None:
         except OSError:
             code = compile_source(loader, data, path, **options)
             with contextlib.suppress(OSError):  # such as in a process that may open no more files
-                with open(f"{kept}.{os.getpid()}", "wb") as made:
-                    marshal.dump(code, made)
-                os.rename(made.name, kept)
+                with open(f"{kept}.{os.getpid()}", "wb") as output:
+                    marshal.dump(code, output)
+                os.rename(output.name, kept)
         else:
             _imp._fix_co_filename(code, path)  # type: ignore[attr-defined]
         return code

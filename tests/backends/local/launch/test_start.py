@@ -149,7 +149,7 @@ def draw():
         id(vars(sequence).get("_rng")) for sequence in sequences
     }  # a sequence makes itself a new one in a fork
     kinds = random.Random, np.random.RandomState, np.random.Generator, torch.Generator
-    made = [obj for obj in there if type(obj) in kinds and id(obj) not in own]
+    rngs = [obj for obj in there if type(obj) in kinds and id(obj) not in own]
     return {
         "torch": torch.rand(4).tolist(),
         "torch's seed": torch.initial_seed(),
@@ -161,7 +161,7 @@ def draw():
         "names": [next(sequence) for sequence in [vars(tempfile)["_get_candidate_names"](), *sequences]],
         "key": bytes(multiprocessing.current_process().authkey),
         **{f"{type(numbers).__name__} {n}": torch.rand(1, generator=numbers).item()
-           if isinstance(numbers, torch.Generator) else numbers.random() for n, numbers in enumerate(made)},
+           if isinstance(numbers, torch.Generator) else numbers.random() for n, numbers in enumerate(rngs)},
     }  # fmt: skip
 
 
@@ -303,8 +303,8 @@ def test_no_shared_memory_outlives_a_job(folder, how):
         globals()["kept"] = memory, tensor, lock  # whom nothing lets go, as with a notebook's names
         sem: Any = lock
         mine = memory.name, f"torch_{os.getpid()}_", f"sem.{sem._semlock.name[1:]}"
-        made = [name for name in os.listdir("/dev/shm") if name.startswith(mine)]
-        (folder / "made").write_text(json.dumps(made))
+        names = [name for name in os.listdir("/dev/shm") if name.startswith(mine)]
+        (folder / "made").write_text(json.dumps(names))
         if how == "fails":
             raise ValueError
         if how == "is killed":
@@ -312,11 +312,11 @@ def test_no_shared_memory_outlives_a_job(folder, how):
 
     submit(work, spec=Elastic()).wait(LIMIT)
 
-    made = json.loads((folder / "made").read_text())
-    assert len(made) == 3
-    assert not {name for name in made if not name.startswith("torch")} & {*os.listdir("/dev/shm")}
+    names = json.loads((folder / "made").read_text())
+    assert len(names) == 3
+    assert not {name for name in names if not name.startswith("torch")} & {*os.listdir("/dev/shm")}
     end = time.monotonic() + LIMIT
-    while {*made} & {*os.listdir("/dev/shm")}:  # torch's own program takes two seconds
+    while {*names} & {*os.listdir("/dev/shm")}:  # torch's own program takes two seconds
         assert time.monotonic() < end
         time.sleep(0.02)
 

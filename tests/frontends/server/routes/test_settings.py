@@ -89,20 +89,20 @@ async def test_a_profile_that_can_not_be_used_is_told_beside_the_others(server, 
 @pytest.mark.parametrize(("method", "route"), [("GET", "profiles"), ("POST", "doctor")])
 async def test_a_file_that_is_wrong_is_told(server, write, text, method, route):
     write(text)
-    status, said = error(await server.ask(method, f"{API}/{route}"))
+    status, message = error(await server.ask(method, f"{API}/{route}"))
 
     assert status == 409
-    assert "nbtorchjob.toml" in said
+    assert "nbtorchjob.toml" in message
 
 
 @pytest.mark.parametrize(("method", "route"), [("GET", "profiles"), ("POST", "doctor")])
 @pytest.mark.parametrize("path", ["..", "../..", "a/../../b", "/..", "%2e%2e/x", "a/..%2f..%2fetc"])
 async def test_a_path_leads_nowhere_else(server, jp_root_dir, method, route, path):
     (jp_root_dir.parent / "nbtorchjob.toml").write_text("default = 'secret'\n[profiles.secret]")
-    status, said = error(await server.ask(method, f"{API}/{route}?path={path}"))
+    status, message = error(await server.ask(method, f"{API}/{route}?path={path}"))
 
     assert status == 400
-    assert said.startswith("path: got ")
+    assert message.startswith("path: got ")
 
 
 @pytest.mark.parametrize("path", ["%00", "%0a", "a" * 5000, "~", "//etc//", "$HOME", "C:%5C", "%EF%BC%8E."])
@@ -134,10 +134,10 @@ async def test_the_doctor_takes_the_profile_that_is_named_else_the_default(serve
 
 async def test_a_profile_that_there_is_not_is_refused(server, write):
     write("[profiles.pair]")
-    status, said = error(await server.post(f"{API}/doctor?profile=pear"))
+    status, message = error(await server.post(f"{API}/doctor?profile=pear"))
 
     assert status == 400
-    assert said.startswith("unknown profile pear; did you mean pair? (searched: ")
+    assert message.startswith("unknown profile pear; did you mean pair? (searched: ")
 
 
 async def test_a_doctor_who_waits_for_a_cluster_holds_up_nothing_else(server, hanging, profile):  # noqa: F811
@@ -253,9 +253,9 @@ def _taken(key, value):
 )
 def test_what_a_saved_spec_says_fits(spec, folder):
     file = profiles.save("mine", spec, cwd=folder)
-    said = tomllib.loads(file.read_text())["profiles"]["mine"]
+    table = tomllib.loads(file.read_text())["profiles"]["mine"]
 
-    assert list(PROFILE.iter_errors(said)) == []
+    assert list(PROFILE.iter_errors(table)) == []
 
 
 def test_a_key_that_is_no_option_is_refused():

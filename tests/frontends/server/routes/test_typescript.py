@@ -17,10 +17,10 @@ NAMES = (
 )
 
 
-def held(path, made):
+def held(path, text):
     if os.environ.get("GOLDEN") == "write":
-        path.write_text(made, encoding="utf-8")
-    assert made == path.read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
 
 
 def test_the_page_s_record_is_the_server_s_schema():

@@ -49,18 +49,18 @@ async def run_controllers(
     classes = [controller for kind in sorted(wanted) for controller in CONTROLLERS.get(kind, ())]
     if "kueue" in wanted:
         classes += [controller for kind in sorted(wanted) for controller in QUEUED.get(kind, ())]
-    made = [controller(client, backoff_s=backoff_s, scheduler=scheduler) for controller in classes]
-    for controller in made:
+    controllers = [controller(client, backoff_s=backoff_s, scheduler=scheduler) for controller in classes]
+    for controller in controllers:
         if isinstance(controller, TrainJob):
             controller.status_server = status_server
         if isinstance(controller, IndexedJob):
             controller.grouped = grouped
     async with client:
         if status_server is None:
-            await Runner(client, made).run()
+            await Runner(client, controllers).run()
             return
         await status_server.start()
         try:
-            await Runner(client, made).run()
+            await Runner(client, controllers).run()
         finally:
             await status_server.stop()

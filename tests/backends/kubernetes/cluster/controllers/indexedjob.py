@@ -168,8 +168,8 @@ class IndexedJob(Controller):
         status.setdefault("startTime", now())
         per_index = "backoffLimitPerIndex" in job["spec"]
         wait = 0.0 if per_index else self._wait(progress)
-        made, later = (0, wait) if wait else await self._make(job, progress)
-        status["active"] = len(progress.active) + made
+        count, later = (0, wait) if wait else await self._make(job, progress)
+        status["active"] = len(progress.active) + count
         kept = [pod["metadata"]["uid"] for pod in progress.waiting.values()]
         pods = [pod for pod in progress.pods if pod["metadata"]["uid"] not in kept]
         new = [pod for pod in progress.new_failures if pod["metadata"]["uid"] not in kept]
@@ -206,7 +206,7 @@ class IndexedJob(Controller):
         # An index that waits for its next try keeps its place: none behind it is taken meanwhile.
         waits = {index: self._pause(progress.waiting.get(index)) for index in missing}
         group = await self._group(job) if self.grouped else ""
-        made = 0
+        count = 0
         for index in (index for index, wait in waits.items() if not wait):
             notes = jobpolicy.notes_after(job, progress.waiting.get(index))
             body = pod_of(job, index, self.reference(job), notes)
@@ -217,9 +217,9 @@ class IndexedJob(Controller):
             except ApiError as error:
                 await self.tell(job, "FailedCreate", f"Error creating: {error.message}", warning=True)
                 break
-            made += 1
+            count += 1
             await self.tell(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
-        return made, min(filter(None, waits.values()), default=0.0)
+        return count, min(filter(None, waits.values()), default=0.0)
 
     async def _group(self, job: Object) -> str:
         """Make the Workload and the PodGroup of a job whose pods can be placed at once; return the latter's name."""

@@ -132,8 +132,8 @@ class Queued(Controller):
         wanted = sum(pod_set["count"] for pod_set in workload["spec"]["podSets"])
         if sum(facts.ready(pod) or facts.phase(pod) == "Succeeded" for pod in pods) < wanted:
             return LOOK_S
-        said = "All pods reached readiness and the workload is running"
-        await _tell(self.client, workload, ("PodsReady", "True", "Started", said))
+        message = "All pods reached readiness and the workload is running"
+        await _tell(self.client, workload, ("PodsReady", "True", "Started", message))
         return None
 
     def _suspended(self, obj: Object) -> bool:

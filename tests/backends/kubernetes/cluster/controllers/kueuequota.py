@@ -114,11 +114,11 @@ class Turn:
         if not active(workload):
             target = facts.condition(workload, "DeactivationTarget")
             reason = f"DeactivatedDueTo{target['reason']}" if target else "Deactivated"
-            said = f"{DEACTIVATED} due to {target['message']}" if target else DEACTIVATED
+            message = f"{DEACTIVATED} due to {target['message']}" if target else DEACTIVATED
             if evicted is None or evicted["reason"] != reason or evicted["status"] != "True":
-                await write(self._client, workload, [("Evicted", "True", reason, said)])
+                await write(self._client, workload, [("Evicted", "True", reason, message)])
             if not facts.holds(workload, "QuotaReserved"):
-                await write(self._client, workload, waits("Pending", said))
+                await write(self._client, workload, waits("Pending", message))
         elif evicted and evicted["status"] == "True" and evicted["reason"] == "Deactivated":
             again = ("Requeued", "True", "Reactivated", "The workload was reactivated")
             await write(self._client, workload, [again])
@@ -169,8 +169,8 @@ class Turn:
         used = sum((_used(workload, resource) for workload in self._reserving(cohort)), Decimal())
         mine = sum((_used(workload, resource) for workload in self._reserving([queue])), Decimal())
         if asked > most:
-            said = f"previously considered podsets requests (0) + current podset request ({_text(asked)})"
-            return f"insufficient quota for {resource} in flavor {flavor}, {said} > maximum capacity ({_text(most)})"
+            request = f"previously considered podsets requests (0) + current podset request ({_text(asked)})"
+            return f"insufficient quota for {resource} in flavor {flavor}, {request} > maximum capacity ({_text(most)})"
         short = max(used + asked - all_, mine + asked - most)
         if short <= 0:
             return ""
@@ -185,14 +185,14 @@ class Turn:
         for victim in sorted(self._reserving(cohort), key=order, reverse=True):
             if short <= 0:
                 return
-            theirs = self._queue(victim)
-            assert theirs is not None
-            inside = theirs is queue
+            home_queue = self._queue(victim)
+            assert home_queue is not None
+            inside = home_queue is queue
             lower = victim["spec"].get("priority", 0) < workload["spec"].get("priority", 0)
             mine = inside and lower and policy.get("withinClusterQueue") == "LowerPriority"
-            others = [workload for workload in self._reserving(cohort) if self._queue(workload) is theirs]
+            others = [workload for workload in self._reserving(cohort) if self._queue(workload) is home_queue]
             borrows = sum((_used(workload, resource) for workload in others), Decimal()) > _nominal(
-                theirs, resource
+                home_queue, resource
             )
             back = not inside and borrows and policy.get("reclaimWithinCohort") in ("Any", "LowerPriority")
             if not (mine or back):
@@ -204,11 +204,11 @@ class Turn:
             owner = workload["metadata"]["ownerReferences"][0]["uid"]
             path, other = (
                 f"/{queue['spec'].get('cohortName', '')}/{queue_name}".replace("//", "/")
-                for queue_name in (name, theirs["metadata"]["name"])
+                for queue_name in (name, home_queue["metadata"]["name"])
             )
-            said = f"Preempted to accommodate a workload (UID: {workload['metadata']['uid']}, JobUID: {owner}) due to {how}; preemptor path: {path}; preemptee path: {other}"
+            message = f"Preempted to accommodate a workload (UID: {workload['metadata']['uid']}, JobUID: {owner}) due to {how}; preemptor path: {path}; preemptee path: {other}"
             reason = "InClusterQueue" if mine else "InCohortReclamation"
-            conditions = [("Evicted", "True", "Preempted", said), ("Preempted", "True", reason, said)]
+            conditions = [("Evicted", "True", "Preempted", message), ("Preempted", "True", reason, message)]
             await write(self._client, victim, conditions)
 
     async def _admit(self, workload: Object, queue: str) -> None:

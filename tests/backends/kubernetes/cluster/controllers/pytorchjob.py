@@ -114,8 +114,8 @@ class PyTorchJob(Controller):
             shown = name if mastered else f"{space}/{name}"
             if done:
                 status["completionTime"] = now()
-                said = "is successfully completed" if mastered else "successfully completed"
-                _set(status, "Succeeded", "True", f"PyTorchJob {shown} {said}.")
+                outcome = "is successfully completed" if mastered else "successfully completed"
+                _set(status, "Succeeded", "True", f"PyTorchJob {shown} {outcome}.")
                 return
             if running:
                 _set(status, "Running", "True", f"PyTorchJob {shown} is running.")

@@ -26,8 +26,8 @@ class StatusServer:
         key, certificate = folder / "trainer.pem", folder / "trainer.crt"
         # By a name: an address of this machine's network would be taken for a pod's.
         words = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=trainer"
-        made = [*words.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
-        subprocess.run([*made, "-out", str(certificate)], check=True, capture_output=True)
+        arguments = [*words.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
+        subprocess.run([*arguments, "-out", str(certificate)], check=True, capture_output=True)
         self.authority = certificate.read_text()
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._context.load_cert_chain(certificate, key)
@@ -66,9 +66,9 @@ class StatusServer:
     async def _post(self, request: web.Request) -> web.Response:
         space, name = request.match_info["namespace"], request.match_info["name"]
         kind, _, token = request.headers.get("Authorization", "").partition(" ")
-        said = podtokens.claims(token) if kind == "Bearer" else {}
-        where = said.get("kubernetes.io", {}).get("namespace")
-        if where != space or _path(space, name) not in said["aud"]:
+        claims = podtokens.claims(token) if kind == "Bearer" else {}
+        where = claims.get("kubernetes.io", {}).get("namespace")
+        if where != space or _path(space, name) not in claims["aud"]:
             return _refused(403, "Forbidden", "Forbidden")
         try:
             asked = json.loads(await request.read())

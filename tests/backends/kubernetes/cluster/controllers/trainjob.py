@@ -132,8 +132,8 @@ def _status(job: Object, jobset: Object) -> Object:
     statuses = jobset.get("status", {}).get("replicatedJobsStatus")
     if statuses:
         status["jobsStatus"] = statuses
-    for theirs, ours in (("Completed", "Complete"), ("Failed", "Failed")):
-        end = facts.condition(jobset, theirs)
+    for condition, ours in (("Completed", "Complete"), ("Failed", "Failed")):
+        end = facts.condition(jobset, condition)
         if end and end["status"] == "True":
             status["conditions"] = facts.with_condition(
                 status.get("conditions", []), ours, "True", end["reason"], end["message"]

@@ -91,10 +91,10 @@ class Volcano(Controller):
         version = str(job.get("status", {}).get("version", 0))
         # A pod of an earlier version has been dealt with.
         mine = [pod["metadata"] for pod in pods if pod["metadata"]["annotations"].get(VERSION) == version]
-        seen = {meta["uid"]: meta["labels"]["volcano.sh/task-spec"] for meta in mine}
+        tasks = {meta["uid"]: meta["labels"]["volcano.sh/task-spec"] for meta in mine}
         before = self._known.get(job["metadata"]["uid"], {})
-        self._known[job["metadata"]["uid"]] = seen
-        return [task for uid, task in before.items() if uid not in seen]
+        self._known[job["metadata"]["uid"]] = tasks
+        return [task for uid, task in before.items() if uid not in tasks]
 
     async def _take_commands(self, job: Object, due: list[tuple[str, str]]) -> None:
         """Take the commands for the job off the bus, in the order in which they came."""
@@ -266,12 +266,12 @@ class Volcano(Controller):
 
 def _go(name: str, error: ApiError) -> str:
     """Return a refused pod as Go prints the error; recorded."""
-    said = json.dumps(error.message, ensure_ascii=False)
+    text = json.dumps(error.message, ensure_ascii=False)
     empty = 'v1.TypeMeta{Kind:"", APIVersion:""}, ListMeta:v1.ListMeta{SelfLink:"", ResourceVersion:"", Continue:"", '
     empty += "RemainingItemCount:(*int64)(nil), ShardInfo:(*v1.ShardInfo)(nil)}"
     return (
         f"failed to create pod {name}, err: &errors.StatusError{{ErrStatus:v1.Status{{TypeMeta:{empty}, "
-        f'Status:"Failure", Message:{said}, Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d9f0540), '
+        f'Status:"Failure", Message:{text}, Reason:"Forbidden", Details:(*v1.StatusDetails)(0x311a8d9f0540), '
         f"Code:{error.code}}}}}"
     )
 
