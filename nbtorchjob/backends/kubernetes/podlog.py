@@ -23,8 +23,7 @@ from itertools import chain
 from operator import methodcaller
 from typing import TypeAlias
 
-from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.api.connection import delays
+from nbtorchjob.backends.kubernetes.api.client import Client, delays
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.errors import ApiError, ClusterError, NotFoundError, UnreachableError
 from nbtorchjob.frozen import FrozenDataclass

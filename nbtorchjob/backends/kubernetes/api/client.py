@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from http import HTTPStatus
+from random import Random
 from typing import Any, NamedTuple, TypeVar
 
 from nbtorchjob.backends.kubernetes.api import answers
@@ -26,7 +27,6 @@ from nbtorchjob.backends.kubernetes.api.connection import (
     RefusedError,
     Remote,
     Request,
-    delays,
 )
 from nbtorchjob.backends.kubernetes.api.errors import api_error
 from nbtorchjob.backends.kubernetes.objects.reading import REVIEWS, Api, Target
@@ -377,3 +377,18 @@ def _selection(labels: str, fields: str) -> dict[str, str]:
 
 def _dry(*, dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
+
+
+# A notebook that has seeded `random` must find its own numbers there.
+_random = Random()
+
+
+def delays(first: float, cap: float) -> Iterator[float]:
+    """Yield seconds without end: ``first``, doubling up to ``cap``.
+
+    Each is cut by up to a half at random, so that the clients of a server that was away don't all come
+    back in the same moment.
+    """
+    while True:
+        yield first * _random.uniform(0.5, 1)
+        first = min(first * 2, cap)

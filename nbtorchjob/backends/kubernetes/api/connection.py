@@ -1,4 +1,4 @@
-"""HTTP exchanges with one cluster: a login that lasts, how long to wait before the next try, and commands.
+"""HTTP exchanges with one cluster: a login that lasts, and commands.
 
 A command in a container has its standard streams as channels of a websocket (``pods/exec``): each message's
 first byte names the channel. The last message is a Status that says how the command ended.
@@ -17,7 +17,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
-from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -305,7 +304,6 @@ class Connection:
             name = login.api.configuration.tls_server_name
             self._multiplexers[login] = multiplex.Multiplexer(login.server, login.tls, name, CONNECT_SECONDS)
         multiplexer = self._multiplexers[login]
-        server = urlsplit(login.server)
         if login.api.rest_client.proxy or not multiplexer.spoken:
             return None
         headers = {"accept": request.accept}
@@ -313,7 +311,8 @@ class Connection:
             headers, [], ["BearerToken"], request.path, request.method, None
         )
         # A server's address may have a path of its own, as Rancher's have.
-        path = server.path + request.path + ("?" + urlencode(request.query) if request.query else "")
+        target = request.path + ("?" + urlencode(request.query) if request.query else "")
+        path = urlsplit(login.server).path + target
         self.requests += 1
         try:
             with _broken(login.server):
@@ -413,25 +412,9 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
         if proxied and login is not None:
             proxy = proxies.named(login.api.rest_client.proxy, login.server)
             raise UnreachableError(f"{proxy} doesn't answer ({why}): start or change it") from error
-        raise UnreachableError(
-            f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
-        ) from error
+        text = f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
+        raise UnreachableError(text) from error
 
 
 # What OpenSSL says of a certificate, by its number (x509_vfy.h).
 _EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64
-
-
-# A notebook that has seeded `random` must find its own numbers there.
-_random = Random()
-
-
-def delays(first: float, cap: float) -> Iterator[float]:
-    """Yield seconds without end: ``first``, doubling up to ``cap``.
-
-    Each is cut by up to a half at random, so that the clients of a server that was away don't all come
-    back in the same moment.
-    """
-    while True:
-        yield first * _random.uniform(0.5, 1)
-        first = min(first * 2, cap)

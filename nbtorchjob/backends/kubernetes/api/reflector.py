@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
 
 from nbtorchjob.backends.kubernetes.api.answers import Object
-from nbtorchjob.backends.kubernetes.api.client import Client, heard
-from nbtorchjob.backends.kubernetes.api.connection import OBJECT_BYTES, delays
+from nbtorchjob.backends.kubernetes.api.client import Client, delays, heard
+from nbtorchjob.backends.kubernetes.api.connection import OBJECT_BYTES
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.labelling import OURS
 from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, KUEUE, POD_GROUPS, Api, Target

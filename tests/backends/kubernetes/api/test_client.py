@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import random
 import sys
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from nbtorchjob.backends.kubernetes import session
 from nbtorchjob.backends.kubernetes.api import client as api_client
 from nbtorchjob.backends.kubernetes.api import connection
 from nbtorchjob.backends.kubernetes.api.answers import slim
-from nbtorchjob.backends.kubernetes.api.client import shared
+from nbtorchjob.backends.kubernetes.api.client import delays, shared
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, SECRETS, Api, Target
 from nbtorchjob.errors import AlreadyExistsError, ApiError, ClusterError, UnreachableError
 from tests.backends.kubernetes.scripted import CUT, HANG, SHARED, Reply, Stream, kubeconfig, scripted, status
@@ -367,3 +369,16 @@ async def test_a_server_that_has_answered_is_waited_for_though_it_says_nothing_f
     asyncio.get_running_loop().call_later(0.1, back.set)  # thrice as long as one that isn't known has
 
     assert await client.unless_away(client.get(POD), patient=True) == first
+
+
+def test_waits_double_up_to_a_cap_and_differ_by_up_to_a_half():
+    for wait, most in zip(delays(1, 6), (1, 2, 4, 6, 6, 6), strict=False):
+        assert most / 2 <= wait <= most
+
+
+def test_a_notebook_that_has_seeded_random_finds_its_own_numbers():
+    random.seed(3)
+    before = random.getstate()
+    list(islice(delays(1, 6), 4))
+
+    assert random.getstate() == before
