@@ -1,7 +1,8 @@
-"""Starting a job's next attempt, where no operator does: another job object of the same job.
+"""Starting a job's next attempt, where no operator does; and what a job names of its cluster.
 
-Its name follows from the job's and the attempt's number, so that of any number of kernels that try one
-makes it. All that it takes lies with the first attempt's object, so that any kernel can.
+An attempt is another job object of the same job. Its name follows from the job's and the attempt's number, so
+that of any number of kernels that try one makes it. All that it takes lies with the first attempt's object,
+so that any kernel can.
 
 A job without ``--checkpoints`` has its swaps in a Secret, which pods mount that start later. Whoever has
 swapped the code writes there, once the nodes have made the change. Nodes read it as they start, and agree on
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 from nbtorchjob.backends.base import SwapKeeper
@@ -24,7 +25,7 @@ from nbtorchjob.backends.kubernetes.jobs import JobRef, payload_names
 from nbtorchjob.backends.kubernetes.kinds import Kind, Runtimes
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS, Api, Target
+from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS, WORKLOAD_PRIORITIES, Api, Target
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.session import Session
@@ -53,9 +54,34 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
             return Runtime(wanted, runtimes.shared.kind, runtimes.default.job)
         else:
             return Runtime(wanted, api.kind, runtimes.trainer(obj))
-    known = ", ".join(await names(client, runtimes, namespace)) or "none"
-    text = f"runtime: there is no {runtimes.own.kind} {wanted!r} on the cluster (there are: {known})"
-    raise NotFoundError(f"{text}: choose one with --runtime") from missing
+    known = await names(client, runtimes, namespace)
+    raise _absent("runtime", runtimes.own.kind, wanted, known) from missing
+
+
+async def check_priority(session: Session, name: str | None) -> None:
+    """Raise ``NotFoundError`` where it isn't there, naming those that are; what we may not read is trusted.
+
+    Kueue (0.19) makes no Workload for a job without such, and says so to nobody: it would wait for ever.
+    """
+    api = await session.newest(WORKLOAD_PRIORITIES) if name else None
+    if api is None or name is None:
+        return
+    try:
+        await session.client.get(Target(api, None, name))
+    except NotFoundError as exc:
+        known: list[str] = []
+        with suppress(ClusterError):
+            listing = await session.client.list(api, None, bare=True)
+            known = sorted(item["metadata"]["name"] for item in listing.items)
+        raise _absent("workload_priority", api.kind, name, known) from exc
+    except ClusterError:
+        return
+
+
+def _absent(option: str, kind: str, name: str, known: Sequence[str]) -> NotFoundError:
+    """Return the error for what a job names and the cluster lacks, with what there is."""
+    text = f"{option}: there is no {kind} {name!r} on the cluster (there are: {', '.join(known) or 'none'})"
+    return NotFoundError(f"{text}: choose one with --{option.replace('_', '-')}")
 
 
 async def names(client: Client, runtimes: Runtimes, namespace: str) -> list[str]:

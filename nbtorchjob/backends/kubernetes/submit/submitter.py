@@ -7,7 +7,7 @@ import base64
 import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import (
     BESIDE,
     SECRETS,
-    WORKLOAD_PRIORITIES,
     Target,
     created,
 )
@@ -49,29 +48,6 @@ from nbtorchjob.state import JobInfo
 from nbtorchjob.state.attempts import first_on_demand
 from nbtorchjob.state.facts.events import AWAITED
 from nbtorchjob.text.hints import hint
-
-
-async def check(session: Session, name: str | None) -> None:
-    """Raise ``NotFoundError`` where it isn't there, naming those that are; what we may not read is trusted.
-
-    Kueue (0.19) makes no Workload for such a job, and says so to nobody: it would wait for ever.
-    """
-    api = await session.newest(WORKLOAD_PRIORITIES) if name else None
-    if api is None:
-        return
-    try:
-        await session.client.get(Target(api, None, name))
-    except NotFoundError as exc:
-        names: list[str] = []
-        with suppress(ClusterError):
-            listing = await session.client.list(api, None, bare=True)
-            names = sorted(item["metadata"]["name"] for item in listing.items)
-        known = ", ".join(names) or "none"
-        text = f"workload_priority: there is no {api.kind} {name!r} on the cluster (there are: {known})"
-        raise NotFoundError(f"{text}: choose one with --workload-priority") from exc
-    except ClusterError:
-        return
-
 
 _log = logging.getLogger(__name__)
 
@@ -197,7 +173,7 @@ class Submitter:
         except SubmitError:  # an operator may have been installed since we looked
             served, minor = await self._session.soon(anew=True)
             kind = fit.choose(served, self._spec, minor)
-        await check(self._session, self._spec.cluster.workload_priority)
+        await attempts.check_priority(self._session, self._spec.cluster.workload_priority)
         return await self._draft(kind, await self._session.scope(self._spec))
 
     @property
