@@ -5,13 +5,15 @@ What this session remembers: what a bare ``%%torchjob`` starts from, and the job
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.spec import profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
@@ -24,14 +26,6 @@ if TYPE_CHECKING:
     from nbtorchjob.ui.card.sending import Output
     from nbtorchjob.ui.card.view import View
     from nbtorchjob.ui.runs.view import RunsView
-
-
-from typing import TYPE_CHECKING
-
-from nbtorchjob.spec import profiles
-
-if TYPE_CHECKING:
-    from nbtorchjob.job import Job
 
 
 class ParsedArgs(NamedTuple):
@@ -245,3 +239,13 @@ def end() -> None:
     _newest.clear()
     _of_cells.clear()
     _edited.clear()
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """Collect warnings raised within: an answer has no use for the line of our code that warned."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield notes
+    notes += dict.fromkeys(str(warning.message) for warning in caught)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +54,7 @@ def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpe
 
 def list_(args: ParsedArgs, _find: Find) -> Answers:
     """List the jobs, or those in which each word occurs."""
-    with warned() as notes:
+    with front.warned() as notes:
         jobs = api.summaries(record, everyone="all" in args.options)
     yield from _asides(notes)
     if args.words:
@@ -363,7 +361,7 @@ def export(args: ParsedArgs, find: Find) -> Answers:
 def gc(args: ParsedArgs, _find: Find) -> Answers:
     """List ended jobs and leftovers, or remove them."""
     clears = "yes" in args.options
-    with warned() as notes:
+    with front.warned() as notes:
         leftovers = sorted(api.leftovers(), key=lambda answer: -answer[1].age)
     yield from _asides(notes)
     wide = max((len(left.name) for _, left in leftovers), default=0)
@@ -415,16 +413,6 @@ def doctor(args: ParsedArgs, _find: Find) -> Answers:
     yield Answer(
         elements.finding_lines(findings), {"findings": data}, good=all(finding.good for finding in findings)
     )
-
-
-@contextmanager
-def warned() -> Iterator[list[str]]:
-    """Collect warnings raised within: an answer has no use for the line of our code that warned."""
-    notes: list[str] = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield notes
-    notes += dict.fromkeys(str(warning.message) for warning in caught)
 
 
 def _asides(notes: Sequence[str]) -> Answers:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbtorchjob import api, backends
-from nbtorchjob.commands import running, verbs
+from nbtorchjob.commands import front, running, verbs
 from nbtorchjob.commands.front import Answer, LogRequest, RunRequest
 from nbtorchjob.commands.table import HELP, JSON
 from nbtorchjob.errors import (
@@ -59,7 +59,7 @@ class Terminal:
         """Return the job of that name, of "" the newest; raises ``JobNotFoundError``."""
         if name:
             return api.attach(name)
-        with verbs.warned() as notes:
+        with front.warned() as notes:
             jobs = api.summaries(record)
         for note in notes:
             self.say(f"Note: {note}")

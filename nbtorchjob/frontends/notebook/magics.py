@@ -196,7 +196,7 @@ class TorchJobMagics:
         if newest_here := front.newest():
             return newest_here
         notebook = identity.origin_in(self.shell, ()).notebook
-        with verbs.warned() as notes:
+        with front.warned() as notes:
             states = api.jobs() if notebook else []
         running = [s.info for s in states if s.info.notebook == notebook and not s.phase.terminal]
         if not running:
