@@ -12,11 +12,7 @@ from nbtorchjob import backends, capture, submission
 from nbtorchjob.backends import backend, backend_of, naming
 from nbtorchjob.backends.base import Backend, Finding, Images, Leftover, Summary, Tended, who_tends
 from nbtorchjob.capture import identity
-from nbtorchjob.errors import (
-    JobNotFoundError,
-    NBTorchJobError,
-    SpecError,
-)
+from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import profiles
@@ -84,21 +80,15 @@ def keep(
     by; ``idle`` is how long it may wait for a call before it ends, by default as the spec has it. Raises as
     :func:`submit` does, and ``NameTakenError`` where a lab or another job of that name runs.
     """
-    asked = dataclasses.replace(JobSpec.of(spec), lab=True)
-    if name is not None:
-        asked = dataclasses.replace(asked, name=name)
-    if idle is not None:
-        asked = dataclasses.replace(asked, idle=idle)
+    chosen: dict[str, Any] = {k: v for k, v in (("name", name), ("idle", idle)) if v is not None}
+    asked = dataclasses.replace(JobSpec.of(spec), lab=True, **chosen)
     call = capture.from_cell("pass", {}, filename=turns.KEEP, root=working())
     call = dataclasses.replace(call, label="keep()")
     return submission.keep(submission.prepare(call, submission.check(asked)))
 
 
 def pool(
-    spec: JobSpec | Launch | None = None,
-    *,
-    name: str | None = None,
-    idle: float | str | None = None,
+    spec: JobSpec | Launch | None = None, *, name: str | None = None, idle: float | str | None = None
 ) -> Lab:
     """Start a pool: pods that stand on a cluster, with torch imported, in which jobs run one after the other.
 
@@ -109,12 +99,8 @@ def pool(
     """
     from nbtorchjob import pools
 
-    asked = JobSpec.of(spec)
-    if name is not None:
-        asked = dataclasses.replace(asked, name=name)
-    if idle is not None:
-        asked = dataclasses.replace(asked, idle=idle)
-    asked = pools.requested(asked)
+    chosen: dict[str, Any] = {k: v for k, v in (("name", name), ("idle", idle)) if v is not None}
+    asked = pools.requested(dataclasses.replace(JobSpec.of(spec), **chosen))
     return submission.keep(submission.prepare(pools.call(), submission.check(asked)))
 
 
@@ -361,10 +347,8 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
         ours = [job for job in members if trust or candidate.ours(job.info.address)]
         if ours and len(ours) < len(members):
             others = ", ".join(sorted({job.name for job in members} - {job.name for job in ours})[:_NAMED])
-            warnings.warn(
-                f"{others}: not submitted from here, so omitted from {name}; --trust includes them",
-                stacklevel=3,
-            )
+            text = f"{others}: not submitted from here, so omitted from {name}; --trust includes them"
+            warnings.warn(text, stacklevel=3)
         if members:
             return ours or members
     if members := [*_in_pools(name, trust=trust)]:

@@ -24,14 +24,7 @@ from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.errors import AskError, ClusterError, JobEndedError, ResultError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
-from nbtorchjob.runtime.ask.files import (
-    ARTIFACTS,
-    CHECKPOINTS,
-    MOST_FILES,
-    RefusedPath,
-    opened,
-    plain_files,
-)
+from nbtorchjob.runtime.ask.files import ARTIFACTS, CHECKPOINTS, MOST_FILES, RefusedPath, opened, plain_files
 from nbtorchjob.state import JobState
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import line, size
@@ -273,14 +266,9 @@ def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterat
                 continue
             parts = file.path.split("/")
             safe = parts[0] in (ARTIFACTS, CHECKPOINTS) and not {"", ".", ".."}.intersection(parts)
+            plain = file.path.isprintable() and "\\" not in file.path
             inside = not below or f"{file.path}/".startswith(f"{below}/")
-            if (
-                safe
-                and inside
-                and file.path.isprintable()
-                and "\\" not in file.path
-                and 0 <= file.size < _MOST
-            ):
+            if safe and plain and inside and 0 <= file.size < _MOST:
                 yield file
 
 

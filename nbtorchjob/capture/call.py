@@ -172,11 +172,7 @@ def from_cells(
     attributes = {name for cell in parsed for name in cell.attributes}
     imports = {name for cell in parsed for name in cell.imports}
     last = parts[-1]
-    call = {
-        "cells": calls,
-        "argv": ["cell"],
-        "namespace": _anchor(list(names), attributes, namespace),
-    }
+    call = {"cells": calls, "argv": ["cell"], "namespace": _anchor(list(names), attributes, namespace)}
     objects |= {name: namespace[name] for name in names}
     texts = tuple(cell.text for cell in parsed)
     taken = _take(call, objects, label, last.filename, imports, root, namespace, texts=texts)

@@ -78,10 +78,7 @@ def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
     """
     with tempfile.NamedTemporaryFile() as file:
         for swap in swaps:
-            file.seek(0)
-            file.truncate()
-            file.write(swap)
-            file.flush()
+            Path(file.name).write_bytes(swap)
             wire.Payload(file.name).verify_signature(key)
     with zipfile.ZipFile(io.BytesIO(payload)) as whole:
         begin = min(member.header_offset for member in whole.infolist())
@@ -168,8 +165,7 @@ def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
         return None
     # What a pool's node is told of its container's mounts (``runtime/pool/ground``)
     pod = spec.cluster.patch.get("spec") or {}
-    own: list[dict[str, Any]] = []  # mounts
-    others: list[dict[str, Any]] = []
+    own, others = list[dict[str, Any]](), list[dict[str, Any]]()  # mounts
     for container in (*(pod.get("containers") or ()), *(pod.get("initContainers") or ())):
         (others if container.get("name") else own).extend(container.get("volumeMounts") or ())
     alone = not any(container.get("name") for container in pod.get("containers") or ())
@@ -203,12 +199,7 @@ def _turn(call: Call) -> dict[str, str]:
 
 
 def _archive(
-    call: Call,
-    spec: JobSpec,
-    buffers: list[dict[str, Any]],
-    key: bytes,
-    env: Mapping[str, str],
-    sweep: str,
+    call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes, env: Mapping[str, str], sweep: str
 ) -> bytes:
     remote = spec.remote
     import cloudpickle  # late, as in ``program.modules``
@@ -264,9 +255,8 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
     stored_remotely = spec.remote and bool(spec.cluster.storage)
     # Where nodes have uv from whose image has none, and what it has to be
     storage, own = spec.cluster.storage, call.wanted.installer
-    if not storage or own is None:
-        uv = None
-    else:
+    uv = None
+    if storage and own is not None:
         url = stored(storage, own.sha256)
         uv = {"url": url, "sha256": own.sha256, "size": own.size, "machine": own.machine}
     return {

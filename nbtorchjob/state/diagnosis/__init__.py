@@ -71,30 +71,9 @@ from typing import TypeAlias
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import STOPPED, Collective
+from nbtorchjob.state.diagnosis import verdicts
 from nbtorchjob.state.diagnosis.seen import MEETS, MONITORED, Seen, Wait, WaitsFor, standing
-from nbtorchjob.state.diagnosis.verdicts import (
-    Absent,
-    Alone,
-    Away,
-    Chain,
-    Circle,
-    Complete,
-    Elsewhere,
-    Mismatched,
-    NoCollective,
-    OtherArguments,
-    OtherCall,
-    OtherOperation,
-    Perhaps,
-    Ring,
-    Sides,
-    Silent,
-    Slow,
-    Stopped,
-    Uneven,
-    Unrecorded,
-    Verdict,
-)
+from nbtorchjob.state.diagnosis.verdicts import Sides, Verdict
 from nbtorchjob.state.known import Known
 
 _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as many elements of one type
@@ -171,7 +150,7 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
         seen,
         over,
         busy=bool(named) and all(stand is not None and stand.waits in _ENDS_BY_ITSELF for stand in named),
-        slow=isinstance(finding.verdict, Slow),
+        slow=isinstance(finding.verdict, verdicts.Slow),
     )
 
 
@@ -189,7 +168,7 @@ def _broken(seen: Seen) -> _Finding | None:
             # Ranks that nothing is known of, another node's, may have been on either side.
             all_known = len(there) == len(seen.members(group.name))
             return _Finding(
-                OtherCall(group, call.seq, sides, there, ended=True),
+                verdicts.OtherCall(group, call.seq, sides, there, ended=True),
                 _odd(sides) if all_known else sorted(there),
             )
         fewer = {
@@ -200,7 +179,7 @@ def _broken(seen: Seen) -> _Finding | None:
         if fewer and {*there, *fewer} == {*seen.members(group.name)}:
             more = sorted(there)
             named = more if len(more) < len(fewer) else sorted([*more, *fewer])
-            return _Finding(Uneven(group, call, more, fewer), named)
+            return _Finding(verdicts.Uneven(group, call, more, fewer), named)
     return None
 
 
@@ -215,7 +194,7 @@ def _differing(seen: Seen) -> _Finding | None:
             sides = _sides({rank: tuple(map(_alike, mine)) for rank, mine in sorted(calls.items())})
             if len(sides) > 1:
                 first = {rank: mine[0] for rank, mine in calls.items()}
-                return _Finding(OtherCall(wait.group, number, sides, first), _odd(sides))
+                return _Finding(verdicts.OtherCall(wait.group, number, sides, first), _odd(sides))
     return None
 
 
@@ -248,7 +227,7 @@ def _arguments(seen: Seen) -> _Finding | None:
     for mine in calls.values():
         sides = _sides({rank: tuple(map(seen.of[rank].given.get, _ONE_FOR_ALL)) for rank in mine})
         if len(sides) > 1:
-            return _Finding(OtherArguments(sides), _odd(sides))
+            return _Finding(verdicts.OtherArguments(sides), _odd(sides))
     return None
 
 
@@ -264,15 +243,15 @@ def _absent(seen: Seen) -> _Finding | None:
         free = [rank for rank in wait.absent if seen.free(rank)]
         if len(wait.waiters) < len(wait.absent) and all(map(seen.returned, free)):
             if free and len(free) == len(wait.absent):
-                return _Finding(Alone(wait, free), wait.waiters)
+                return _Finding(verdicts.Alone(wait, free), wait.waiters)
             continue  # it may be that those made a call too many, and these are right to have ended
         if free and all(map(seen.silent, free)):  # they may have been stopped in it
-            return _Finding(Silent(free, wait), free)
+            return _Finding(verdicts.Silent(free, wait), free)
         late = seen.late(free[0], wait) if len(free) == len(wait.absent) == 1 else ()
         if len(late) >= _OFTEN and wait.seconds < _MUCH_LONGER * max(late):
-            return _Finding(Slow(free[0], wait, late), free)
+            return _Finding(verdicts.Slow(free[0], wait, late), free)
         if free:
-            return _Finding(Absent(free, wait), free)
+            return _Finding(verdicts.Absent(free, wait), free)
     return None
 
 
@@ -285,7 +264,7 @@ def _circle(seen: Seen) -> _Finding | None:
         # Who is absent from one call waits in the next.
         turns = zip([path[-1], *path[:-1]], path, strict=True)
         steps = [(b, [rank for rank in a.absent if seen.held_in(rank) is b]) for a, b in turns]
-        return _Finding(Circle(steps), sorted({rank for _, inside in steps for rank in inside}))
+        return _Finding(verdicts.Circle(steps), sorted({rank for _, inside in steps for rank in inside}))
     return None
 
 
@@ -308,7 +287,7 @@ def _meeting(seen: Seen) -> _Finding | None:
     away = [rank for rank, stand in seen.of.items() if rank not in there and not stand.groups]
     if seen.waits or not there or not away:
         return None
-    return _Finding(Away(MEETS, away, there), away, sure=not seen.pending)
+    return _Finding(verdicts.Away(MEETS, away, there), away, sure=not seen.pending)
 
 
 @_rule
@@ -326,10 +305,10 @@ def _elsewhere(seen: Seen) -> _Finding | None:
         return None
     if not away:
         sides = _sides(inside)
-        return _Finding(OtherOperation(sides), _odd(sides)) if len(sides) > 1 else None
+        return _Finding(verdicts.OtherOperation(sides), _odd(sides)) if len(sides) > 1 else None
     silent = all(map(seen.silent, away))  # they may have been stopped in it
     idle = all(rank in seen.ended or seen.cant(rank) or seen.of[rank].waits for rank in away)
-    verdict = Elsewhere([*dict.fromkeys(inside.values())], away, [*inside], silent)
+    verdict = verdicts.Elsewhere([*dict.fromkeys(inside.values())], away, [*inside], silent)
     return _Finding(verdict, away, sure=silent or idle)
 
 
@@ -343,15 +322,15 @@ def _peers(seen: Seen) -> _Finding | None:
         if other is not None and other.peer == rank and other.inside != seen.of[rank].inside:
             pair = sorted((rank, other.rank))
             if seen.awaited(rank):
-                return _Finding(Mismatched(pair), pair, sure=seen.settled)
+                return _Finding(verdicts.Mismatched(pair), pair, sure=seen.settled)
     for rank in beginnings:
         path = _to_who_waits_for_none(seen, rank)
         if path:
-            return _Finding(Chain(path), path[-1:], sure=seen.settled)
+            return _Finding(verdicts.Chain(path), path[-1:], sure=seen.settled)
     for rank in beginnings:
         circle = _ring(seen, rank)
         if circle:
-            return _Finding(Ring(circle), circle, sure=seen.settled)
+            return _Finding(verdicts.Ring(circle), circle, sure=seen.settled)
     return None
 
 
@@ -361,7 +340,7 @@ def _monitored(seen: Seen) -> _Finding | None:
     away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
     if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
         return None
-    return _Finding(Away(MONITORED, away, there), away, sure=seen.settled)
+    return _Finding(verdicts.Away(MONITORED, away, there), away, sure=seen.settled)
 
 
 def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:
@@ -397,7 +376,7 @@ def _perhaps(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         others = (*wait.absent, *wait.unknown)
         if others:
-            return _Finding(Perhaps(wait, others), others, sure=False)
+            return _Finding(verdicts.Perhaps(wait, others), others, sure=False)
     return None
 
 
@@ -405,7 +384,7 @@ def _perhaps(seen: Seen) -> _Finding | None:
 def _complete(seen: Seen) -> _Finding | None:
     for wait in seen.waits:
         done = [rank for rank in seen.members(wait.group.name) if rank not in wait.waiters]
-        return _Finding(Complete(wait, done), sure=False)
+        return _Finding(verdicts.Complete(wait, done), sure=False)
     return None
 
 
@@ -415,7 +394,7 @@ def _unrecorded(seen: Seen) -> _Finding | None:
     if not inside or seen.moves:
         return None
     others = sorted([*(rank for rank in seen.of if rank not in inside), *seen.unseen])
-    return _Finding(Unrecorded(inside, others), others, sure=False)
+    return _Finding(verdicts.Unrecorded(inside, others), others, sure=False)
 
 
 @_rule
@@ -424,5 +403,5 @@ def _apart(seen: Seen) -> _Finding | None:
         return None
     stopped = [rank for rank, stand in seen.of.items() if stand.state == STOPPED]
     if stopped:
-        return _Finding(Stopped(stopped), stopped)
-    return _Finding(NoCollective([*seen.of, *seen.unseen]), sure=not seen.unseen)
+        return _Finding(verdicts.Stopped(stopped), stopped)
+    return _Finding(verdicts.NoCollective([*seen.of, *seen.unseen]), sure=not seen.unseen)

@@ -132,10 +132,7 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
     waits = [wait.text for wait in state.waiting]
     status = facts.status(state, now).lower()
     status = f"{status} {waits[0]}" if waits else status
-    numbers: list[str] = []
-    for name in names:
-        value = reported.get(name)
-        numbers.append("" if value is None else words.number(value))
+    numbers = [words.number(reported[name]) if name in reported else "" for name in names]
     return [
         str(state.info.number),
         *(_given(state.info.given.get(name)) for name in parameters),
@@ -192,16 +189,12 @@ def _table(states: Sequence[JobState], now: float) -> str:
     for state, cells in zip(shown, table, strict=True):
         stands = word(state)
         colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[stands])}"
+        swatch = _swatch(colours.get(state.info.id))
         logs = action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
         cells[-2] = cells[-2].capitalize() + (BEST if state is best else "")
         rest = zip(cells[1:], aligned[1:], strict=True)
         row = [
-            tag(
-                "td",
-                f"{escape(cells[0])}{_swatch(colours.get(state.info.id))} {logs}",
-                colour,
-                cls=f"nbt-run-of {_tone(stands)}",
-            ),
+            tag("td", escape(cells[0]) + swatch + f" {logs}", colour, cls=f"nbt-run-of {_tone(stands)}"),
             *(tag("td", escape(line(cell, _MAX_CELL)), style) for cell, style in rest),
         ]
         if sparks:
@@ -244,8 +237,6 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
 
 
 _BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 10
-
-
 _CELL, _RIGHT = "text-align:left", "text-align:right"
 BEST = f"{DOT}\u2605 best"
 # In the names of metrics: of which the largest is the best, and of which the smallest.
@@ -353,11 +344,7 @@ _LOW, _HIGH = (9, 105, 218), (188, 76, 0)
 
 def parallel_axes(states: Sequence[JobState], metric: str) -> str:
     """Return the picture; nothing where few parameters vary, or nothing was reported."""
-    names = [
-        name
-        for name in runs.varied(states)
-        if len({repr(state.info.given.get(name)) for state in states}) > 1
-    ][:_MOST]
+    names = _varying(states)[:_MOST]
     values = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
     known = [(state, value) for state, value in values if math.isfinite(value)]
     if len(names) < _FEWEST or len(known) < 2:
