@@ -61,6 +61,7 @@ def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
     stage, monkeypatch, tmp_path, kind, number, count
 ):
     job = working(stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind]))
+    until(lambda: len(list(stage.signs.glob("life-*-0"))) == 2)  # else one may end without one
     stage.sign("followed")
     until(lambda: len(job.state.attempts) == 2 and len(list(stage.signs.glob("life-*-1"))) == 2)
     job.suspend()
