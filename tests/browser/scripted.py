@@ -48,7 +48,7 @@ def _job(name: str, facts: Iterable[ev.Event], log: str = "", ended: bool = Fals
     job = directory.create(directory.jobs_dir(), JobInfo(name, **info), lambda folder: None)
     job.claim(Process.of(os.getpid()))
     for fact in facts:
-        append(str(job.events), factlines.to_json(fact))
+        append(str(job.events), factlines.to_json(fact), once=True)
     if log:
         path = job.rank_log(0, 0, 0)
         path.parent.mkdir(parents=True, exist_ok=True)

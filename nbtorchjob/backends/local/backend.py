@@ -344,7 +344,7 @@ class LocalBackend(Backend):
         job = self._job(name)
         ended = self.known(name).phase.terminal
         status = job.events.stat()
-        append(str(job.events), to_json(fact))
+        append(str(job.events), to_json(fact), once=True)
         if ended:  # how long it is kept counts from when its facts were written last
             os.utime(job.events, ns=(status.st_atime_ns, status.st_mtime_ns))
 

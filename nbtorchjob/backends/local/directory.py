@@ -204,7 +204,7 @@ class JobDirectory(FrozenDataclass):
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write down a fact of now: a class name of ``nbtorchjob/state/facts/events.py`` with its fields."""
-        append(str(self.events), {"event": event, "time": time.time(), **fields})
+        append(str(self.events), {"event": event, "time": time.time(), **fields}, once=True)
 
     def ttl_s(self) -> float:
         """Read how many seconds the job is kept once it has ended."""

@@ -29,16 +29,31 @@ def emit(event: str, **fields: Any) -> None:
         append(path, {"event": event, **fields})
 
 
-def append(path: str, record: Dict[str, Any]) -> None:
-    """Append one record to ``path``; a full disk is met by giving up the job's ballast file."""
-    line = json.dumps(record).encode() + b"\n"
-    if path in _torn:
-        line = b"\n" + line
+def append(path: str, record: Dict[str, Any], *, once: bool = False) -> None:
+    """Append one record to ``path``; a full disk is met by giving up the job's ballast file.
+
+    The file stays open for the next one, unless it is to be written ``once``: who writes of many jobs may
+    meet another one at the path of one that was deleted.
+    """
+    if once:
+        fd = os.open(path, _APPEND, 0o600)
+        try:
+            _write(fd, path, record)
+        finally:
+            os.close(fd)
+        return
     if path not in _fds:
         # Whoever puts a pipe in its place mustn't hold up who tells.
         _fds[path] = os.open(path, _APPEND, 0o600)
+    _write(_fds[path], path, record)
+
+
+def _write(fd: int, path: str, record: Dict[str, Any]) -> None:
+    line = json.dumps(record).encode() + b"\n"
+    if path in _torn:
+        line = b"\n" + line
     try:
-        if os.write(_fds[path], line) == len(line):
+        if os.write(fd, line) == len(line):
             _torn.discard(path)
             return
     except OSError as exc:
@@ -52,7 +67,7 @@ def append(path: str, record: Dict[str, Any]) -> None:
         pass
     # A write into the file's last page may have left half a line: start on a fresh one.
     line = b"\n" + line
-    if os.write(_fds[path], line) < len(line):
+    if os.write(fd, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
     _torn.discard(path)
 

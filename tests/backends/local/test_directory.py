@@ -17,6 +17,8 @@ from nbtorchjob.commands.front import ParsedArgs
 from nbtorchjob.errors import DamagedError, ResultError
 from nbtorchjob.frontends.cli import main
 from nbtorchjob.machine import folders
+from nbtorchjob.machine.processes import Process
+from nbtorchjob.state import JobInfo
 
 DEEP = "[" * 200_000
 
@@ -371,3 +373,16 @@ def test_another_version_of_the_code_is_told_apart_where_all_files_have_one_time
     with (package / "api.py").open("a") as file:
         file.write("# newer\n")
     assert name() != before
+
+
+def test_a_job_with_the_name_of_a_deleted_one_has_what_is_written_of_it_and_no_file_stays_open():
+    """A kernel cancels and deletes ``train``, runs it again under that name, and cancels that."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        job = directory.create(directory.jobs_dir(), JobInfo("train"), lambda folder: None)
+        job.claim(Process.of(os.getpid()))
+        job.emit("CancelRequested")
+
+        assert api.snapshot("train").cancelled is not None
+        shutil.rmtree(job.path)
+    assert len(os.listdir("/proc/self/fd")) == before
