@@ -150,7 +150,7 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     import difflib  # late: a name that is known needs none
 
     known = job_names()
-    runs = [job for job in known if naming.is_in_group(job, _spelled(name))]
+    runs = [run for run in known if naming.is_in_group(run, _spelled(name))]
     if runs:
         text = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
         raise JobNotFoundError(text)

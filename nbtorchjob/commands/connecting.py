@@ -232,7 +232,7 @@ runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
 def tensorboard(args: ParsedArgs, front: Front) -> None:
     """Show what a job's ranks write in TensorBoard; their files are copied as they grow."""
     job, path = front.find(args.words[0]), "".join(args.words[1:]) or "artifacts"
-    known = _boards.get(job.info.address)
+    known = _boards.get((job.info.address, job.info.created))
     if "end" in args.options:
         if known is None:
             raise LineError(f"{hint('tensorboard')}: {job.name} isn't shown here")
@@ -263,7 +263,7 @@ class _Board:
 
         if importlib.util.find_spec("tensorboard") is None:
             raise NotInstalledError("tensorboard isn't installed here: pip install tensorboard")
-        self.path, self._address = path, job.info.address
+        self.path, self._key = path, (job.info.address, job.info.created)
         digest = hashlib.sha256(f"{job.info.id} {job.info.created} {path}".encode()).hexdigest()[:16]
         self.folder = folders.own(folders.cache_dir() / "tensorboard") / digest
         self.folder.mkdir(exist_ok=True)
@@ -285,7 +285,7 @@ class _Board:
         except BaseException:
             self.close()
             raise
-        _boards[self._address] = self
+        _boards[self._key] = self
 
     @property
     def running(self) -> bool:
@@ -297,7 +297,7 @@ class _Board:
         self.sync.stop()
         self._process.terminate()
         self._process.wait()
-        _boards.pop(self._address, None)
+        _boards.pop(self._key, None)
         atexit.unregister(self.close)
 
     def _port(self, log: Path) -> int:
@@ -310,7 +310,8 @@ class _Board:
         raise NBTorchJobError(f"TensorBoard doesn't start: {last or f'it says nothing for {_START_S:.0f} s'}")
 
 
-_boards: dict[str, _Board] = {}  # by their jobs' addresses
+# By their jobs' addresses, and when those were made: a later job may have the name of a deleted one.
+_boards: dict[tuple[str, float], _Board] = {}
 
 
 def _shown_at(port: int) -> str:

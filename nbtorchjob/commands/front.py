@@ -215,17 +215,18 @@ class Edited(NamedTuple):
     front: Front
 
 
-_edited: dict[str, Edited] = {}  # by the job's address
+# By the job's address, and when it was made: a later job may have the name of a deleted one.
+_edited: dict[tuple[str, float], Edited] = {}
 
 
 def keep_edited(job: Job[Any], edited: Edited) -> None:
     """Make :func:`edited` return that cell for the job."""
-    _edited[job.info.address] = edited
+    _edited[job.info.address, job.info.created] = edited
 
 
 def edited(job: Job[Any]) -> Edited | None:
     """Return the newest cell that was the job's before it was edited, if one was run in this session."""
-    return _edited.get(job.info.address)
+    return _edited.get((job.info.address, job.info.created))
 
 
 def forget(job: Job[Any]) -> None:

@@ -118,9 +118,19 @@ def board(monkeypatch, tmp_path):
         VERBS["tensorboard"].do(VERBS["tensorboard"].parse(["train", *words]), front)
         return list(front.texts)
 
-    yield SimpleNamespace(line=line, synced=front.synced)
+    yield SimpleNamespace(line=line, synced=front.synced, job=front.job)
     for known in list(connecting._boards.values()):
         known.close()
+
+
+def test_a_job_with_the_name_of_a_deleted_one_has_a_tensorboard_of_its_own(board):
+    pytest.importorskip("tensorboard")
+    shown = board.line()
+    board.job.info.created = 2.0
+
+    assert board.line() != shown
+    (before, _), (after, _) = board.synced
+    assert before != after
 
 
 def test_a_live_tensorboard_shows_what_is_copied_as_it_grows(board):
