@@ -18,7 +18,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
     It is to be applied on the server's side: Secrets of that size are too big for ``kubectl apply`` alone.
     """
     with errors.needs_extra("kubernetes", "a tender"):
+        from nbtorchjob.text import yamltext
+
         home, secrets = namespaces[0], [*_secrets(namespaces[0])]
     account = f"system:serviceaccount:{home}:{NAME}"
     shared = server.rights(server.TENDING_CLUSTERWIDE)
@@ -106,13 +108,13 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
         },
     }
     parts = [
-        _yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
+        yamltext.dump({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
         *(grant(account, namespace, server.tender_rights(), NAME) for namespace in namespaces),
         grant(account, None, shared, NAME),
-        *map(_yaml, secrets),
-        _yaml(deployment),
+        *map(yamltext.dump, secrets),
+        yamltext.dump(deployment),
         # Last: a server that hasn't it yet refuses these alone.
-        *map(_yaml, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
+        *map(yamltext.dump, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
     ]
     return "---\n".join(parts)
 
@@ -195,15 +197,6 @@ def _libraries() -> Iterator[tuple[str, bytes]]:
 
 def _meta(namespace: str, name: str = NAME) -> dict[str, Any]:
     return {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": NAME}}
-
-
-def _yaml(obj: Mapping[str, Any]) -> str:
-    import yaml
-
-    # That of libyaml, which PyYAML's wheels have: 2 MB take 20 ms, and 0.8 s in Python.
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(obj, Dumper=dumper, sort_keys=False, width=1 << 22)
-    return text
 
 
 _VERSION = "admissionregistration.k8s.io/v1"

@@ -44,7 +44,7 @@ def team(cluster, tmp_path, monkeypatch):
 
 def written(namespace):
     """Return the manifests by kind."""
-    objects = [*yaml.safe_load_all(cluster_backend().tenders([namespace]))]
+    objects = [*yaml.load_all(cluster_backend().tenders([namespace]), yaml.CSafeLoader)]
     return {obj["kind"]: obj for obj in objects} | {"Secrets": [e for e in objects if e["kind"] == "Secret"]}
 
 

@@ -13,7 +13,7 @@ BASE = ("tend", "--namespace", "ml", "--kustomize", "base")
 def listed(folder=Path("base")):
     """Return the objects that a base lists, in its order."""
     base = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    return [yaml.safe_load((folder / name).read_text()) for name in base["resources"]]
+    return [yaml.load((folder / name).read_text(), yaml.CSafeLoader) for name in base["resources"]]
 
 
 def in_order(objects):
@@ -28,14 +28,16 @@ def test_a_base_has_what_the_manifests_have_each_object_in_a_file_of_its_own(com
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("base/kustomization.yaml and 11 objects")
 
-    assert listed() == [*yaml.safe_load_all(command("tend", "--namespace", "ml", "--manifests").out)]
+    assert listed() == [
+        *yaml.load_all(command("tend", "--namespace", "ml", "--manifests").out, yaml.CSafeLoader)
+    ]
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl isn't here to render it")
 def test_kubectl_renders_the_base(command):
     command(*BASE)
     rendered = subprocess.run(["kubectl", "kustomize", "base"], capture_output=True, text=True, check=True)
-    assert in_order(yaml.safe_load_all(rendered.stdout)) == in_order(listed())
+    assert in_order(yaml.load_all(rendered.stdout, yaml.CSafeLoader)) == in_order(listed())
 
 
 def test_a_base_is_written_anew_in_its_place_beside_files_of_others(command):

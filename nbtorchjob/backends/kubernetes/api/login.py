@@ -130,8 +130,10 @@ class Kubeconfig:
 def _read(path: str) -> Entry:
     import yaml  # of the extra
 
+    from nbtorchjob.text import yamltext
+
     try:
-        content = yaml.safe_load(Path(path).read_bytes())
+        content = yamltext.load(Path(path).read_bytes())
     except OSError as error:
         raise ClusterError(f"the kubeconfig {path} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:

@@ -146,6 +146,8 @@ async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
 
 async def dry_run(session: Session, sender: Submitter) -> str:
     """Return the manifests as YAML, Secrets by their sizes only, and what the server says of them."""
+    from nbtorchjob.text import yamltext
+
     try:
         draft = await sender.draft()
         comment = await _checked(session, draft)
@@ -155,7 +157,7 @@ async def dry_run(session: Session, sender: Submitter) -> str:
         draft = await sender.draft(blind=True)
         comment = f"# not checked by a server: {exc}"
     shown = [*map(_sizes, draft.secrets), *draft.manifests]
-    return "\n---\n".join(_yaml(obj) for obj in shown) + "\n" + comment
+    return "---\n".join(map(yamltext.dump, shown)) + comment
 
 
 async def _checked(session: Session, draft: Draft) -> str:
@@ -174,12 +176,14 @@ async def _checked(session: Session, draft: Draft) -> str:
 
 async def shown(job: JobRef) -> str:
     """Return the job's manifests as YAML, but for its Secrets. Raises ``ClusterError``, ``SubmitError``."""
+    from nbtorchjob.text import yamltext
+
     # Of whoever may not read Secrets, too: their names are in the job object.
     packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(template.mounted(job.root)[1:]))
     draft = await _draft(job, packed, job.info)
     export = hint("export", job.info.name, "FOLDER")
     head = f"# Its Secrets, which hold the payload and the job's key: {export}\n"
-    return head + "\n---\n".join(map(_yaml, _in_order(draft))) + "\n"
+    return head + "---\n".join(map(yamltext.dump, _in_order(draft)))
 
 
 async def manifests(job: JobRef) -> list[dict[str, Any]]:
@@ -226,6 +230,8 @@ def check_empty(folder: Path) -> None:
 
 def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
     """Write what `kubectl apply -f` needs to run the job again, and its source to read; return the files."""
+    from nbtorchjob.text import yamltext
+
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for index, obj in enumerate(manifests):
@@ -240,7 +246,7 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
                 "without them no pod starts.\n"
                 "# stringData:\n" + "".join(f"#   {json.dumps(key)}: \n" for key in keys)
             )
-        files.append(_private(folder / name, head + _yaml(obj)))
+        files.append(_private(folder / name, head + yamltext.dump(obj)))
     for index, (label, text) in enumerate(info.sources.values()):
         files.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
     return files
@@ -255,10 +261,3 @@ def _private(path: Path, text: str) -> Path:
 def _sizes(secret: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {key: f"<{words.size(len(base64.b64decode(value)))}>" for key, value in secret["data"].items()}
     return {**secret, "data": sizes}
-
-
-def _yaml(obj: Mapping[str, Any]) -> str:
-    import yaml
-
-    text: str = yaml.safe_dump(json.loads(json.dumps(obj)), sort_keys=False, allow_unicode=True)
-    return text.rstrip("\n")

@@ -134,7 +134,9 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
     job.wait(LIMIT)
 
     files = [
-        yaml.safe_load(file.read_text()) for file in job.export(tmp_path / "out") if file.suffix == ".yaml"
+        yaml.load(file.read_text(), yaml.CSafeLoader)
+        for file in job.export(tmp_path / "out")
+        if file.suffix == ".yaml"
     ]
     (manifest,) = [file for file in files if file["kind"] == "Job"]
     # With another job's, which the server adds, it refuses to create one.
