@@ -45,7 +45,10 @@ def furnish(store: Store, resources: Iterable[Resource], kinds: Iterable[str], n
             kind = {"apiVersion": resource.api_version, "kind": resource.kind}
             store.create(resource, store.prepare(resource, kind | first[resource.plural]))
     for name in (name for kind in kinds for name in OPERATORS.get(kind, ())):
-        store.create(DEFINITIONS, store.prepare(DEFINITIONS, definitions()[name]))
+        crd = definitions()[name]
+        bare = store.prepare(DEFINITIONS, {**crd, "spec": {}})
+        # Nobody changes a schema, so that a megabyte isn't copied.
+        store.create(DEFINITIONS, bare | {"spec": crd["spec"]})
 
 
 def _queue() -> Object:
