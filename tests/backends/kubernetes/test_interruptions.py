@@ -123,9 +123,9 @@ def test_what_a_rank_prints_as_it_is_suspended_is_kept_though_nobody_follows_it(
     assert job.logs(0) == "begun; left"
 
 
-def two_end(stage, *, peer_last, again):
+def two_end(stage, *, peer_last, again, by_operator=False):
     """Return the pod patch of two nodes of which one fails, and its peer with it (``parts/peers.py``)."""
-    flags = {"PEER_LAST": str(int(peer_last)), "AGAIN": str(int(again))}
+    flags = {"PEER_LAST": str(int(peer_last)), "AGAIN": str(int(again)), "BY_OPERATOR": str(int(by_operator))}
     return stage.acting("import tests.backends.kubernetes.parts.peers", **flags)
 
 
@@ -148,7 +148,7 @@ def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, pe
 @pytest.mark.parametrize("kind", BY_OPERATOR)
 @pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
 def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, kind, peer_last):
-    patch = two_end(stage, peer_last=peer_last, again=True)
+    patch = two_end(stage, peer_last=peer_last, again=True, by_operator=True)
     asked = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=BY_OPERATOR[kind])
     job = stage.follow(asked)
 

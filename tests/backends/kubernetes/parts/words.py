@@ -55,7 +55,12 @@ def tell(event: str, **fields: Any) -> None:
 
 
 def begin(nodes: int = 1) -> None:
-    """Tell that the node's one rank has started, in a job of so many nodes."""
+    """Tell that the node's one rank has started, in a job of so many nodes, once each of them has been there.
+
+    As ranks that meet: one that is ended before it has signed its life would count one life fewer ever after.
+    """
+    while len({path.name.split("-")[1] for path in SIGNS.glob("life-*")}) < nodes:
+        time.sleep(0.01)
     tell("WorkersStarted", node=NODE, restart=0, round=LIFE, ranks=[NODE], world_size=nodes)
 
 
