@@ -139,16 +139,20 @@ def _completing(session: Session) -> Iterator[None]:
 
 _LOOK_S = 1.0
 
-_forwards: dict[tuple[str, int, int], Forward] = {}  # open in this process, by job, rank and port
+# Open in this process, by job, rank and port.
+_forwards: dict[tuple[tuple[str, float], int, int], Forward] = {}
 
 
 def forward(args: ParsedArgs, front: Front) -> None:
     """Forward a rank's port, list a job's forwarded ports, or end them."""
     job, spelled = front.find(args.words[0]), "".join(args.words[1:])
+    this = job.info.address, job.info.created
     for key, known in list(_forwards.items()):
+        if key[0] != this and key[0][0] == job.info.address:
+            known.close()  # of a job that was deleted, and had the name
         if not known.open:
             del _forwards[key]
-    own = {key: known for key, known in _forwards.items() if key[0] == job.info.address}
+    own = {key: known for key, known in _forwards.items() if key[0] == this}
     if spelled:
         port, rank = _place(spelled)
         job.check_rank(rank)
@@ -169,7 +173,7 @@ def forward(args: ParsedArgs, front: Front) -> None:
             )
     else:
         opened = job.forward(port, rank, local=args.options.get("local-port"))
-        _forwards[job.info.address, rank, port] = opened
+        _forwards[this, rank, port] = opened
         front.show(Answer(_line(opened), _data(opened)))
         if opened.listens is False:
             front.say(

@@ -173,6 +173,23 @@ def test_a_failed_job_opens_at_its_failure(notebook):
     assert logs.button("Rank 1 (1 of 2) ▾").is_visible()
 
 
+def test_a_job_with_the_name_of_a_deleted_one_opens_its_own_log(notebook):
+    notebook.run_new("%%torchjob --name namesake\nprint('of the first')")
+    notebook.sidebar.job("namesake", "Succeeded").click()
+    logs = Logs(notebook.page, "namesake")
+    logs.line("of the first")
+
+    notebook.run_new("%torchjob delete namesake")
+    logs.node.get_by_text("Succeeded, deleted").wait_for()
+    notebook.run_new("%%torchjob --name namesake\nprint('of the second')\nraise ValueError('no')")
+    row = notebook.sidebar.job("namesake", "Failed")
+    assert logs.node.get_by_text("Succeeded, deleted").is_visible()
+    row.click()
+
+    logs.line("of the second")
+    assert logs.node.get_by_text("of the first").count() == 0
+
+
 def test_a_rank_s_log_is_downloaded_as_it_was_written(notebook, writing, gate):
     logs = writing("downloaded")
     ended(notebook, gate, "downloaded")

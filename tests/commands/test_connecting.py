@@ -37,7 +37,7 @@ class Kernel:
         self.texts: list[str] = []
         self.job = SimpleNamespace(
             name="train",
-            info=SimpleNamespace(address="train"),
+            info=SimpleNamespace(address="train", created=1.0),
             check_rank=lambda rank: None,
             forward=lambda port, rank, local: Opened(port, rank, local),
         )
@@ -52,10 +52,15 @@ class Kernel:
 
 
 @pytest.fixture
-def lines(monkeypatch):
-    monkeypatch.setattr(connecting, "_forwards", {})
+def front():
     front: Any = Kernel()
     front.say = front.texts.append
+    return front
+
+
+@pytest.fixture
+def lines(front, monkeypatch):
+    monkeypatch.setattr(connecting, "_forwards", {})
 
     def line(*words):
         front.texts.clear()
@@ -63,6 +68,16 @@ def lines(monkeypatch):
         return list(front.texts)
 
     return line
+
+
+def test_a_port_of_a_deleted_job_is_none_of_the_next_one_with_its_name(lines, front):
+    lines("6006", "--local-port", "7")
+    (before,) = connecting._forwards.values()
+    front.job.info.created = 2.0
+
+    assert lines() == ["No port of train is forwarded here; %torchjob forward train PORT forwards one."]
+    assert not before.open
+    assert lines("6006")[0] == "http://127.0.0.1:6006 → port 6006 of rank 0 of train"
 
 
 def test_a_port_stays_open_until_it_is_closed_by_word(lines):
@@ -96,14 +111,12 @@ class Synced:
 
 
 @pytest.fixture
-def board(monkeypatch, tmp_path):
+def board(front, monkeypatch, tmp_path):
     """Return what types a line, and what it shows; ``synced`` are the folders."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
     monkeypatch.setattr(connecting, "_boards", {})
     for name in ("TENSORBOARD_PROXY_URL", "JUPYTERHUB_SERVICE_PREFIX"):
         monkeypatch.delenv(name, raising=False)
-    front: Any = Kernel()
-    front.say = front.texts.append
     front.synced = []
     front.job.info = SimpleNamespace(address="train", id="local:train", created=1.0)
 

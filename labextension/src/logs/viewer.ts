@@ -2,6 +2,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
+import { known } from '../model/changes';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 
@@ -26,7 +27,7 @@ export interface LogClient extends Source {
 
 export interface LogViewerOptions {
   readonly client: LogClient;
-  readonly job: { readonly id: string; readonly name: string };
+  readonly job: Pick<Job, 'id' | 'name' | 'created'>;
   readonly trans: TranslationBundle;
   /** Knows of the job also where its logs can't be had. */
   readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'refresh'>;
@@ -152,6 +153,11 @@ export class LogViewer extends Widget {
     this.arrange();
   }
 
+  /** Whether these are its logs, and not those of a deleted job of its name. */
+  shows(job: Job): boolean {
+    return job.created === this.options.job.created;
+  }
+
   /** Goes to a line of a rank's log, counted from 1, now or once it is there; says so if there is none. */
   goTo(rank: number, line: number): void {
     this.moved();
@@ -201,10 +207,15 @@ export class LogViewer extends Widget {
   }
 
   private knows(job: Job, failed: Failed | null): void {
+    if (!this.shows(job)) {
+      this.stream.dispose(); // it was cut, and meanwhile another job got the name
+      this.headline.gone();
+      return;
+    }
     this.failed = failed;
     // The end of a long log is told behind all of it: the model may know earlier how the job ended.
-    const known = this.options.model?.jobs.get(job.id);
-    this.headline.tell(known?.terminal ? known : job, failed !== null);
+    const listed = this.options.model && known(this.options.model.jobs, job);
+    this.headline.tell(listed?.terminal ? listed : job, failed !== null);
     this.world = job.nodes.asked[1] * job.nproc_per_node;
     // The first record of a job that has failed may come before what failed.
     const early = this.seeking && !failed && !job.terminal;
@@ -250,7 +261,7 @@ export class LogViewer extends Widget {
   /** What the model knows counts where the stream says nothing. */
   private remembered(): void {
     const { model, job } = this.options;
-    const record = model?.jobs.get(job.id);
+    const record = model && known(model.jobs, job);
     const told = this.connection === 'open' || this.connection === 'ended';
     if (record && (record.terminal || !told)) {
       this.headline.tell(record, this.failed !== null);

@@ -17,9 +17,23 @@ export function applied(
   { jobs: changed, removed, whole }: Pick<Jobs, 'jobs' | 'removed' | 'whole'>
 ): ReadonlyMap<string, Job> {
   const after = new Map(whole ? [] : jobs);
-  changed.forEach(job => after.set(job.id, job));
+  for (const job of changed) {
+    if (!known(after, job)) {
+      after.delete(job.id); // a job that was deleted had its name
+    }
+    after.set(job.id, job);
+  }
   removed.forEach(id => after.delete(id));
   return after;
+}
+
+/** The same job in another list: a later one may have the name, and so the id, of one that was deleted. */
+export function known(
+  jobs: ReadonlyMap<string, Job>,
+  job: Pick<Job, 'id' | 'created'>
+): Job | undefined {
+  const namesake = jobs.get(job.id);
+  return namesake?.created === job.created ? namesake : undefined;
 }
 
 const STILL: readonly string[] = ['HUNG', 'STALLED'];
@@ -30,7 +44,7 @@ export function stalledBetween(
   after: ReadonlyMap<string, Job>
 ): Job[] {
   return [...before.values()].flatMap(job => {
-    const now = STILL.includes(job.status) ? undefined : after.get(job.id);
+    const now = STILL.includes(job.status) ? undefined : known(after, job);
     return now !== undefined && STILL.includes(now.status) ? [now] : [];
   });
 }
@@ -41,7 +55,7 @@ export function endedBetween(
   after: ReadonlyMap<string, Job>
 ): Job[] {
   return [...before.values()].flatMap(job => {
-    const now = job.terminal ? undefined : after.get(job.id);
+    const now = job.terminal ? undefined : known(after, job);
     return now?.terminal ? [now] : [];
   });
 }

@@ -15,7 +15,7 @@ export interface NoticesOptions {
   readonly commands: CommandRegistry;
   readonly model: Pick<JobsModel, 'elapsed' | 'finished' | 'stalled'>;
   /** The jobs that this page has cancelled: nobody need be told. */
-  readonly cancelled: ReadonlySet<string>;
+  readonly cancelled: Set<string>;
   /** Whether the user has the job's notebook, and with it its card, in view. */
   readonly inView: (job: Job) => boolean;
   readonly settings: Settings;
@@ -26,7 +26,7 @@ export interface NoticesOptions {
 export function announceEnds(options: NoticesOptions): void {
   const { cancelled, commands, inView, model, settings, trans } = options;
   model.finished.connect((_, job) => {
-    const byUser = job.phase === 'CANCELLED' && cancelled.has(job.id);
+    const byUser = cancelled.delete(job.id) && job.phase === 'CANCELLED';
     if (byUser || inView(job) || !isTold(job, settings.notifications)) {
       return;
     }
@@ -42,21 +42,26 @@ export function announceEnds(options: NoticesOptions): void {
 /** Tells once of every job that stalls from now on until it ends, unless no failures are to be told. */
 export function announceStalls(options: NoticesOptions): void {
   const { commands, inView, model, settings, trans } = options;
-  const told = new Map<string, string>(); // the notification's id by the job's
+  const notices = new Map<string, { readonly created: number; readonly notice: string }>(); // by job
   model.stalled.connect((_, job) => {
-    if (told.has(job.id) || inView(job) || settings.notifications === 'none') {
+    const before = notices.get(job.id);
+    const told = before?.created === job.created;
+    if (told || inView(job) || settings.notifications === 'none') {
       return;
+    }
+    if (before) {
+      Notification.dismiss(before.notice); // of a job that was deleted as it stalled
     }
     const notice = Notification.emit(stalledLine(job, model.elapsed(job), trans), 'warning', {
       actions: jobButtons(commands, ['logs', 'cancel'], job.id),
       autoClose: false
     });
-    told.set(job.id, notice);
+    notices.set(job.id, { created: job.created, notice });
   });
   model.finished.connect((_, job) => {
-    const notice = told.get(job.id);
-    if (notice !== undefined) {
-      Notification.dismiss(notice);
+    const before = notices.get(job.id);
+    if (before) {
+      Notification.dismiss(before.notice);
     }
   });
 }

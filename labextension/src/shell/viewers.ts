@@ -38,6 +38,10 @@ export class Viewers {
   /** Shows what a job's ranks write, at a line or a failed job's at its failure. */
   openLogs(job: Job, at?: Place): void {
     const { app, client, model, trans } = this.options;
+    const before = this.find(this.logs, [job.id]);
+    if (before?.content instanceof LogViewer && !before.content.shows(job)) {
+      before.dispose();
+    }
     const { content } = this.open(this.logs, [job.id], trans.__('Logs: %1', job.name), () => {
       const openAtFailure = job.phase === 'FAILED';
       const act = (verb: 'cancel' | 'retry') =>
@@ -100,12 +104,11 @@ export class Viewers {
     make: () => Widget
   ): MainAreaWidget {
     const { app, labShell } = this.options;
-    const id = `${tracker.namespace}-${ids.map(encodeURIComponent).join('&')}`;
-    let tab = tracker.find(widget => widget.id === id);
+    let tab = this.find(tracker, ids);
     if (!tab) {
       tab = new MainAreaWidget({ content: make() });
       tab.toolbar.hide(); // a log has its own, a page none
-      tab.id = id;
+      tab.id = tabId(tracker, ids);
       tab.title.label = label;
       tab.title.caption = [label, ...ids].join('\n');
       tab.title.icon = jobIcon;
@@ -117,14 +120,22 @@ export class Viewers {
       tab.toggleClass('jp-nbtorchjob-below', labShell === null);
       app.shell.add(tab, labShell ? 'main' : 'down');
     }
-    app.shell.activateById(id);
+    app.shell.activateById(tab.id);
     return tab;
+  }
+
+  private find(tracker: Tracker, ids: readonly string[]): MainAreaWidget | undefined {
+    return tracker.find(widget => widget.id === tabId(tracker, ids));
   }
 
   private readonly logs: Tracker;
   private readonly descriptions: Tracker;
   private readonly comparisons: Tracker;
   private readonly files: Tracker;
+}
+
+function tabId(tracker: Tracker, ids: readonly string[]): string {
+  return `${tracker.namespace}-${ids.map(encodeURIComponent).join('&')}`;
 }
 
 function copy(text: string, said: string): void {

@@ -64,7 +64,7 @@ function open(openAtFailure = false, model?: JobsModel): void {
       logUrl: (id, rank) => `/${id}/${rank}`,
       archiveUrl: (id, times) => `/${id}/zip?${times}`
     },
-    job: { id: 'local:a', name: 'a' },
+    job: { id: 'local:a', name: 'a', created: aJob().created },
     trans: english,
     openAtFailure,
     copy: (text, said) => copied.push([text, said]),
@@ -294,6 +294,24 @@ describe('the log viewer', () => {
     notes.pop();
     changed.emit();
     expect(viewer.node.textContent).toContain('Succeeded, deleted');
+  });
+
+  it('is that of the deleted job also when another one has its name', async () => {
+    const changed = new Signal<object, void>({});
+    const jobs = new Map([['local:a', aJob()]]);
+    open(false, { jobs, notes: [], changed, refresh: async () => {} } as unknown as JobsModel);
+    await knows({});
+    await wrote('0.0.0', 'of the first\n');
+    const namesake = aJob({ created: aJob().created + 1, phase: 'FAILED' });
+    jobs.set('local:a', namesake);
+    changed.emit();
+    expect(viewer.node.textContent).toContain('Running, deleted');
+    expect(viewer.shows(namesake)).toBe(false);
+
+    await knows(namesake, { rank: 0, round: 0 });
+    await wrote('0.0.0', 'of the second\n');
+    expect(rows()).toEqual(['of the first']);
+    expect(viewer.node.textContent).not.toContain('Failed');
   });
 
   it('filters by text, by level and by rank', async () => {

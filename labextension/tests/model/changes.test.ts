@@ -24,6 +24,12 @@ describe('an answer', () => {
     expect(known.get('a')?.elapsed).toBe(100);
   });
 
+  it('puts a job last that has the name of a deleted one', () => {
+    const namesake = aJob({ id: 'a', created: a!.created + 1 });
+
+    expect([...applied(known, { ...told, jobs: [namesake] }).keys()]).toEqual(['b', 'a']);
+  });
+
   it('takes away what was removed, and more than once', () => {
     const gone = { ...told, removed: ['a', 'nobody'] };
 
@@ -53,6 +59,12 @@ describe('jobs that ended', () => {
     expect(endedBetween(after, after)).toEqual([]);
     expect(endedBetween(known, new Map())).toEqual([]);
   });
+
+  it('are none that were not seen before, whoever had their name', () => {
+    const namesake = aJob({ id: 'a', phase: 'FAILED', created: a!.created + 1 });
+
+    expect(endedBetween(known, new Map([['a', namesake]]))).toEqual([]);
+  });
 });
 
 describe('jobs that stalled', () => {
@@ -64,5 +76,7 @@ describe('jobs that stalled', () => {
 
     expect(stalledBetween(known, after)).toEqual([stalled]);
     expect(stalledBetween(after, after)).toEqual([]);
+    const namesake = aJob({ id: 'a', status: 'STALLED', created: a!.created + 1 });
+    expect(stalledBetween(known, new Map([['a', namesake]]))).toEqual([]);
   });
 });

@@ -37,7 +37,7 @@ function endOf(phase: string, notifications: string, more: Partial<NoticesOption
   return { message, type, ...options };
 }
 
-/** Has a job stall twice on a page with this setting; gives what ends a job. */
+/** Has a job stall twice on a page with this setting; gives what ends a job, and what has one of its name stall. */
 function stall(notifications: string) {
   const source = {};
   const model = {
@@ -56,8 +56,9 @@ function stall(notifications: string) {
   const job = { id: 'local:fox', name: 'fox', created: 100, status: 'STALLED', still } as Job;
   model.stalled.emit(job);
   model.stalled.emit({ ...job });
-  return (id: string) => {
-    model.finished.emit({ ...job, id });
+  return {
+    end: (id: string) => model.finished.emit({ ...job, id }),
+    again: () => model.stalled.emit({ ...job, created: 105 })
   };
 }
 
@@ -76,13 +77,26 @@ describe('a job that stalls', () => {
 
   it('is told of until it ends', () => {
     emit.mockReturnValue('notice-7');
-    const end = stall('failures');
+    const { end } = stall('failures');
 
     end('local:hare');
     expect(dismiss).not.toHaveBeenCalled();
 
     end('local:fox');
     expect(dismiss.mock.calls).toEqual([['notice-7']]);
+  });
+
+  it.each([true, false])('is told though one of its name was (ended: %s)', ended => {
+    emit.mockReturnValueOnce('notice-7');
+    const { end, again } = stall('failures');
+    if (ended) {
+      end('local:fox');
+    }
+
+    again();
+
+    expect(emit).toHaveBeenCalledTimes(2);
+    expect(dismiss).toHaveBeenCalledWith('notice-7');
   });
 
   it('is not told to who wants no notices', () => {
@@ -123,6 +137,14 @@ describe('the end of a job', () => {
 
   it('is told though a cancel came too late', () => {
     endOf('FAILED', 'all', { cancelled: new Set(['local:fox']) });
+
+    expect(emit).toHaveBeenCalledOnce();
+  });
+
+  it('is told of the next one of its name that somebody cancels', () => {
+    const cancelled = new Set(['local:fox']);
+    endOf('CANCELLED', 'all', { cancelled });
+    endOf('CANCELLED', 'all', { cancelled });
 
     expect(emit).toHaveBeenCalledOnce();
   });

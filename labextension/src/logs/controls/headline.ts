@@ -78,8 +78,9 @@ export class Headline {
     this.tick();
   }
 
-  /** Says that the job was deleted: what is shown of it is all that is left. */
+  /** Says that the job was deleted: what is shown of it is all that is left, and nothing can be done to it. */
   gone(): void {
+    this.cancel.hidden = this.retry.hidden = true;
     const { job } = this;
     if (job) {
       const { trans } = this.options;
