@@ -525,6 +525,16 @@ def _reduce_kernel(kernel: Any) -> Any:
     return rebuilt.kernel, (type(kernel), kernel.fn, options)
 
 
+@_reduces("cytoolz.functoolz", "curry")
+@_reduces("toolz.functoolz", "curry")
+def _reduce_curry(curried: Any) -> Any:
+    call, (type_, function, *rest) = curried.__reduce__()
+    if isinstance(function, str) and function.startswith("__main__:"):
+        # That names its decorated function's place in the notebook, which a rank hasn't (toolz 1.2).
+        function, rest = curried.func, [*rest[:-1], None]
+    return call, (type_, function, *rest)
+
+
 def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
     reduced = obj.__reduce_ex__(5)
     constant = getattr(sys.modules.get(module), name, None)
