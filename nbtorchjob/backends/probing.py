@@ -123,15 +123,10 @@ def ask(backend: Backend, info: JobInfo) -> None:
 
 async def _followed(backend: Backend, info: JobInfo) -> JobState:
     state = JobState(info)
-
-    async def follow() -> None:
-        nonlocal state
-        async with aclosing(backend.follow(info.address)) as events:
+    with suppress(asyncio.TimeoutError):
+        async with loop.timeout(_PATIENCE_S), aclosing(backend.follow(info.address)) as events:
             async for event in events:
                 state = apply(state, event)
                 if state.environment is not None:
-                    return
-
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(follow(), _PATIENCE_S)
+                    break
     return state

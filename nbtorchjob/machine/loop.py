@@ -13,6 +13,7 @@ import atexit
 import concurrent.futures
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -21,6 +22,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nbtorchjob.machine.interrupts import Once
+
+# Not ``asyncio.wait_for``: before Python 3.12 whoever is cancelled as that gets what it waits for goes on.
+if sys.version_info >= (3, 11):
+    from asyncio import timeout as timeout
+else:
+    from async_timeout import timeout as timeout
 
 T = TypeVar("T")
 _END_S = 3.0  # for work still on the loop when the process ends
@@ -153,7 +160,8 @@ class Changes:
     async def wait(self, seconds: float) -> None:
         """Wait until the file was written to since the last wait began, ``seconds`` at most."""
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._written.wait(), seconds)
+            async with timeout(seconds):
+                await self._written.wait()
         self._written.clear()
 
     def close(self) -> None:

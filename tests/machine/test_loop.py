@@ -46,6 +46,24 @@ def test_an_interrupt_cancels_the_work_also_before_anybody_waits_for_it():
         ended.clear()
 
 
+def test_who_is_cancelled_as_what_it_waits_for_comes_is_cancelled():
+    async def take(queue):
+        while True:
+            async with loop.timeout(LIMIT):
+                await queue.get()
+
+    async def work():
+        queue = asyncio.Queue[str]()
+        taking = asyncio.ensure_future(take(queue))
+        await asyncio.sleep(0)
+        queue.put_nowait("what it waits for")
+        taking.cancel()
+        await asyncio.wait([taking], timeout=1.0)
+        return taking.cancelled()
+
+    assert loop.run(work())
+
+
 def test_an_interrupt_leaves_the_loop_to_others_whenever_it_comes():
     async def work():
         return 1

@@ -37,6 +37,7 @@ from nbtorchjob.errors import (
     UnreachableError,
 )
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine import loop
 from nbtorchjob.state import JobState
 from nbtorchjob.ui.record import Record, below, record
 
@@ -182,7 +183,8 @@ class Lanes:
         """
         room = self._room.setdefault(lane, asyncio.Semaphore(self._width))
         try:
-            return await asyncio.wait_for(self._run(room, work, once), self._patience)
+            async with loop.timeout(self._patience):
+                return await self._run(room, work, once)
         except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
             raise NoAnswerError(
                 f"{lane} didn't answer within {self._patience:g} s; the request may still take effect: "

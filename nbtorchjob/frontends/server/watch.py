@@ -22,6 +22,7 @@ from nbtorchjob.backends import backend
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.server.handlers import JobId, Lanes, installed
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine import loop
 from nbtorchjob.spec.jobspec import PLACES
 from nbtorchjob.ui.record import Record, as_of, below, record
 
@@ -267,13 +268,11 @@ class Watch:
         return self._clock() - self._asked < _INTEREST_S
 
     async def _caught_up(self, name: str) -> None:
-        async def all_of_it() -> None:
-            await self._finding[name].caught_up()
-            those = [watched for scope, watched in self._watched.items() if scope.backend == name]
-            await asyncio.gather(*(watched.poller.caught_up() for watched in those))
-
         with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
-            await asyncio.wait_for(all_of_it(), self._patience if PLACES[name].remote else None)
+            async with loop.timeout(self._patience if PLACES[name].remote else None):
+                await self._finding[name].caught_up()
+                those = [watched for scope, watched in self._watched.items() if scope.backend == name]
+                await asyncio.gather(*(watched.poller.caught_up() for watched in those))
 
     async def _find(self, name: str) -> None:
         """Start watching new scopes, and stop where this user has no jobs any more."""

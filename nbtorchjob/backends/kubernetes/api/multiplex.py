@@ -23,6 +23,8 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
+from nbtorchjob.machine import loop
+
 _WINDOW = (1 << 16) - 1  # bytes of one stream that wait for their reader
 _STREAMS = 100  # of one connection, as Kubernetes' own limit is since 1.29
 _ROOM = _WINDOW * (_STREAMS + 1)
@@ -75,7 +77,8 @@ class Stream:
         if self._trouble is not None:
             raise self._trouble
         self._stirred.clear()
-        await asyncio.wait_for(self._stirred.wait(), seconds)
+        async with loop.timeout(seconds):
+            await self._stirred.wait()
 
     def hear_head(self, headers: Mapping[str, str]) -> None:
         """Take status and headers."""
@@ -116,7 +119,8 @@ class _Link:
 
     async def known(self, seconds: float) -> None:
         """Wait until it is known how many streams the server allows. Raises ``OSError`` if it leaves, too."""
-        await asyncio.wait_for(self._known.wait(), seconds)
+        async with loop.timeout(seconds):
+            await self._known.wait()
         if self._leaves:
             raise ConnectionResetError
 
@@ -174,11 +178,13 @@ class _Link:
         try:
             while True:
                 try:
-                    data = await asyncio.wait_for(self._reader.read(_READ), _SILENT_S)
+                    async with loop.timeout(_SILENT_S):
+                        data = await self._reader.read(_READ)
                 except asyncio.TimeoutError:
                     self._h2.ping(_PING)
                     self._flush()
-                    data = await asyncio.wait_for(self._reader.read(_READ), _PONG_S)
+                    async with loop.timeout(_PONG_S):
+                        data = await self._reader.read(_READ)
                 if not data:
                     break
                 for frames in self._frames(data):
@@ -278,10 +284,10 @@ class Multiplexer:
     async def _connect(self) -> None:
         tls = self._tls()
         tls.set_alpn_protocols(["h2", "http/1.1"])
-        opening = asyncio.open_connection(
-            self._host, self._port, ssl=tls, server_hostname=self._name or self._host, limit=_READ
-        )
-        reader, writer = await asyncio.wait_for(opening, self._wait)
+        async with loop.timeout(self._wait):
+            reader, writer = await asyncio.open_connection(
+                self._host, self._port, ssl=tls, server_hostname=self._name or self._host, limit=_READ
+            )
         if writer.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
             self.spoken = False
             writer.close()

@@ -53,6 +53,7 @@ from nbtorchjob.backends.kubernetes.podlog import Seen
 from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
+from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, JobState, apply, conclusive
 from nbtorchjob.state.attempts import losses
 from nbtorchjob.state.facts import events as ev
@@ -236,7 +237,8 @@ class Follower:
                     await self._queue.put(facts)
             await asyncio.sleep(queueing.LATELY_S)
             with suppress(asyncio.TimeoutError):  # what other namespaces use isn't seen here
-                await asyncio.wait_for(self._stirred.wait(), _QUEUE_LOOK_S)
+                async with loop.timeout(_QUEUE_LOOK_S):
+                    await self._stirred.wait()
 
     async def _follow_pods(self) -> None:
         async with aclosing(self._changes(PODS, self._may_be_pod)) as changes:
@@ -402,7 +404,8 @@ class Follower:
         if self._decided is not None:
             waits = 1.0
         with suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(self._queue.get(), waits)
+            async with loop.timeout(waits):
+                return await self._queue.get()
         return []
 
     def _over(self) -> bool:

@@ -277,8 +277,8 @@ async def ask(
         talk = Conversation(node, questions.node_key(key, job.info.run, node), question)
         async with free:
             try:
-                exchange = _said(job, pods[state.nodes[node].life.pod], talk, timeout)
-                await asyncio.wait_for(exchange, timeout)
+                async with loop.timeout(timeout):
+                    await _said(job, pods[state.nodes[node].life.pod], talk, timeout)
             except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
                 talk.end(silent(timeout))
             except ClusterError as exc:

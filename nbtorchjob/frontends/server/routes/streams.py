@@ -159,7 +159,8 @@ class _Box:
         while not (self._over or self._logs.size or self._wait() == 0):
             self._news.clear()
             with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
-                await asyncio.wait_for(self._news.wait(), self._wait())
+                async with loop.timeout(self._wait()):
+                    await self._news.wait()
         batch: list[Message] = []
         if self._stale and (self._first or self._over or _left(self._due_state()) == 0):
             self._first = self._stale = False
