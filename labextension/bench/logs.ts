@@ -33,7 +33,7 @@ function viewer(query: string, openAtFailure = false): LogViewer {
     logUrl: (_id: string, rank: number) => `/log/${rank}`,
     archiveUrl: () => '/logs.zip'
   };
-  const job = { id: 'local:bench', name: 'bench' };
+  const job = { id: 'local:bench', name: 'bench', created: 0 };
   const made = new LogViewer({ client, job, trans: nullTranslator.load(''), openAtFailure });
   Widget.attach(made, document.body);
   return made;
