@@ -179,15 +179,16 @@ def test_a_job_with_the_name_of_a_deleted_one_opens_its_own_log(notebook):
     logs = Logs(notebook.page, "namesake")
     logs.line("of the first")
 
-    notebook.run_new("%torchjob delete namesake")
+    notebook.sidebar.press("namesake", "Delete")
+    notebook.page.get_by_role("dialog").get_by_role("button", name="Delete Job").click()
     logs.node.get_by_text("Succeeded, deleted").wait_for()
     notebook.run_new("%%torchjob --name namesake\nprint('of the second')\nraise ValueError('no')")
     row = notebook.sidebar.job("namesake", "Failed")
-    assert logs.node.get_by_text("Succeeded, deleted").is_visible()
+    assert notebook.page.locator(VIEWER).get_by_text("Succeeded, deleted").count() == 1
     row.click()
 
     logs.line("of the second")
-    assert logs.node.get_by_text("of the first").count() == 0
+    assert notebook.page.locator(VIEWER).get_by_text("of the first").count() == 0
 
 
 def test_a_rank_s_log_is_downloaded_as_it_was_written(notebook, writing, gate):
