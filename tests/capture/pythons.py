@@ -88,9 +88,9 @@ def version(python: str) -> tuple[int, int]:
 
 
 def examples() -> list[Example]:
-    """Return the cells of the corpus that this Python can run without torch."""
+    """Return the cells of the corpus that this Python can run without torch and other libraries."""
     cases = [case for case in corpus() if case.since <= _HERE]
-    return [case for case in cases if not re.search(r"\btorch\b|\bnp\.", case.before + case.cell)]
+    return [case for case in cases if not re.search(r"\b(torch|toolz)\b|\bnp\.", case.before + case.cell)]
 
 
 def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
