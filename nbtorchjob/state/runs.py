@@ -145,7 +145,9 @@ class Judge:
                 self._tracks[address] = _Track(reports, by)
         tracks = {address: track for address in series if (track := self._tracks[address]).marks}
         reasons = {**self._halved(tracks), **_met(self._early, tracks)}
-        runs = (state.info.address for state in states if _may_stop(state))
+        # Not one that somebody debugs at a stopped rank.
+        running = [state for state in states if state.phase is Phase.RUNNING and not state.stopped]
+        runs = (state.info.address for state in running if state.cancelled is None)
         return {address: reasons[address] for address in runs if address in reasons}
 
     def unheard(self, states: Sequence[JobState]) -> str | None:
@@ -194,11 +196,6 @@ class Judge:
                     )
             rung *= early.factor
         return reasons
-
-
-def _may_stop(state: JobState) -> bool:
-    # Somebody is at a rank that is stopped in the debugger.
-    return state.phase is Phase.RUNNING and state.cancelled is None and not state.stopped
 
 
 class _Arrival(NamedTuple):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.objects.rebuilt import fill_plainly
 
 # Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
 SMALL = 4096
@@ -271,7 +272,7 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
         vars(tensor) or None,
         None,
         None,
-        _set,
+        fill_plainly,
     )
 
 
@@ -327,10 +328,6 @@ def make_tensor(
     negate = torch_versions.NEGATIVE_VIEW.get() or torch.neg
     tensor = negate(tensor) if negative else tensor
     return tensor.requires_grad_(requires_grad)
-
-
-def _set(tensor: Any, attributes: Dict[str, Any]) -> None:
-    tensor.__dict__.update(attributes)
 
 
 def reduce_view(view: memoryview) -> Any:

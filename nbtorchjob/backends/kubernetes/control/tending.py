@@ -138,8 +138,12 @@ class Tender:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _watch(self, api: Api, take: Callable[[_Name, Change], None]) -> None:
+        def ours(obj: Object) -> bool:
+            labels = obj["metadata"].get("labels") or {}
+            return labelling.JOB in labels and self._user in (None, labels.get(labelling.USER, ""))
+
         reflector = self._session.reflector(self._scope.namespace)
-        async with aclosing(reflector.subscribe(api, self._wants)) as changes:
+        async with aclosing(reflector.subscribe(api, ours)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
                     self._heard(api)
@@ -151,10 +155,6 @@ class Tender:
     def _heard(self, api: Api) -> None:
         self._unlisted.discard(api)
         self._woken.set()
-
-    def _wants(self, obj: Object) -> bool:
-        labels = obj["metadata"].get("labels") or {}
-        return labelling.JOB in labels and self._user in (None, labels.get(labelling.USER, ""))
 
     def _object(self, kind: Kind, name: _Name, change: Change) -> None:
         key = (kind.name, *name)
