@@ -26,7 +26,7 @@ from typing import Any
 from nbtorchjob import errors
 from nbtorchjob.backends.kubernetes.doctor import server
 from nbtorchjob.backends.kubernetes.kinds import KINDS
-from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.backends.kubernetes.objects import labelling, to_yaml
 from nbtorchjob.backends.kubernetes.objects.reading import Api, grant
 
 NAME = "nbtorchjob-tender"
@@ -69,8 +69,6 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
     It is to be applied on the server's side: Secrets of that size are too big for ``kubectl apply`` alone.
     """
     with errors.needs_extra("kubernetes", "a tender"):
-        from nbtorchjob.text import yamltext
-
         home, secrets = namespaces[0], [*_secrets(namespaces[0])]
     account = f"system:serviceaccount:{home}:{NAME}"
     shared = server.rights(server.TENDING_CLUSTERWIDE)
@@ -108,13 +106,13 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
         },
     }
     parts = [
-        yamltext.dump({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
+        to_yaml({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(home)}),
         *(grant(account, namespace, server.tender_rights(), NAME) for namespace in namespaces),
         grant(account, None, shared, NAME),
-        *map(yamltext.dump, secrets),
-        yamltext.dump(deployment),
+        *map(to_yaml, secrets),
+        to_yaml(deployment),
         # Last: a server that hasn't it yet refuses these alone.
-        *map(yamltext.dump, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
+        *map(to_yaml, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
     ]
     return "---\n".join(parts)
 

@@ -77,11 +77,11 @@ def _write_base(folder: Path, manifests: str) -> None:
     Raises ``LineError`` for a folder of anything else, or one that can't be written.
     Source: kustomize 5.5, ``kustomize.config.k8s.io/v1beta1``.
     """
-    from nbtorchjob.text import yamltext  # late: the tender's pod is without PyYAML
+    from nbtorchjob.backends.kubernetes.objects import from_yaml  # late, as all of the backend
 
     files = {}
     for text in manifests.split("---\n"):
-        body = yamltext.load(text)
+        body = from_yaml(text)
         name = f"{body['kind']}-{body['metadata'].get('namespace', '')}-{body['metadata']['name']}"
         files[f"{re.sub('[^a-z0-9]+', '-', name.lower())}.yaml"] = text
     listed = "".join(f"  - {name}\n" for name in files)

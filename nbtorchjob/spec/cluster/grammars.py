@@ -218,12 +218,10 @@ def _read(field: str, text: str) -> Any:
         pass
     try:
         import yaml
-
-        from nbtorchjob.text import yamltext
     except ImportError:  # it comes with the kubernetes package
         raise SpecError(field, text, "JSON, because PyYAML isn't installed") from None
     try:
-        return yamltext.load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError as exc:
         reason = " ".join(str(exc).split())
         raise SpecError(field, text, f"JSON or YAML, or a file's path ({reason})") from None

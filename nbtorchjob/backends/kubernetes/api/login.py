@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 
 from nbtorchjob import errors
 from nbtorchjob.backends.kubernetes.api import proxies
+from nbtorchjob.backends.kubernetes.objects import from_yaml
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.text import words
 
@@ -130,10 +131,8 @@ class Kubeconfig:
 def _read(path: str) -> Entry:
     import yaml  # of the extra
 
-    from nbtorchjob.text import yamltext
-
     try:
-        content = yamltext.load(Path(path).read_bytes())
+        content = from_yaml(Path(path).read_bytes())
     except OSError as error:
         raise ClusterError(f"the kubeconfig {path} can't be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError) as error:

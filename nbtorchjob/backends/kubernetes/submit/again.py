@@ -17,7 +17,7 @@ from typing import Any
 
 from nbtorchjob.backends.kubernetes import template
 from nbtorchjob.backends.kubernetes.jobs import JobRef, over, results
-from nbtorchjob.backends.kubernetes.objects import reading, submission
+from nbtorchjob.backends.kubernetes.objects import reading, submission, to_yaml
 from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS
 from nbtorchjob.backends.kubernetes.payload import package, shared, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
@@ -146,8 +146,6 @@ async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
 
 async def dry_run(session: Session, sender: Submitter) -> str:
     """Return the manifests as YAML, Secrets by their sizes only, and what the server says of them."""
-    from nbtorchjob.text import yamltext
-
     try:
         draft = await sender.draft()
         comment = await _checked(session, draft)
@@ -157,7 +155,7 @@ async def dry_run(session: Session, sender: Submitter) -> str:
         draft = await sender.draft(blind=True)
         comment = f"# not checked by a server: {exc}"
     shown = [*map(_sizes, draft.secrets), *draft.manifests]
-    return "---\n".join(map(yamltext.dump, shown)) + comment
+    return "---\n".join(map(to_yaml, shown)) + comment
 
 
 async def _checked(session: Session, draft: Draft) -> str:
@@ -176,14 +174,12 @@ async def _checked(session: Session, draft: Draft) -> str:
 
 async def shown(job: JobRef) -> str:
     """Return the job's manifests as YAML, but for its Secrets. Raises ``ClusterError``, ``SubmitError``."""
-    from nbtorchjob.text import yamltext
-
     # Of whoever may not read Secrets, too: their names are in the job object.
     packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(template.mounted(job.root)[1:]))
     draft = await _draft(job, packed, job.info)
     export = hint("export", job.info.name, "FOLDER")
     head = f"# Its Secrets, which hold the payload and the job's key: {export}\n"
-    return head + "---\n".join(map(yamltext.dump, _in_order(draft)))
+    return head + "---\n".join(map(to_yaml, _in_order(draft)))
 
 
 async def manifests(job: JobRef) -> list[dict[str, Any]]:
@@ -230,8 +226,6 @@ def check_empty(folder: Path) -> None:
 
 def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[Path]:
     """Write what `kubectl apply -f` needs to run the job again, and its source to read; return the files."""
-    from nbtorchjob.text import yamltext
-
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for index, obj in enumerate(manifests):
@@ -246,7 +240,7 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
                 "without them no pod starts.\n"
                 "# stringData:\n" + "".join(f"#   {json.dumps(key)}: \n" for key in keys)
             )
-        files.append(_private(folder / name, head + yamltext.dump(obj)))
+        files.append(_private(folder / name, head + to_yaml(obj)))
     for index, (label, text) in enumerate(info.sources.values()):
         files.append(_private(folder / f"source-{index}.py", f"# {label}\n{text}"))
     return files
