@@ -1,9 +1,21 @@
 """What ``kubectl apply -f FOLDER`` does to objects that aren't there yet (recorded of 1.36)."""
 
 import json
+import re
 import urllib.error
 
 import yaml
+
+
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads numbers as Go does, which needs no dot in front of an exponent (``1e-3``)."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
+)
 
 COPY = "kubectl.kubernetes.io/last-applied-configuration"
 PLURALS = {
@@ -22,7 +34,7 @@ def apply(cluster, folder, namespace):
     """
     refused = []
     for file in sorted(folder.glob("*.yaml")):
-        body = yaml.safe_load(file.read_text())
+        body = yaml.load(file.read_text(), Loader)
         body["metadata"].setdefault("annotations", {}).pop(COPY, None)
         copy = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
         for char in "<>&":

@@ -60,11 +60,12 @@ class Stage:
         self.signs.mkdir()
         self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}", security)
 
-    def spec(self, launch=None, name=None, retry=None, hold=None, **asked):
+    def spec(self, launch=None, name=None, retry=None, hold=None, env=None, **asked):
         """Return the spec of a job here."""
         asked = {"namespace": self.namespace, "image": IMAGE, "kind": "indexedjob", **asked}
         cluster = Cluster(**asked)
-        return JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, hold=hold, cluster=cluster)
+        more = {"name": name, "retry": retry, "hold": hold, "env": env or {}}
+        return JobSpec(launch or Elastic(), "kubernetes", cluster=cluster, **more)
 
     def submit(self, part=None, cell="1", variables=None, **asked):
         """Submit a cell; with a part, its pods act that."""

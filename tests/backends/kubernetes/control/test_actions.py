@@ -150,7 +150,10 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
 def test_what_is_exported_runs_by_kubectl_apply(stage, tmp_path):
     data = os.urandom(400_000)
     stage.cluster.hold(".*")
-    job = stage.submit(cell="len(data)", variables={"data": data}, kind="trainjob", image=TORCH)
+    variables = {"RATE": "1e-3"}  # for kubectl that is a number, unless it is quoted
+    job = stage.submit(
+        cell="len(data)", variables={"data": data}, kind="trainjob", image=TORCH, env=variables
+    )
     job.export(tmp_path / "out")
     job.delete()
     until(lambda: stage.left() == [])

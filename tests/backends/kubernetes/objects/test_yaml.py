@@ -1,9 +1,15 @@
-"""YAML as kubectl reads it, whichever of PyYAML's two dumpers wrote it."""
+"""Objects as YAML, with PyYAML's C library and without, as kubectl reads them."""
+
+import json
+import shutil
+import subprocess
 
 import pytest
 import yaml
 
+from nbtorchjob.backends.kubernetes import objects
 from nbtorchjob.backends.kubernetes.objects import from_yaml, to_yaml
+from tests.backends.kubernetes import kubectl
 
 COMMAND = "--option value " * 20 + "end"
 SAME = {"names": ["a"]}
@@ -13,9 +19,12 @@ MANIFEST = {"kind": "Job", "args": (COMMAND, "ü", "off", "1e3"), "first": SAME,
 @pytest.fixture(params=["with libyaml", "without"])
 def library(request, monkeypatch):
     """Have PyYAML with and without its C library."""
+    objects._dumper.cache_clear()
     if request.param == "without":
         monkeypatch.delattr(yaml, "CSafeLoader")
         monkeypatch.delattr(yaml, "CSafeDumper")
+    yield
+    objects._dumper.cache_clear()
 
 
 @pytest.mark.usefixtures("library")
@@ -28,6 +37,29 @@ def test_it_comes_back_in_its_order_with_nothing_folded_or_by_reference():
     assert "ü" in text
     assert "&" not in text
     assert text.endswith("\n")
+
+
+NUMBERS = ("1e-3", "1E5", "-2e+10", "09", "1.", ".5e3", "0o17", "0b11", "0x1F", "1_000", "1_0e3", "12")
+WORDS = ("y", "off", "null", "~", "2026-11-28", "12:30:59", "1e3abc", "500m", "-", ".", "")
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl isn't here to read it")
+@pytest.mark.usefixtures("library")
+def test_text_is_text_for_kubectl_also_where_it_looks_like_a_number(tmp_path):
+    data = {f"key-{number}": value for number, value in enumerate((*NUMBERS, *WORDS))}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": data}
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    (tmp_path / "kustomization.yaml").write_text(json.dumps({"resources": ["config.yaml"]}))
+
+    done = subprocess.run(["kubectl", "kustomize", tmp_path], capture_output=True, text=True, check=True)
+
+    assert yaml.load(done.stdout, kubectl.Loader)["data"] == data
+
+
+@pytest.mark.usefixtures("library")
+def test_numbers_stay_numbers():
+    numbers = {"port": 80, "share": 0.5, "small": 1e-05, "big": 1e300}
+    assert yaml.load(to_yaml(numbers), kubectl.Loader) == numbers
 
 
 @pytest.mark.usefixtures("library")
