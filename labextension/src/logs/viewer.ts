@@ -2,7 +2,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
-import { known } from '../model/changes';
+import { jobIn } from '../model/changes';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 
@@ -214,7 +214,7 @@ export class LogViewer extends Widget {
     }
     this.failed = failed;
     // The end of a long log is told behind all of it: the model may know earlier how the job ended.
-    const listed = this.options.model && known(this.options.model.jobs, job);
+    const listed = this.options.model && jobIn(this.options.model.jobs, job);
     this.headline.tell(listed?.terminal ? listed : job, failed !== null);
     this.world = job.nodes.asked[1] * job.nproc_per_node;
     // The first record of a job that has failed may come before what failed.
@@ -261,7 +261,7 @@ export class LogViewer extends Widget {
   /** What the model knows counts where the stream says nothing. */
   private remembered(): void {
     const { model, job } = this.options;
-    const record = model && known(model.jobs, job);
+    const record = model && jobIn(model.jobs, job);
     const told = this.connection === 'open' || this.connection === 'ended';
     if (record && (record.terminal || !told)) {
       this.headline.tell(record, this.failed !== null);

@@ -18,7 +18,7 @@ export function applied(
 ): ReadonlyMap<string, Job> {
   const after = new Map(whole ? [] : jobs);
   for (const job of changed) {
-    if (!known(after, job)) {
+    if (!jobIn(after, job)) {
       after.delete(job.id); // a job that was deleted had its name
     }
     after.set(job.id, job);
@@ -28,7 +28,7 @@ export function applied(
 }
 
 /** The same job in another list: a later one may have the name, and so the id, of one that was deleted. */
-export function known(
+export function jobIn(
   jobs: ReadonlyMap<string, Job>,
   job: Pick<Job, 'id' | 'created'>
 ): Job | undefined {
@@ -44,7 +44,7 @@ export function stalledBetween(
   after: ReadonlyMap<string, Job>
 ): Job[] {
   return [...before.values()].flatMap(job => {
-    const now = STILL.includes(job.status) ? undefined : known(after, job);
+    const now = STILL.includes(job.status) ? undefined : jobIn(after, job);
     return now !== undefined && STILL.includes(now.status) ? [now] : [];
   });
 }
@@ -55,7 +55,7 @@ export function endedBetween(
   after: ReadonlyMap<string, Job>
 ): Job[] {
   return [...before.values()].flatMap(job => {
-    const now = job.terminal ? undefined : known(after, job);
+    const now = job.terminal ? undefined : jobIn(after, job);
     return now?.terminal ? [now] : [];
   });
 }
