@@ -178,10 +178,13 @@ def test_a_job_with_the_name_of_a_deleted_one_opens_its_own_log(notebook):
     notebook.sidebar.job("namesake", "Succeeded").click()
     logs = Logs(notebook.page, "namesake")
     logs.line("of the first")
+    download = logs.node.get_by_role("link", name="Download", exact=True)
+    assert download.is_visible()
 
     notebook.sidebar.press("namesake", "Delete")
     notebook.page.get_by_role("dialog").get_by_role("button", name="Delete Job").click()
     logs.node.get_by_text("Succeeded, deleted").wait_for()
+    assert not download.is_visible()
     notebook.run_new("%%torchjob --name namesake\nprint('of the second')\nraise ValueError('no')")
     row = notebook.sidebar.job("namesake", "Failed")
     assert notebook.page.locator(VIEWER).get_by_text("Succeeded, deleted").count() == 1

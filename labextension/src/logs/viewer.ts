@@ -209,7 +209,7 @@ export class LogViewer extends Widget {
   private knows(job: Job, failed: Failed | null): void {
     if (!this.shows(job)) {
       this.stream.dispose(); // it was cut, and meanwhile another job got the name
-      this.headline.gone();
+      this.deleted();
       return;
     }
     this.failed = failed;
@@ -267,9 +267,20 @@ export class LogViewer extends Widget {
       this.headline.tell(record, this.failed !== null);
     }
     if (this.listed && !record && !model?.notes.length) {
-      this.headline.gone();
+      this.deleted();
     }
     this.listed = record !== undefined || this.listed;
+  }
+
+  /** Offers no links any more: they name the job, and another one may have its name. */
+  private deleted(): void {
+    this.headline.gone();
+    this.node.dataset['deleted'] = 'true';
+    this.schedule();
+  }
+
+  private get linked(): boolean {
+    return this.node.dataset['deleted'] === undefined;
   }
 
   private change(change: Partial<View>): void {
@@ -395,7 +406,7 @@ export class LogViewer extends Widget {
 
   private copyLink(): void {
     const { columns, options } = this;
-    if (columns.picked && options.link) {
+    if (columns.picked && options.link && this.linked) {
       const { rows, from } = columns.picked;
       const { log, line } = rows.at(from);
       const said = options.trans.__('A link to line %1 of rank %2 is copied.', line + 1, log.rank);
@@ -445,7 +456,8 @@ export class LogViewer extends Widget {
     this.toolbar.update(this.view, {
       ranks: this.ranks,
       following: this.following,
-      picked: this.columns.picked !== null
+      picked: this.columns.picked !== null,
+      linked: this.linked
     });
     if (!this.done) {
       this.schedule();

@@ -302,6 +302,9 @@ describe('the log viewer', () => {
     open(false, { jobs, notes: [], changed, refresh: async () => {} } as unknown as JobsModel);
     await knows({});
     await wrote('0.0.0', 'of the first\n');
+    await key('ArrowUp', undefined, { shiftKey: true });
+    await key('l');
+    expect([copied.length, button('Copy link').hidden]).toEqual([1, false]);
     const namesake = aJob({ created: aJob().created + 1, phase: 'FAILED' });
     jobs.set('local:a', namesake);
     changed.emit();
@@ -312,6 +315,8 @@ describe('the log viewer', () => {
     await wrote('0.0.0', 'of the second\n');
     expect(rows()).toEqual(['of the first']);
     expect(viewer.node.textContent).not.toContain('Failed');
+    await key('l');
+    expect([copied.length, button('Copy link').hidden]).toEqual([1, true]);
   });
 
   it('filters by text, by level and by rank', async () => {

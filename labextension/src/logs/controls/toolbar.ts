@@ -19,6 +19,15 @@ export interface ToolbarOptions {
   readonly copyLink: () => void;
 }
 
+/** What is shown, whichever way. */
+export interface Shown {
+  readonly ranks: readonly number[];
+  readonly following: boolean;
+  readonly picked: boolean;
+  /** Whether links lead to the job: not once it is deleted. */
+  readonly linked: boolean;
+}
+
 // A filter is applied once nothing was typed for so long: it looks at every line.
 const PAUSE = 200;
 
@@ -31,7 +40,8 @@ export class Toolbar {
   private readonly fold: Toggle;
   private readonly wrap: Toggle;
   private readonly follow: Toggle;
-  private readonly copies: readonly HTMLButtonElement[];
+  private readonly copy: HTMLButtonElement;
+  private readonly copyLink: HTMLButtonElement;
   private readonly archive: HTMLAnchorElement;
 
   constructor(private readonly options: ToolbarOptions) {
@@ -58,27 +68,23 @@ export class Toolbar {
     );
     this.follow = new Toggle(trans.__('Follow'), trans.__('Stick to the end (f)'), follow);
     const find = button(trans.__('Search'), trans.__('Search all lines (Ctrl+F or /)'), search);
-    this.copies = [
-      copier(
-        trans.__('Copy'),
-        trans.__('Copy the selected lines with ranks and times (c); click line numbers to select'),
-        copy
-      ),
-      copier(trans.__('Copy link'), trans.__('Copy a link to the selected line (l)'), copyLink)
-    ];
+    this.copy = copier(
+      trans.__('Copy'),
+      trans.__('Copy the selected lines with ranks and times (c); click line numbers to select'),
+      copy
+    );
+    const link = trans.__('Copy a link to the selected line (l)');
+    this.copyLink = copier(trans.__('Copy link'), link, copyLink);
     const which = [this.merged.node, this.ranks.node, this.level(), this.filter()];
     const how = [this.times(), this.fold.node, this.wrap.node, this.follow.node];
-    how.push(...this.copies, this.only, this.archive);
+    how.push(this.copy, this.copyLink, this.only, this.archive);
     this.node = make('div', 'toolbar', {}, ...which, find, ...how);
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', trans.__('Log view'));
   }
 
   /** Shows what is the case. */
-  update(
-    view: View,
-    { ranks, following, picked }: { ranks: readonly number[]; following: boolean; picked: boolean }
-  ): void {
+  update(view: View, { ranks, following, picked, linked }: Shown): void {
     this.ranks.update(ranks, view.chosen);
     this.merged.on = view.merged;
     const many = ranks.length > 1;
@@ -86,7 +92,8 @@ export class Toolbar {
     this.only.hidden = many;
     this.archive.hidden = !many;
     this.archive.href = this.options.archive(view.times !== 'none');
-    this.copies.forEach(each => (each.disabled = !picked));
+    this.copy.disabled = this.copyLink.disabled = !picked;
+    this.copyLink.hidden = !linked;
     this.fold.on = view.fold;
     this.wrap.on = view.wrap;
     this.follow.on = following;
