@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 
 from nbtorchjob.errors import DamagedError, NBTorchJobError
 from nbtorchjob.machine.folders import own, state_dir
+from nbtorchjob.machine.processes import Lock, locked
 from nbtorchjob.state import JobInfo, JobState, apply, turns
 from nbtorchjob.state.facts.events import (
     ArtifactsReady,
@@ -191,8 +192,7 @@ class Kept:
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
         """Be the only process that sends it; ``OSError`` where another is, unless it is to ``wait``."""
-        with open(self._folder / "lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with locked(self._folder / "lock", wait=wait):
             yield
 
     @property
@@ -264,11 +264,8 @@ def _me(pool: Path) -> str:
     """
     if pool not in _names:
         name = f"{_BY}{secrets.token_hex(8)}"
-        lock = os.open(pool / f".{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # A fork, such as a worker of multiprocessing, has the lock as well, and may outlive its kernel.
+        Lock(pool / f".{name}").take()  # for as long as this process lives
         os.register_at_fork(after_in_child=partial(_names.pop, pool, None))
-        os.register_at_fork(after_in_child=partial(os.close, lock))
         os.rename(pool / f".{name}", pool / name)
         _names[pool] = name
     return _names[pool]

@@ -1,4 +1,4 @@
-"""This machine's processes and devices: which process an id means, its memory, the limits that it passes on.
+"""This machine's processes and devices: which process an id means, its locks, memory and limits.
 
 A job has the limits (ulimit) of the kernel that submitted it, not the pool's. Devices are counted as
 ``torchrun`` does, but without torch.
@@ -6,6 +6,8 @@ A job has the limits (ulimit) of the kernel that submitted it, not the pool's. D
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 import os
 import re
@@ -75,6 +77,67 @@ def _stat(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         raise ProcessLookupError(pid) from None
     return text.rpartition(")")[2].split()
+
+
+_held: set[Lock] = set()
+
+
+class Lock:
+    """A file that this process locks until it releases it or ends.
+
+    A fork, such as a worker of multiprocessing, has a lock as well and may outlive its kernel: it gives up
+    its own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _held.add(self)
+
+    def take(self, *, shared: bool = False, wait: bool = True) -> bool:
+        """Lock it, alone or with others that share it; return whether that was possible without ``wait``."""
+        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(self._file, how if wait else how | fcntl.LOCK_NB)
+        except OSError:  # others have it, or the file system has no locks
+            if wait:
+                raise
+            return False
+        return True
+
+    def release(self) -> None:
+        """Let others have it."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a program that is just being started may still have it
+            self.close()
+
+    def close(self) -> None:
+        """Have it no longer here, as a fork; who was forked still does."""
+        _held.discard(self)
+        file, self._file = self._file, -1
+        os.close(file)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Be the only process that has locked a file.
+
+    Raises ``OSError`` where another one has and it isn't to ``wait``, or where there are no locks.
+    """
+    lock = Lock(path)
+    try:
+        if not lock.take(wait=wait):
+            raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path))
+        yield
+    finally:
+        lock.release()
+
+
+def _give_up_locks() -> None:
+    for lock in tuple(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_give_up_locks)
 
 
 _HUGE = 2 << 20  # bytes; of x86-64, and of arm64 with pages of 4 KiB

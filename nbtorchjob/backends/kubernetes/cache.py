@@ -5,7 +5,7 @@ A pod's log is decoded into events as it is read; its lines are cached as they c
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import shutil
@@ -25,6 +25,7 @@ from nbtorchjob.backends.kubernetes.podlog import Life, Lines, Splitter
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, plain, record
+from nbtorchjob.machine.processes import Lock
 from nbtorchjob.runtime.store import BY_LOG, LOG, frames
 from nbtorchjob.runtime.store.frames import ValuePart
 from nbtorchjob.state import JobInfo
@@ -39,6 +40,7 @@ _OURS = "ours"
 _CHECKOUT = "checkout.json"
 _RECENT = 256  # lines that are looked at for repeats
 _PART = 1 << 18  # bytes of a log
+_MOST_UNSAVED = 4 << 20  # bytes
 _VALUES = 4  # of a pod that are begun; one at a time is sent
 
 
@@ -57,22 +59,24 @@ class JobCache:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock: int | None = None
+        self._lock: Lock | None = None
         self._spools: dict[Pod, _Spool] = {}
         self._noted: set[bytes] = set()
+        self._facts_file = _Lines(folder / "facts.jsonl")
 
     def claim(self, info: JobInfo) -> bool:
         """Become the writer, if there is none; the kernel releases the lock when a process ends."""
         own(self._folder)
-        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while not _locked(lock, fcntl.LOCK_EX):
+        lock = Lock(self._folder / "lock")
+        while not lock.take(wait=False):
             # Whoever asks whether there is a writer shares the lock for a moment (``followed``).
-            if not _locked(lock, fcntl.LOCK_SH):
-                os.close(lock)
+            if not lock.take(shared=True, wait=False):
+                lock.release()
                 return False
         self._lock = lock
         try:
             self._put_info(info)
+            self._facts_file.cut()
             self._noted = set(self._facts())
         except (OSError, DamagedError):  # a full disk: whoever comes next may have more luck
             self.release()
@@ -82,19 +86,19 @@ class JobCache:
     def followed(self) -> float | None:
         """Return since when somebody on this machine follows the job; None where nobody does."""
         with suppress(OSError):
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+            written = (self._folder / "info.json").stat().st_mtime  # as they began
+            lock = Lock(self._folder / "lock")
             try:
-                if not _locked(lock, fcntl.LOCK_SH):
-                    return (self._folder / "info.json").stat().st_mtime  # written as they began
+                return None if lock.take(shared=True, wait=False) else written
             finally:
-                os.close(lock)
+                lock.release()
         return None
 
     def release(self) -> None:
         """Let somebody else be the writer."""
         self._spools.clear()
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
         self._lock = None
 
     def info(self) -> JobInfo | None:
@@ -148,8 +152,7 @@ class JobCache:
         if self._lock is None or line in self._noted:
             return
         self._noted.add(line)
-        with suppress(OSError), open(self._folder / "facts.jsonl", "ab") as file:
-            file.write(line + b"\n")
+        self._facts_file.add(line + b"\n")
 
     def put_checkout(self, fact: CheckoutTold) -> None:
         """Write down what git said; whoever writes the other facts may be another process."""
@@ -222,22 +225,55 @@ class JobCache:
         partial.replace(self._folder / name)
 
 
-def _locked(lock: int, how: int) -> bool:
-    """Lock a file in this way, if that can be done at once; return whether it was."""
-    try:
-        fcntl.flock(lock, how | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+class _Lines:
+    """A file to which whole lines are added; between two it is closed, as there are many.
+
+    What a full disk has no room for is added with what comes next, up to some megabytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._unsaved = b""
+
+    def cut(self) -> None:
+        """Remove half a line, from when a process was killed: what comes next would be its other half."""
+        with suppress(FileNotFoundError), open(self._path, "r+b") as file:
+            size = end = file.seek(0, os.SEEK_END)
+            newline = -1
+            while end and newline < 0:
+                begin = max(0, end - _PART)
+                file.seek(begin)
+                newline = file.read(end - begin).rfind(b"\n")
+                end = begin + newline + 1
+            if end < size:
+                file.truncate(end)
+
+    def add(self, lines: bytes) -> None:
+        """Add lines."""
+        self._unsaved += lines
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                size = os.fstat(fd).st_size
+                if os.write(fd, self._unsaved) < len(self._unsaved):
+                    os.ftruncate(fd, size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(fd)
+        except OSError:
+            if len(self._unsaved) < _MOST_UNSAVED:
+                return
+        self._unsaved = b""
 
 
 class _Spool:
-    """The cached log of one pod, to which lines are added; between two it is closed, as there are many."""
+    """The cached log of one pod."""
 
     def __init__(self, path: Path, known: Iterable[Lines]) -> None:
+        self._file = _Lines(path)
+        self._file.cut()
         # Lines written close together on stdout and stderr may swap places when a log is read again.
         self._recent = deque(chain.from_iterable(lines.stamps for lines in known), _RECENT)
-        self._path = path
 
     def add(self, lines: Lines) -> None:
         """Add the lines that aren't there yet."""
@@ -245,11 +281,7 @@ class _Spool:
             known = set(self._recent)
             lines = Lines.of(line for line in lines if line[0] > self._recent[0] and line[0] not in known)
         if lines:
-            fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(fd, lines.raw)
-            finally:
-                os.close(fd)
+            self._file.add(lines.raw)
             self._recent.extend(lines.stamps[-_RECENT:])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.machine.folders import own, record, state_dir
+from nbtorchjob.machine.processes import locked
 from nbtorchjob.spec import profiles
 
 _FORGET_S = 90 * 24 * 3600.0  # longer than clusters keep ended jobs
@@ -87,11 +88,12 @@ def named_in() -> list[Scope]:
 
 
 def remember(scope: Scope) -> None:
-    """Write down that a job was sent to ``scope``."""
-    others = [other for other in known() if other != scope]
-    partial = _file().with_suffix(".partial")
-    partial.write_text(json.dumps([asdict(entry) for entry in (scope, *others)]))
-    partial.replace(_file())
+    """Write down that a job was sent to ``scope``; raises ``OSError``."""
+    with locked(_root() / "lock"):  # else of two kernels that submit at once one's is lost
+        others = [other for other in known() if other != scope]
+        partial = _file().with_suffix(".partial")
+        partial.write_text(json.dumps([asdict(entry) for entry in (scope, *others)]))
+        partial.replace(_file())
     # Forget jobs that nobody here has followed for a long time.
     for path in _root().glob("*/*.*"):
         with suppress(OSError):  # another kernel is as tidy

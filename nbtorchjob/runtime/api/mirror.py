@@ -140,6 +140,7 @@ class Mirror:
                 file.truncate()
                 file.write(json.dumps(known))
                 file.flush()
+                fcntl.flock(file, fcntl.LOCK_UN)  # a fork, such as a worker of a loader, has it open as well
 
     def _stored(self, below: str) -> Dict[str, str]:
         """Return the store's paths by name."""

@@ -1,9 +1,13 @@
 """What is cached of a job has one writer, whoever asks meanwhile whether there is one."""
 
 import json
+import os
+import resource
+import signal
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -55,6 +59,109 @@ def test_of_two_writers_the_second_only_reads(tmp_path):
     assert second.followed() is None
     assert second.claim(JobInfo("job"))
     second.release()
+
+
+def test_a_fork_that_outlives_its_writer_has_no_lock(tmp_path):
+    first, second = JobCache(tmp_path / "job"), JobCache(tmp_path / "job")
+    assert first.claim(JobInfo("job"))
+    with forked():
+        assert not second.claim(JobInfo("job"))  # the fork's end of it takes nothing from its parent
+
+        first.release()
+        assert second.followed() is None
+        assert second.claim(JobInfo("job"))
+    second.release()
+
+
+def test_a_kernel_that_ends_leaves_no_lock_with_its_forks(tmp_path):
+    reader, writer = os.pipe()
+    kernel = os.fork()
+    if kernel == 0:
+        try:
+            assert JobCache(tmp_path / "job").claim(JobInfo("job"))
+            worker = os.fork()
+            if worker == 0:
+                os.write(writer, b"%d" % os.getpid())
+                signal.pause()
+        finally:
+            os._exit(0)
+    os.waitpid(kernel, 0)
+    worker = int(os.read(reader, 16))
+    try:
+        assert JobCache(tmp_path / "job").claim(JobInfo("job"))
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def forked():
+    """Have a fork that lives on, as a worker of multiprocessing does."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def full_disk(free):
+    """Have no file grow beyond so many bytes."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+LINES = [b"2026-01-01T00:00:0%dZ line %d\n" % (second, second) for second in range(3)]
+NOTICES = [ev.Notice(float(time), f"notice {time}") for time in range(3)]
+
+
+def test_what_a_full_disk_has_no_room_for_is_written_once_it_has(tmp_path):
+    cache, pod = JobCache(tmp_path / "job"), Pod(0, "uid")
+    assert cache.claim(JobInfo("job"))
+    cache.note(NOTICES[0])
+    cache.add(pod, Lines(LINES[0]))
+    with full_disk(len(LINES[0]) + 10):
+        cache.note(NOTICES[1])
+        cache.add(pod, Lines(LINES[1]))
+        assert cache.facts() == NOTICES[:1]
+    cache.note(NOTICES[2])
+    cache.add(pod, Lines(LINES[2]))
+
+    assert cache.facts() == NOTICES
+    assert cache.log(pod).read_bytes() == b"".join(LINES)
+    cache.release()
+
+
+def test_behind_half_a_line_of_a_killed_process_nothing_is_lost(tmp_path):
+    cache, pod = JobCache(tmp_path / "job"), Pod(0, "uid")
+    assert cache.claim(JobInfo("job"))
+    for notice in NOTICES[:2]:
+        cache.note(notice)
+    cache.add(pod, Lines(b"".join(LINES[:2])))
+    cache.release()
+    for path in (tmp_path / "job" / "facts.jsonl", cache.log(pod)):
+        os.truncate(path, path.stat().st_size - 5)
+
+    assert cache.claim(JobInfo("job"))
+    for notice in NOTICES:
+        cache.note(notice)
+    cache.add(pod, Lines(b"".join(LINES)))
+    cache.release()
+
+    assert cache.facts() == NOTICES
+    assert cache.log(pod).read_bytes() == b"".join(LINES)
 
 
 TEXT = bytes(range(64))

@@ -1,5 +1,6 @@
 """Where jobs were sent from this machine, and what it keeps of them."""
 
+import contextlib
 import os
 import time
 
@@ -22,6 +23,22 @@ def test_the_newest_scope_comes_first_and_each_is_there_once():
         namespaces.remember(scope)
 
     assert namespaces.known() == [LAB, HOME]
+
+
+def test_kernels_that_submit_at_once_are_all_remembered():
+    kernels = []
+    for kernel in range(2):
+        kernels.append(os.fork())
+        if kernels[-1] == 0:
+            code = 1
+            with contextlib.suppress(Exception):
+                for number in range(20):
+                    namespaces.remember(Scope(f"kernel-{kernel}", f"ml-{number}"))
+                code = 0
+            os._exit(code)
+
+    assert [os.waitpid(pid, 0)[1] for pid in kernels] == [0, 0]
+    assert len(namespaces.known()) == 40
 
 
 def test_a_broken_record_is_no_scopes():

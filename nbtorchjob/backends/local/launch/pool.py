@@ -10,7 +10,6 @@ A request is one line of JSON on its socket: ``{"folder": …, "env": …, "cwd"
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import importlib
 import json
@@ -34,7 +33,7 @@ from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import supervisor
 from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import folders, processes
-from nbtorchjob.machine.processes import Process
+from nbtorchjob.machine.processes import Process, locked
 from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.facts import death
 from nbtorchjob.runtime.node import shortage
@@ -131,8 +130,7 @@ def _connect() -> socket.socket:
     connection = _try()
     if connection is not None:
         return connection
-    with open(directory.pool_dir() / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two notebooks that find no pool, one starts it
+    with locked(directory.pool_dir() / "lock"):  # of two notebooks that find no pool, one starts it
         connection = _try()
         if connection is not None:
             return connection

@@ -16,7 +16,6 @@ are shared by none: a run has one for each rank of a node, any other job all tha
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -33,7 +32,7 @@ from nbtorchjob.errors import DamagedError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import plain
-from nbtorchjob.machine.processes import Process
+from nbtorchjob.machine.processes import Process, locked
 from nbtorchjob.state.facts.factlines import UNREADABLE
 
 RANKS = "NBTORCHJOB_RANKS_AT_ONCE"  # how many there is room for, by default as many as cores; 0: no limit
@@ -284,8 +283,7 @@ def _over(name: str) -> bool:
 @contextmanager
 def _alone() -> Iterator[Path]:
     folder = directory.queue_dir()
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "lock"):
         yield folder
 
 
