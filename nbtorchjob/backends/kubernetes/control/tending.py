@@ -307,12 +307,12 @@ def _state(job: JobRef, kept: _Kept) -> JobState:
 
 
 def _ends(state: JobState) -> frozenset[tuple[str, int]]:
-    """Return which runs of its pods have ended badly."""
+    """Return which runs of its pods have ended badly: a pod's status tells of its last two."""
     return frozenset(
-        (life.pod, number)
+        (life.pod, run.again)
         for node in state.nodes.values()
         for life in node.lives.values()
-        for number, run in enumerate(life.runs())
+        for run in life.runs()
         if run.ended_badly
     )
 

@@ -225,6 +225,17 @@ def test_the_command_says_what_it_does_how_it_is_and_leaves_in_order(stage):
     )
 
 
+def test_each_failure_of_a_container_that_is_started_again_is_looked_into(stage):
+    job = stage.submit("begin()\nwait(f'go-{LIFE}')\nfail(recoverable=LIFE < 2)", kind="trainjob")
+    with Program(stage) as program:
+        for life in range(3):
+            until((stage.signs / f"life-0-{life}").exists)
+            until(lambda: program.place(stage).get("visits") == 0)
+            stage.sign(f"go-{life}")
+
+        assert ended(stage, job).phase is Phase.FAILED  # its operator would start it again and again
+
+
 @pytest.mark.parametrize("other", [False, True])
 def test_an_attempt_that_somebody_else_has_made_is_no_deed(stage, caplog, other):
     caplog.set_level(logging.INFO, "nbtorchjob.tending")
