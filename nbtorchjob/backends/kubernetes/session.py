@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import re
+import time
 from collections.abc import Collection
 from functools import cache
 from typing import Any
@@ -21,6 +22,8 @@ from nbtorchjob.backends.kubernetes.objects.workloads import Look
 from nbtorchjob.spec.jobspec import JobSpec
 
 Served = tuple[str, str, str]
+
+KNOWN_S = 60.0  # how long an answer counts: an operator may be installed, or a permission given, meanwhile
 
 # One request for everything, since 1.26; older servers answer with the list of groups instead.
 _AGGREGATED = "application/json;g=apidiscovery.k8s.io;v={};as=APIGroupDiscoveryList"
@@ -81,12 +84,14 @@ class Session:
         self.client = client
         self._reflectors: dict[str, reflector.Reflector] = {}
         self._served: asyncio.Future[set[Served]] | None = None
+        self._served_until = 0.0  # by time.monotonic
         self._minor: asyncio.Future[int] | None = None
         # What hosts said of their end lately, and when they were asked.
         self.notices: dict[str, tuple[float, asyncio.Future[str]]] = {}
         # What queues said of themselves lately, by namespace and name, and when they were asked.
         self.queues: dict[tuple[str, str], tuple[float, asyncio.Future[Look]]] = {}
-        self.runtimes: dict[tuple[str, str, str], Runtime] = {}  # found so far, by kind, namespace and name
+        # Runtimes by kind, namespace and name, and until when they count
+        self.runtimes: dict[tuple[str, str, str], tuple[float, Runtime]] = {}
 
     async def scope(self, spec: JobSpec) -> Scope:
         """Return where a job of ``spec`` goes."""
@@ -95,8 +100,10 @@ class Session:
 
     async def served(self, *, anew: bool = False) -> set[Served]:
         """Return what the cluster serves of the groups that jobs are of; ``anew``: as of now."""
-        if anew or _failed(self._served):
+        now = time.monotonic()
+        if anew or _failed(self._served) or now > self._served_until:
             self._served = asyncio.ensure_future(served(self.client, _GROUPS))
+            self._served_until = now + KNOWN_S
         assert self._served is not None
         return await asyncio.shield(self._served)
 

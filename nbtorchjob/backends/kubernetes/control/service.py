@@ -315,7 +315,10 @@ class _Place:
                     here = await session(self._scope.context)
                     self._client = here.client
                     lease = lease or Lease(here.client, self._scope.namespace, mine, self._who)
-                    await self._tend(wanted=await self._may(lease))
+                    wanted = await self._may(lease)
+                    if self._tender is not None and await self._tender.outdated():
+                        await self._tend(wanted=False)
+                    await self._tend(wanted=wanted)
                 except NBTorchJobError as exc:
                     why = str(exc)
                     if self.trouble != why:  # not each time

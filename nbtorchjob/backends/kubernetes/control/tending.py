@@ -97,6 +97,7 @@ class Tender:
         self._changed: set[_Key] = set()
         self._woken = asyncio.Event()
         self._unlisted: set[Api] = {PODS}
+        self._kinds: Sequence[Kind] | None = None
 
     @property
     def jobs(self) -> int:
@@ -113,9 +114,13 @@ class Tender:
         """Whether all jobs are known."""
         return not self._unlisted
 
+    async def outdated(self) -> bool:
+        """Whether the cluster serves other kinds of job by now. Raises ``ClusterError``."""
+        return self._kinds is not None and self._kinds != await self._session.kinds()
+
     async def run(self) -> None:
         """Look after them until it is cancelled. Raises ``ClusterError``."""
-        kinds = await self._session.kinds()
+        kinds = self._kinds = await self._session.kinds()
         self._unlisted = {PODS, *(kind.api for kind in kinds)}
 
         async def watch(kind: Kind) -> None:

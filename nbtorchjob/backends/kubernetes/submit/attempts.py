@@ -29,7 +29,14 @@ from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS, WORK
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.session import Session
-from nbtorchjob.errors import AlreadyExistsError, ClusterError, NotFoundError, PayloadGoneError, SwapError
+from nbtorchjob.errors import (
+    AlreadyExistsError,
+    ClusterError,
+    ForbiddenError,
+    NotFoundError,
+    PayloadGoneError,
+    SwapError,
+)
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, Next
 from nbtorchjob.text import words
@@ -41,19 +48,22 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
     """Return the runtime of that name, the namespace's own first; without a name the default.
 
     Raises ``NotFoundError`` where it isn't there, naming those that are; one that we may not read is
-    taken on trust.
+    taken on trust, unless there is one that we may read.
     """
     wanted = name or runtimes.default.name
     missing: NotFoundError | None = None
+    trusted: Runtime | None = None
     for api, where in _levels(runtimes, namespace):
         try:
             obj = await client.get(Target(api, where, wanted))
         except NotFoundError as exc:
             missing = exc
-        except ClusterError:
-            return Runtime(wanted, runtimes.shared.kind, runtimes.default.job)
+        except ForbiddenError:
+            trusted = Runtime(wanted, api.kind, runtimes.default.job)
         else:
             return Runtime(wanted, api.kind, runtimes.trainer(obj))
+    if trusted is not None:
+        return trusted
     known = await names(client, runtimes, namespace)
     raise _absent("runtime", runtimes.own.kind, wanted, known) from missing
 

@@ -28,7 +28,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, asked
 from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
-from nbtorchjob.backends.kubernetes.session import Session
+from nbtorchjob.backends.kubernetes.session import KNOWN_S, Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
 from nbtorchjob.capture.identity import user
@@ -230,12 +230,13 @@ class Submitter:
     async def _runtime(self, kind: Kind, namespace: str) -> Runtime | None:
         if kind.runtimes is None:
             return None
-        asked, known = self._spec.cluster.runtime, self._session.runtimes
-        key = (kind.name, namespace, asked or "")
-        if key not in known:
+        name, known, now = self._spec.cluster.runtime, self._session.runtimes, time.monotonic()
+        key = (kind.name, namespace, name or "")
+        if known.get(key, (0.0,))[0] < now:
             # One that is removed meanwhile is refused by the operator.
-            known[key] = await attempts.find(self._client, kind.runtimes, namespace, asked)
-        return known[key]
+            runtime = await attempts.find(self._client, kind.runtimes, namespace, name)
+            known[key] = now + KNOWN_S, runtime
+        return known[key][1]
 
     def _url(self, info: JobInfo) -> str:
         return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)
