@@ -15,6 +15,7 @@ import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -249,10 +250,11 @@ def gpus() -> int:
 def device_names(visible: str | None = None) -> tuple[str, ...]:
     """Return the names of the NVIDIA GPUs that ``visible``, or else this process's environment, leaves.
 
-    A container has device files only for its own.
+    CUDA sees none from a negative number on. A container has device files only for its own.
     """
     visible = os.environ.get(VISIBLE) if visible is None else visible
     if visible is not None:
-        return tuple(name.strip() for name in visible.partition("-1")[0].split(",") if name.strip())
+        names = takewhile(lambda name: name[:1] != "-", (name.strip() for name in visible.split(",")))
+        return tuple(filter(None, names))
     number = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
     return tuple(map(str, range(number)))

@@ -308,6 +308,7 @@ def test_torchruns_spellings_are_understood_and_what_has_no_effect_is_noted():
         ("--nproc-per-node cpu", "0,1", os.cpu_count()),
         ("--nproc-per-node auto", "4,5,6", 3),
         ("--nproc-per-node gpu", "4,-1,6", 1),
+        ("--nproc-per-node gpu", "GPU-27e3c1a4-1111-4c22, GPU-8932f937-d72c-4106", 2),
         ("--nproc-per-node gpu --gpu 8 --backend kubernetes", "", 8),
         ("--nproc-per-node auto --cpu 6 --backend kubernetes", "0", 6),
     ],
