@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -90,9 +90,8 @@ class JobCode:
         """The newest definition of each name, at the top of a source."""
         newest: dict[str, Definition] = {}
         for label, text, tree, _ in self._parsed:
-            for statement in tree.body:
-                lines = text.split("\n")[_first(statement) - 1 : statement.end_lineno]
-                newest.update(dict.fromkeys(set_by(statement), (label, statement, "\n".join(lines))))
+            for statement, span in zip(tree.body, _spans(text, tree.body), strict=True):
+                newest.update(dict.fromkeys(set_by(statement), (label, statement, text[span])))
         return newest
 
     @cached_property
@@ -170,15 +169,18 @@ class JobCode:
                 )
         # The definitions that aren't among those of their names in the newest source that has any
         keep = [
-            statement
-            for statement in tree.body
+            span
+            for statement, span in zip(tree.body, _spans(text, tree.body), strict=True)
             if cells.defines(statement)
             and any(ast.dump(statement) not in self._dumps.get(name, ()) for name in set_by(statement))
         ]
         if not keep:
             raise SwapError(f"{job} runs this cell as it is: there is nothing to swap")
-        lines = {line for s in keep for line in range(_first(s), (s.end_lineno or s.lineno) + 1)}
-        return "\n".join(row if at in lines else "" for at, row in enumerate(text.split("\n"), 1))
+        kept, at = "", 0
+        for span in keep:
+            kept += "\n" * text.count("\n", at, span.start) or ("; " if at else "")
+            kept, at = kept + text[span], span.stop
+        return kept + "\n" * text.count("\n", at)
 
     @cached_property
     def _dumps(self) -> Mapping[str, set[str]]:
@@ -265,26 +267,77 @@ class JobCode:
 
 def as_swapped(text: str, swaps: Sequence[str]) -> str:
     """Return a cell's text with what swaps define in place of what it did; what is new comes first."""
-    new = JobCode([("", swap) for swap in swaps], {}).definitions
-    lines: list[str] = text.split("\n")
-    left = dict.fromkeys(definition for *_, definition in new.values())
+    new = ""
+    for _, swap, tree, _ in JobCode([("", swap) for swap in swaps], {})._parsed:
+        for statement, span in zip(tree.body, _spans(swap, tree.body), strict=True):
+            names, definition = set_by(statement), swap[span]
+            if (replaced := _replaced(text, names, definition)) is not None:
+                text = replaced
+            elif (replaced := _replaced(new, names, definition)) is not None:
+                new = replaced
+            elif names:
+                new = f"{new}\n{definition}" if new else definition
+    if not new:
+        return text
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # a magic, a line for the shell: what stands where can't be told
+        return f"{text}\n{new}"
+    if ast.get_docstring(tree) is None:
+        return f"{new}\n{text}"
+    head = next(_spans(text, tree.body))
+    return _spliced(text, head, [text[head], new])
+
+
+def _replaced(text: str, names: set[str], definition: str) -> str | None:
+    """Return a text with a definition in place of those of its names; None where it sets none of them."""
     try:
         body = ast.parse(text).body
-    except SyntaxError:  # a magic, a line for the shell: what stands where can't be told
-        return "\n".join([text, *left])
-    head = ast.get_docstring(ast.Module(body, [])) is not None
-    for statement in reversed(body):
-        if names := set_by(statement) & new.keys():
-            definitions = dict.fromkeys(new[name][2] for name in sorted(names))
-            here = [definition for definition in definitions if definition in left]
-            # One that sets other names, too, stays.
-            start = _first(statement) - 1 if set_by(statement) == names else statement.end_lineno
-            lines[start : statement.end_lineno] = here
-            for definition in here:
-                del left[definition]
-    at = body[head - 1].end_lineno if head else 0
-    lines[at:at] = left
-    return "\n".join(lines)
+    except SyntaxError:
+        return None
+    places: list[tuple[slice, list[str]]] = []
+    earlier: set[str] = set()
+    for statement, span in zip(body, _spans(text, body), strict=True):
+        if not (here := set_by(statement) & names):
+            continue
+        # One that does more than define these names stays, and they are defined once more behind it.
+        stays = [] if cells.defines(statement) and set_by(statement) <= names else [text[span]]
+        again = stays or not earlier or here & earlier
+        places.append((span, [*stays, definition] if again else []))
+        earlier |= here
+    for span, rows in reversed(places):
+        text = _spliced(text, span, rows)
+    return text if places else None
+
+
+def _spans(text: str, body: Sequence[ast.stmt]) -> Iterator[slice]:
+    """Yield where each statement stands in a text: on whole lines, but for those that it shares."""
+    lines = text.split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    for number, statement in enumerate(body):
+        first, last = _first(statement), statement.end_lineno or statement.lineno
+        start, stop = starts[first - 1], starts[last] - 1
+        if number and body[number - 1].end_lineno == first:
+            start = at(first, statement.col_offset)
+        if number + 1 < len(body) and _first(body[number + 1]) == last:
+            stop = at(last, statement.end_col_offset or 0)
+        yield slice(start, stop)
+
+
+def _spliced(text: str, span: slice, rows: Iterable[str]) -> str:
+    """Return a text with rows in place of a statement, whose line is split where others share it."""
+    before, after = text[: span.start], text[span.stop :]
+    return "\n".join(
+        [
+            *([before.rstrip(" \t;").removesuffix("\n")] if before else []),
+            *rows,
+            *([after.lstrip(" \t;").removeprefix("\n")] if after else []),
+        ]
+    )
 
 
 def _is_swap(label: str) -> bool:

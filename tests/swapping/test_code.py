@@ -132,10 +132,23 @@ def test_of_a_whole_edited_cell_what_differs_is_swapped():
     )
 
 
+def test_of_an_edited_line_only_what_it_defines_is_swapped():
+    known = code.of(job("train(); lr = 0.1; go(); wd = 0  # decay\nré = 'é'; lr_é = 1; print(lr_é)"))
+    edited = "train(); lr = 0.2; go(); wd = 1  # decay\nré = 'é'; lr_é = 2; print(lr_é)"
+
+    assert known.definitions_in(edited, "train") == "lr = 0.2; wd = 1  # decay\nlr_é = 2"
+
+
 def test_a_diff_is_of_the_code_as_it_was_swapped_before():
     known = code.of(job("lr = 1\ndef f(): return lr", "lr = 2"))
 
     assert known.diff("lr = 3").splitlines()[3:] == ["-lr = 2", "+lr = 3"]
+
+
+def test_a_diff_of_a_name_shows_no_other_statement_of_its_line():
+    known = code.of(job("lr = 0.1; wd = 0.01"))
+
+    assert known.diff("lr = 1e-4; wd = 1").splitlines()[3:5] == ["-lr = 0.1", "+lr = 1e-4"]
 
 
 def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():
@@ -157,3 +170,44 @@ def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():
     assert code.as_swapped(cell, []) == cell
     # A name that is set together with others is set once more, behind them.
     assert code.as_swapped("lr, most = 1, 2\nrun()", ["most = 3"]) == "lr, most = 1, 2\nmost = 3\nrun()"
+
+
+@pytest.mark.parametrize(
+    ("cell", "swaps", "swapped"),
+    [
+        ("lr = 0.1; train(lr)\nprint(1)", ["lr = 1e-4"], "lr = 1e-4\ntrain(lr)\nprint(1)"),
+        ("scale = 1.0; model = load()", ["scale = 2.0"], "scale = 2.0\nmodel = load()"),
+        ("é = 'é'; ü = 1; run(é)  # go", ["ü = 2  # more"], "é = 'é'\nü = 2  # more\nrun(é)  # go"),
+        ("a = 1; b = 2\nlr = 1; go()", ["lr = 2"], "a = 1; b = 2\nlr = 2\ngo()"),
+        ('"""About."""; go()', ["by = 2"], '"""About."""\nby = 2\ngo()'),
+        ("train(lr := 0.1)", ["lr = 1"], "train(lr := 0.1)\nlr = 1"),
+        (
+            "if fast:\n    lr = 1\n    warm()\ngo()",
+            ["lr = 2"],
+            "if fast:\n    lr = 1\n    warm()\nlr = 2\ngo()",
+        ),
+        ("lr, run.lr = 1, 1", ["lr = 2"], "lr, run.lr = 1, 1\nlr = 2"),
+    ],
+)
+def test_a_cell_as_it_was_swapped_keeps_what_else_it_does(cell, swaps, swapped):
+    assert code.as_swapped(cell, swaps) == swapped
+
+
+@pytest.mark.parametrize(
+    ("cell", "swaps", "swapped"),
+    [
+        (
+            "lr = 0.1\nopts = dict(lr=lr)\nwd = 0.01\ngo(opts, wd)",
+            ["lr, wd = 1e-4, 0.1"],
+            "lr, wd = 1e-4, 0.1\nopts = dict(lr=lr)\ngo(opts, wd)",
+        ),
+        ("lr, b = 0, 0\ngo()", ["lr, b = 1, 2", "b = 5"], "lr, b = 1, 2\nb = 5\ngo()"),
+        ("b = 0\nlr = 0\ngo()", ["lr, b = 1, 2", "b = 5"], "lr, b = 1, 2\nb = 5\ngo()"),
+        ("n = 0\ngo()\nn = 0\ngo()", ["n = 1"], "n = 1\ngo()\nn = 1\ngo()"),
+        ("n = 0\ngo()\nlr, n = 0, 0\ngo()", ["n = 1"], "n = 1\ngo()\nlr, n = 0, 0\nn = 1\ngo()"),
+        ("go()", ["def by(): return 2\nlr = by()"], "def by(): return 2\nlr = by()\ngo()"),
+        ("%time go()", ["lr = 1", "lr = 2"], "%time go()\nlr = 2"),
+    ],
+)
+def test_each_name_of_a_cell_is_defined_as_swapped_where_the_cell_first_reads_it(cell, swaps, swapped):
+    assert code.as_swapped(cell, swaps) == swapped
