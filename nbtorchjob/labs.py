@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -45,7 +45,7 @@ from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.state import US, JobInfo, JobState, Origin, turns
 from nbtorchjob.state.facts.events import TurnTaken
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.text import attempts, facts, lifetime
+from nbtorchjob.state.text import attempts, facts, lifetime, swaps
 from nbtorchjob.state.turns import Stage
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -67,8 +67,10 @@ _ANEW = "restart it with"  # as what ranks that run import isn't changed beneath
 _GONE_S = 0.2  # until more may be known of a node that can't be reached
 _BEGINS_S = 120.0  # for a node to begin anew that was lost before anybody told so
 _ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
-# What came from this process's variables to a lab: as long as one is the same, both have the same.
-_shipped: dict[tuple[str, str], int] = {}
+# What came from this process's variables to a lab: by run and round, the digests by name.
+_shipped: dict[tuple[str, int], Mapping[str, str]] = {}
+_FIRST = -1  # for the round of a lab's own call, which may be another one once its ranks restart
+_noted: dict[tuple[str, str], str] = {}  # by run and name: of which value it was said that ranks have another
 _environments: dict[str, Environment] = {}  # what the ranks of labs of this machine have, by run
 
 
@@ -76,7 +78,8 @@ class LabAnswer(FrozenDataclass):
     """What was asked of a lab's ranks before a call is captured for them: which names they have.
 
     ``base`` is the life of the ranks that answered, None where they needn't be asked. ``notes`` name what
-    both have, and what is gone.
+    is gone. ``both`` are the names of which they use their own value, each with what tells the notebook's
+    from others.
     """
 
     rank_names: RankNames
@@ -84,6 +87,7 @@ class LabAnswer(FrozenDataclass):
     notes: tuple[str, ...] = ()
     namespace: Mapping[str, Any] = field(default_factory=dict)
     seen: int = -1  # the base that there was
+    both: Mapping[str, str] = field(default_factory=dict)
 
 
 class Lab:
@@ -218,17 +222,15 @@ class Lab:
             )
         answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
         has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
-        run = self.info.run
-        both = sorted(
-            name
-            for name in has
-            if name in namespace
-            and not isinstance(namespace[name], ModuleType)
-            and _shipped.get((run, name)) != id(namespace[name])
-        )
-        for name in both:
-            options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
-            notes.append(f"the ranks of {self.name} use their own {name}: {options}")
+        base = int(answer["base"])
+        sent, both = self._sent_values(state, base), dict[str, str]()
+        for name in sorted(has & namespace.keys()):
+            value = namespace[name]
+            # What the ranks have of their own was never pickled here: it needn't be for this.
+            mine = capture.digest(value) if name in sent else str(id(value))
+            is_known = mine in (sent.get(name), _noted.get((self.info.run, name)))
+            if not (is_known or isinstance(value, ModuleType)):
+                both[name] = mine
         rank_names = RankNames(
             has,
             lambda name: why_not(self.state, name, ranks),
@@ -236,15 +238,18 @@ class Lab:
             self.name,
             lambda: known_names(self.state),
         )
-        base = int(answer["base"])
-        return LabAnswer(rank_names, base, tuple(notes), namespace, base)
+        return LabAnswer(rank_names, base, tuple(notes), namespace, base, both)
 
     def notes(self, call: Call, answer: LabAnswer) -> list[str]:
         """Return what is to be said before a call is sent; raises ``LackingError`` where it can't run there.
 
         What the ranks lack is what their node told as it started, unless a cell has installed it since.
         """
-        lines = [*answer.notes, *call.notes]
+        lines = [*answer.notes]
+        for name in answer.both:
+            options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
+            lines.append(f"the ranks of {self.name} use their own {name}: {options}")
+        lines += call.notes
         there = self._there()
         if there is not None:
             lines += self._differences(call, there)
@@ -318,10 +323,11 @@ class Lab:
 
         question = {"base": answer.base, "ranks": list(ranks) or None}
         known = {"all_ranks": all_ranks, "turn": tuple(ranks)}
-        job, base = self._send(call, pack, question, origin, known, say)
-        if base != answer.seen:
+        job, reply = self._send(call, pack, question, origin, known, say)
+        if int(reply["base"]) != answer.seen:
             say(f"Note: {attempts.anew(self.state)}")
-        self.shipped(call, answer.namespace, answer.rank_names)
+        _noted.update({(self.info.run, name): mine for name, mine in answer.both.items()})
+        self.shipped(call, answer.namespace, answer.rank_names, int(reply["round"]))
         return job
 
     def send_job(
@@ -367,8 +373,8 @@ class Lab:
         origin: Origin,
         known: Mapping[str, Any],
         say: Callable[[str], object],
-    ) -> tuple[Job[Any], int]:
-        """Send a turn as ``pack`` writes it; return its handle, and the base that took it.
+    ) -> tuple[Job[Any], dict[str, Any]]:
+        """Send a turn as ``pack`` writes it; return its handle, and the answer, with its round and base.
 
         ``known`` are fields of its record.
         """
@@ -426,7 +432,7 @@ class Lab:
             self._turns.sent(info, taken, partial(self._again, question, file.getbuffer()), kept)
         else:
             self._turns.sent(info, taken)
-        return Job(self._turns, info, trust=self.trust), int(reply["base"])
+        return Job(self._turns, info, trust=self.trust), reply
 
     def _again(
         self, question: Mapping[str, Any], data: memoryview, times: int, attempts: Mapping[str, Any]
@@ -451,11 +457,36 @@ class Lab:
             sent.take_up(self._again)
         return Job(self._turns, self._turns.info(address), trust=self.trust)
 
-    def shipped(self, call: Call, namespace: Mapping[str, Any], rank_names: RankNames = NOTHING) -> None:
-        """Remember which of the notebook's variables were taken along: of these both have the same."""
-        for name in {*(ship.name for ship in call.ships), *rank_names.push} - rank_names.names:
-            if name in namespace:
-                _shipped[self.info.run, name] = id(namespace[name])
+    def shipped(
+        self,
+        call: Call,
+        namespace: Mapping[str, Any],
+        rank_names: RankNames = NOTHING,
+        round: int = _FIRST,
+    ) -> None:
+        """Remember which of the notebook's variables a turn took along: of these both have the same."""
+        names = {*(ship.name for ship in call.ships), *rank_names.push} - rank_names.names
+        sent = {name: capture.digest(namespace[name]) for name in names & namespace.keys()}
+        if sent:
+            _shipped[self.info.run, round] = sent
+        for name in sent:
+            _noted.pop((self.info.run, name), None)
+
+    def _sent_values(self, state: JobState, base: int) -> Mapping[str, str]:
+        """Return the digests of what this process sent to the ranks of that base, and none has set since."""
+        swapped = {(swap.round, name) for swap in swaps.as_swapped(state) for name in swap.names}
+        sent: dict[str, str] = {}
+        for turn in turns.turns(state):
+            taken = turn.taken
+            if taken.base == base:
+                mine = _shipped.get((self.info.run, taken.round if taken.id else _FIRST), {})
+                theirs = _sets(taken.text, taken.filename) | ({*taken.pushed} - mine.keys())
+                sent = {
+                    name: digest
+                    for name, digest in {**sent, **mine}.items()
+                    if name not in theirs and (taken.round, name) not in swapped
+                }
+        return sent
 
     @property
     def _what(self) -> str:
@@ -697,6 +728,7 @@ def known_names(state: JobState) -> frozenset[str]:
     )
 
 
+@lru_cache(maxsize=8192)  # before each new cell all of a lab's are looked at, of which its state has so many
 def _sets(text: str, filename: str) -> frozenset[str]:
     try:
         return cells.parse(text, filename).sets

@@ -1,10 +1,11 @@
-"""The handle on a lab whose node has ended, and whose next attempt hasn't begun."""
+"""The handle on a lab: one whose next attempt hasn't begun, and one whose ranks have values of their own."""
 
+import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, chain, count, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,3 +135,113 @@ def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch
     with pytest.raises(Sent):
         lab.send_job(capture.from_cell("1", {}), JobSpec(pool="bench"), NOTHING, say=messages.append)
     assert messages == ["Waiting for jobs that bench lost, which are sent again first"]
+
+
+class Kept(Lab):
+    """A lab whose ranks keep what its cells bring and set."""
+
+    _created = count(1.0)  # each has a run of its own
+
+    def __init__(self):
+        super().__init__(backend("local"), replace(INFO, created=next(self._created)))
+        self.notebook: dict[str, Any] = {}
+        self.facts = list(FIRST)
+        self.there: set[str] = set()
+        key = {"key": lambda name: b"key", "snapshot": lambda name: JobState(INFO)}
+        stand_ins: Any = (
+            SimpleNamespace(**key),
+            SimpleNamespace(now=lambda info: None, sent=lambda *a: None),
+        )
+        self._backend, self._turns = stand_ins
+        self._text = ""
+
+    @property
+    def state(self):
+        return reduce(apply, self.facts, JobState(INFO))
+
+    @property
+    def _nodes(self):
+        return self
+
+    @contextmanager
+    def talk(self, name, node, question, timeout):
+        answer: dict[str, Any] = {"base": self.state.round}
+        if question["question"] == "names":
+            answer["has"] = self.there & {*question["of"]}
+        else:
+            answer["round"] = 10 + len(self.facts)
+            self.took(answer["round"], question["id"], self._text)
+        yield SimpleNamespace(send_all=lambda data: None, hear=lambda seconds: answer)
+
+    def took(self, round_, id_, text, **more):
+        base = self.state.round
+        taken = ev.TurnTaken(6.0, 0, round_, base, id_, (0,), (0,), "cell", text, "c", **more)
+        self.facts.append(taken)
+
+    def notes(self, call, answer):
+        self.there |= {*call.sets, *(ship.name for ship in call.ships)}
+        return super().notes(call, answer)
+
+    def cell(self, text, push=()):
+        """Run a cell; return of which names a note says that the ranks use their own."""
+        self._text = text
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.run_cell(text, self.notebook, push=push)
+        notes = [str(item.message).partition("the ranks of bench use their own ")[2] for item in caught]
+        return [note.partition(":")[0] for note in notes if note]
+
+
+@pytest.fixture
+def kept():
+    return Kept()
+
+
+def test_a_value_that_the_notebook_has_changed_since_it_came_along_is_noted_once(kept):
+    kept.notebook["config"] = {"lr": 0.1}
+    assert kept.cell("config") == []
+    assert kept.cell("config") == []
+    kept.notebook["config"]["lr"] = 0.2
+    assert kept.cell("config") == ["config"]
+    assert kept.cell("config") == []
+    kept.notebook["config"] = {"lr": 0.3}
+    assert kept.cell("config") == ["config"]
+
+
+def test_a_value_that_the_notebook_makes_again_as_it_came_along_is_not_noted(kept):
+    exec("def loss(x): return x * 2\nsizes = [1, 2]", kept.notebook)
+    assert kept.cell("loss(sizes)") == []
+    exec("sizes = [1, 2]", kept.notebook)
+    assert kept.cell("loss(sizes)") == []
+    exec("def loss(x): return x * 3", kept.notebook)
+    assert kept.cell("loss(sizes)") == ["loss"]
+
+
+@pytest.mark.parametrize("push", [(), ("config",)])
+def test_a_value_that_a_cell_has_set_since_it_came_along_is_noted_once(kept, push):
+    kept.notebook["config"] = {"lr": 0.1}
+    for _ in range(2 if push else 1):
+        assert kept.cell("config", push) == []
+        assert kept.cell("config = 77") == []
+        assert kept.cell("config") == ["config"]
+        assert kept.cell("config") == []
+
+
+@pytest.mark.parametrize(
+    "more", [{"text": "config = 77"}, {"text": "1", "pushed": ("config",)}, {"text": "config += 1"}]
+)
+def test_a_value_that_another_kernel_has_set_is_noted_once(kept, more):
+    kept.notebook["config"] = 1
+    assert kept.cell("config") == []
+    kept.took(100, "c1", **more)
+    assert kept.cell("config") == ["config"]
+    assert kept.cell("config") == []
+
+
+def test_a_value_is_noted_once_that_ranks_got_from_elsewhere_as_they_restarted(kept):
+    kept.notebook["config"] = 1
+    assert kept.cell("config") == []
+    kept.facts += [*ENDS, ev.NodeStarted(4.0, 0, "host", 20, pod="q")]
+    kept.facts.append(ev.WorkersStarted(5.0, 0, 0, 200, (0,), 1, pod="q"))
+    assert kept.cell("config") == ["config"]
+    assert kept.cell("config") == []

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nbtorchjob.capture.cells.lookup import RankNames
     from nbtorchjob.capture.model import Call, Part, Ship
     from nbtorchjob.capture.modules import LocalFile, Need, of_notebook
+    from nbtorchjob.capture.report import digest
 
 PYTHON = "{}.{}".format(*sys.version_info[:2])  # whose bytecode travels
 
@@ -39,6 +40,7 @@ __all__ = [
     "asked_for_by",
     "asked_for_call",
     "captured",
+    "digest",
     "from_cell",
     "from_cells",
     "from_expression",
@@ -55,6 +57,7 @@ _HOMES = {
     "RankNames": "cells.lookup",
     "Need": "modules",
     "of_notebook": "modules",
+    "digest": "report",
 }  # of all others ``call``
 
 if not TYPE_CHECKING:  # a type checker would take every name for one that is there

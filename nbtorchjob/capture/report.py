@@ -9,11 +9,12 @@ from typing import Any
 
 from nbtorchjob.capture import identity
 from nbtorchjob.capture.identity import Buffer
-from nbtorchjob.capture.model import Ship
+from nbtorchjob.capture.model import NO_ITEMS, Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
 from nbtorchjob.runtime.facts.secret import is_secret
 from nbtorchjob.runtime.objects.memory import HOST, Memory, Place, view_of
+from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
@@ -62,6 +63,18 @@ def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str,
         size = words.size(sum(len(file.data) for file in some))
         rows[top] = (f"module, {words.count(len(some), 'file')}, {size}", identity.of_files(some))
     return dict([*rows.items()][:_MOST_NAMES])
+
+
+def digest(value: Any) -> str:
+    """Return what tells a value, or what it was, from others in this process.
+
+    A big one is known by samples, and by its identity: nothing else tells all others from it.
+    """
+    try:
+        known = _Gauge(value, _LOOKED).digest(NO_ITEMS)
+    except Exception:  # whatever an object's own code raises while it is pickled
+        known = SAMPLED
+    return f"{known} {id(value)}" if known.startswith(SAMPLED) else known
 
 
 def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:

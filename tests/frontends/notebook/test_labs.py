@@ -46,6 +46,8 @@ def test_what_both_have_is_the_ranks_which_is_said_once_and_can_be_chosen(notebo
 
     assert notebook.value("%%torchjob --on lab\nx") == 1
     assert "Note: the ranks of lab use their own x" in notebook.out
+    assert notebook.value("%%torchjob --on lab\nx") == 1
+    assert "Note:" not in notebook.out
     assert notebook.value("%%torchjob --on lab --push x\nx * 2") == "minemine"
     assert notebook.value("%%torchjob --on lab --pull rank\nx") == "mine"
     assert "Note:" not in notebook.out
