@@ -5,6 +5,7 @@ import locale
 import multiprocessing
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,23 @@ SET = {
     "torch.set_printoptions": "import torch; torch.set_printoptions(precision=2)",
     "matplotlib.rcParams": "import matplotlib; matplotlib.rcParams['font.size'] = 7",
     "pandas.set_option": "import pandas; pandas.set_option('display.max_rows', 7)",
+}
+# What takes each back there.
+UNSET = {
+    "warnings.filterwarnings": "import warnings; warnings.resetwarnings()",
+    "locale.setlocale": "import locale; locale.setlocale(locale.LC_NUMERIC, 'C')",
+    "sys.setrecursionlimit": "import sys; sys.setrecursionlimit(1000)",
+    "decimal.setcontext": "import decimal; decimal.getcontext().prec = 28",
+    "multiprocessing.set_start_method": (
+        "import multiprocessing; multiprocessing.set_start_method(None, force=True)"
+    ),
+    "numpy.seterr": "import numpy; numpy.seterr(divide='warn')",
+    "numpy.set_printoptions": "import numpy; numpy.set_printoptions(precision=8)",
+    "torch.set_printoptions": "import torch; torch.set_printoptions(precision=4)",
+    "matplotlib.rcParams": (
+        "import matplotlib; matplotlib.rcParams['font.size'] = matplotlib.rcParamsOrig['font.size']"
+    ),
+    "pandas.set_option": "import pandas; pandas.reset_option('display.max_rows')",
 }
 
 
@@ -101,7 +119,7 @@ def test_settings_are_read_and_laid_without_a_warning(name, process):
 
 
 def test_each_setting_is_tried():
-    assert SET.keys() == {*carried.SETTINGS, "warnings.filterwarnings"}
+    assert SET.keys() == UNSET.keys() == {*carried.SETTINGS, "warnings.filterwarnings"}
 
 
 def test_a_filter_of_a_librarys_warning_holds_once_that_is_imported(process, ranks):
@@ -122,11 +140,61 @@ def test_filters_of_an_earlier_turn_are_taken_back(process):
     assert carried.changed() == {}
 
 
-def test_what_isnt_set_any_more_is_as_before(process):
-    exec(SET["numpy.seterr"])
+@pytest.mark.parametrize("name", SET)
+def test_what_isnt_set_any_more_is_as_before(name, process):
+    pytest.importorskip(carried.SETTINGS[name].module)
+    exec(SET[name])
     values = carried.changed()
-    np.seterr(divide="warn")
-    carried.lay(values)
-    assert np.geterr()["divide"] == "raise"
+    exec(UNSET[name])
+    assert carried.changed() == {}
+    for _ in range(2):
+        carried.lay(values)
+        assert carried.changed() == values
+        carried.lay({})
+        assert carried.changed() == {}
+
+
+def test_of_options_what_isnt_set_any_more_is_as_before_and_what_ranks_set_stays(process):
+    pandas = pytest.importorskip("pandas")
+    carried.lay({"pandas.set_option": {"display.max_rows": 7, "display.precision": 2}})
+    pandas.set_option("display.width", 60)
+    carried.lay({"pandas.set_option": {"display.max_rows": 9}})
+    shown = [pandas.get_option(f"display.{name}") for name in ("max_rows", "precision", "width")]
     carried.lay({})
-    assert np.geterr()["divide"] == "warn"
+    pandas.reset_option("display.width")
+    assert shown == [9, 6, 60]
+
+
+def test_a_filter_that_ranks_set_themselves_stays(process):
+    warnings.simplefilter("error", UserWarning)
+    values = carried.changed()
+    warnings.resetwarnings()
+    warnings.simplefilter("always", FutureWarning)
+    turns: list[dict[str, Any]] = [{}, values] * 2
+    for turn in turns:
+        carried.lay(turn)
+        assert ("always", None, FutureWarning, None, 0) in warnings.filters
+    carried.lay({})
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ({"matplotlib.rcParams": {"font.size": 7}}, "rcParams['font.size'] == 7"),
+        (
+            {
+                "warnings.filterwarnings": [
+                    ("error", "matplotlib._api.deprecation.MatplotlibDeprecationWarning", "", "", 0)
+                ]
+            },
+            "_api.MatplotlibDeprecationWarning in [entry[2] for entry in warnings.filters]",
+        ),
+    ],
+)
+def test_what_isnt_set_any_more_isnt_set_once_its_module_is_imported(values, shown, ranks):
+    pytest.importorskip("matplotlib")
+    imports = "import warnings\nfrom nbtorchjob.runtime.rank import carried\n"
+    lay, back = f"carried.lay({values})\n", "carried.lay({})\n"
+    for turns, is_so in ((lay, True), (lay + back, False), (lay + back + lay, True)):
+        cell = from_cell(f"{imports}{turns}import matplotlib\nmatplotlib.{shown}", {})
+        assert ranks.run(cell)[0] is is_so

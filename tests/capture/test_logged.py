@@ -10,6 +10,7 @@ from _pytest import logging as _pytest_logging
 from traitlets.config import application as traitlets_log
 
 from nbtorchjob.capture import from_cell
+from nbtorchjob.runtime.rank import carried
 
 
 @pytest.fixture
@@ -128,3 +129,53 @@ def test_a_librarys_formatter_or_filter_asks_nothing_of_the_image(notebook, rank
     assert {need.module.partition(".")[0] for need in call.needs} <= {"torch"}
     _, out, error = ranks.run(call)
     assert (out.strip(), error) == ("kept", "")
+
+
+def test_what_a_notebook_takes_back_is_as_before(notebook):
+    root, net, quiet = logging.root, logging.getLogger("net"), logging.getLogger("quiet")
+    handler = logging.StreamHandler(sys.stdout)
+
+    def state():
+        loggers = [
+            (
+                logger.level,
+                logger.propagate,
+                logger.disabled,
+                [*logger.filters],
+                [*map(type, logger.handlers)],
+            )
+            for logger in (net, quiet)
+        ]
+        captures = logging._warnings_showwarning is not None  # type: ignore[attr-defined]
+        return root.manager.disable, captures, loggers
+
+    def change(handlers, filters, *, on):
+        logging.disable(logging.INFO if on else 0)
+        logging.captureWarnings(on)
+        net.propagate, quiet.disabled = not on, on
+        net.filters[:], net.handlers[:] = filters, handlers
+        quiet.setLevel(logging.ERROR if on else logging.NOTSET)
+
+    before = state()
+    change([handler], [lambda record: False], on=True)
+    set_up, setup = state(), carried.changed_logging()[0]
+    change([], [], on=False)
+    assert state() == before
+    for _ in range(2):
+        carried.lay_logging(setup)
+        assert state() == set_up
+        carried.lay_logging({})
+        assert state() == before
+
+
+def test_what_ranks_set_themselves_is_there_again_once_a_notebook_takes_its_own_back(notebook):
+    net, logging.root.manager.disable = logging.getLogger("net"), logging.DEBUG
+    net.setLevel(logging.ERROR)
+    net.addFilter(lambda record: True)
+    before = net.level, [*net.filters], logging.root.manager.disable
+    setup = carried.LoggerSetup(logging.INFO, False, False, [], [], "")
+    carried.lay_logging({"loggers": {"net": setup}, "disable": 0, "warnings": False})
+    assert (net.level, net.filters, net.propagate) == (logging.INFO, [], False)
+    carried.lay_logging({})
+    assert (net.level, net.filters, logging.root.manager.disable) == before
+    assert net.propagate

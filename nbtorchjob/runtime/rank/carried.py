@@ -45,6 +45,10 @@ class _Setting:
         """Return its value where nobody has set it."""
         return {}
 
+    def before(self, there: Any, value: Any) -> Any:
+        """Return what :meth:`set` puts back once it has set a value."""
+        return self.read(there)
+
 
 _Kind = Type[_Setting]
 SETTINGS: Dict[str, _Setting] = {}
@@ -119,13 +123,13 @@ class _Filters(_Setting):
         _laid_filters.clear()
         for item in reversed(value):
             home = item[1].rpartition(".")[0]
-            if home in sys.modules:
-                _add_filter(item, sys.modules[home])
-            else:
-                onimport.change({home: functools.partial(_add_filter, item)})
+            _once_imported(home, functools.partial(_add_filter, item))
 
     def default(self, there: Any) -> Any:
         return []
+
+    def before(self, there: Any, value: Any) -> Any:
+        return []  # the others have stayed
 
 
 def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
@@ -247,6 +251,9 @@ class _Rc(_Setting):
     def set(self, there: Any, value: Dict[str, Any]) -> None:
         there.rcParams.update(value)
 
+    def before(self, there: Any, value: Any) -> Dict[str, Any]:
+        return {name: option for name, option in dict.items(there.rcParams) if name in value}
+
 
 @_of("pandas", "pandas.set_option")
 class _Options(_Setting):
@@ -261,6 +268,11 @@ class _Options(_Setting):
             for name, option in value.items():
                 there.set_option(name, option)
 
+    def before(self, there: Any, value: Any) -> Dict[str, Any]:
+        registered = sys.modules["pandas._config.config"]._registered_options
+        with _unwarned():
+            return {name: there.get_option(name) for name in value if name in registered}
+
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
@@ -270,7 +282,8 @@ def _unwarned() -> Iterator[None]:
         yield
 
 
-_before: Dict[str, Tuple[str, Any]] = {}  # of what is applied: its module, and what was there
+_before: Dict[str, Tuple[Any, Any]] = {}  # of what is applied: its module, and what was there
+_awaited: Dict[str, List[Callable[[Any], None]]] = {}  # what to do with modules as they are imported
 
 
 def changed() -> Dict[str, Any]:
@@ -290,23 +303,36 @@ def changed() -> Dict[str, Any]:
 
 
 def lay(values: Dict[str, Any]) -> None:
-    """Apply what :func:`changed` returned, now or once its module is imported; put the others back."""
-    for name in [name for name in _before if name not in values]:
-        module, value = _before.pop(name)
-        SETTINGS[name].set(sys.modules[module], value)
+    """Apply what :func:`changed` returned, now or once its module is imported, and put the others back."""
+    for actions in _awaited.values():
+        actions.clear()
+    while _before:
+        name, (module, value) = _before.popitem()
+        SETTINGS[name].set(module, value)
     for name, value in values.items():
-        home = SETTINGS[name].module
-        if home in sys.modules or home in sys.builtin_module_names:
-            _set(name, value, importlib.import_module(home))
-        else:
-            onimport.change({home: functools.partial(_set, name, value)})
+        _once_imported(SETTINGS[name].module, functools.partial(_set, name, value))
+
+
+def _once_imported(home: str, act: Callable[[Any], None]) -> None:
+    """Pass a module to a function, now or as it is imported, unless other settings are applied by then."""
+    if home in sys.modules or home in sys.builtin_module_names:
+        act(importlib.import_module(home))
+        return
+    if home not in _awaited:
+        actions = _awaited[home] = []
+
+        def imported(module: Any) -> None:
+            for action in actions:
+                action(module)
+
+        onimport.change({home: imported})
+    _awaited[home].append(act)
 
 
 def _set(name: str, value: Any, module: Any) -> None:
     try:
-        before = SETTINGS[name].read(module)
+        _before[name] = module, SETTINGS[name].before(module, value)
         SETTINGS[name].set(module, value)
-        _before.setdefault(name, (SETTINGS[name].module, before))
     except Exception as exc:  # of another version than the notebook's
         sys.stderr.write("nbtorchjob: %s isn't as in the notebook: %s\n" % (name, exc))
 
@@ -325,8 +351,7 @@ _OF_TORCH = (
 )
 _UNTOLD = (logging.NOTSET, logging.WARNING)
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
-_laid: List[str] = []
-_added: List[Tuple[logging.Logger, logging.Handler]] = []
+_undo: List[Callable[[], Any]] = []  # what puts logging back, the newest last
 
 
 class HandlerSetup(NamedTuple):
@@ -417,24 +442,23 @@ def _of_library(obj: Any) -> bool:
 
 
 def lay_logging(setup: Dict[str, Any]) -> None:
-    """Apply what :func:`changed` returned, in place of what was applied before."""
-    for logger, handler in _added:
-        logger.removeHandler(handler)
-    for name in _laid:
-        logging.getLogger(name or None).setLevel(logging.NOTSET if name else logging.WARNING)
-    del _added[:], _laid[:]
+    """Apply what :func:`changed_logging` returned, in place of what was applied before."""
+    while _undo:
+        _undo.pop()()
     if not setup:
         return
+    warned = logging._warnings_showwarning is not None  # type: ignore[attr-defined]
+    _undo.append(functools.partial(logging.captureWarnings, warned))
+    _undo.append(functools.partial(logging.disable, logging.root.manager.disable))
     logging.disable(setup["disable"])
     logging.captureWarnings(setup["warnings"])
     for name, logger_setup in setup["loggers"].items():
         if logger_setup.library == "torch" and os.environ.get("TORCH_LOGS"):
             continue  # which has set torch's levels here
         logger = logging.getLogger(name or None)
-        logger.setLevel(logger_setup.level)
-        logger.propagate, logger.disabled = logger_setup.propagate, logger_setup.disabled
-        logger.filters[:] = logger_setup.filters
-        _laid.append(name)
+        before = logger.level, logger.propagate, logger.disabled, logger.filters[:]
+        _undo.append(functools.partial(_set_logger, logger, *before))
+        _set_logger(logger, *logger_setup[:4])
         for handler_setup in logger_setup.handlers:
             handler = handler_setup.type.__new__(handler_setup.type)
             if isinstance(handler, logging.StreamHandler):
@@ -443,4 +467,12 @@ def lay_logging(setup: Dict[str, Any]) -> None:
                 logging.Handler.__init__(handler)
             vars(handler).update(handler_setup.attributes)
             logger.addHandler(handler)
-            _added.append((logger, handler))
+            _undo.append(functools.partial(logger.removeHandler, handler))
+
+
+def _set_logger(
+    logger: logging.Logger, level: int, propagate: bool, disabled: bool, filters: List[Any]
+) -> None:
+    logger.setLevel(level)
+    logger.propagate, logger.disabled = propagate, disabled
+    logger.filters[:] = filters
