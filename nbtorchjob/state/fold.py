@@ -443,7 +443,9 @@ _APPLY |= {
     # Within one second a job that is created suspended may be resumed; hardly the other way round.
     # A run's turn is awaited, then maybe held, and then it has come.
     ev.Suspended: _sorted(
-        "pauses", lambda e: (e.time, not e.suspended), lambda e: (not e.turn, e.turn == ev.HELD)
+        "pauses",
+        lambda e: (e.began or e.time, not e.suspended),
+        lambda e: (not e.turn, e.turn == ev.HELD, -e.time),
     ),
     ev.Queued: _one("queue", lambda e: e.age),
     ev.Standing: _one("standing", _time_of),

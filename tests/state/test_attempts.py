@@ -206,6 +206,25 @@ def test_a_deadline_counts_from_the_last_resume_and_not_while_suspended():
     assert fold(about, ev.Suspended(7.0, True), ev.Suspended(20.0, False)).deadline_at == 30.0
 
 
+@pytest.mark.parametrize("dates", [(20.0, 30.0), (30.0, 20.0)])
+def test_a_deadline_isnt_counted_anew_as_a_resume_is_dated_anew(dates):
+    about = JobInfo("job", created=5.0, deadline_s=10)
+    again = [ev.Suspended(7.0, True), *(ev.Suspended(date, False, began=7.0) for date in dates)]
+    later = [ev.Suspended(40.0, True), ev.Suspended(50.0, False, began=40.0)]
+
+    assert fold(about, *again).deadline_at == 30.0
+    assert fold(about, *again, *later).deadline_at == 60.0
+
+
+def test_a_pod_that_its_operator_restarts_after_a_resume_wasnt_taken_by_the_suspension():
+    resumed = [ev.Suspended(date, False, began=0.5) for date in (1.0, 5.0)]
+    lost = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in (0, 1)]
+    back = [ev.Waiting(6.0, "waiting", n, f"new-{n}") for n in (0, 1)]
+    state = fold(info(OPERATOR, retries=3), *resumed, *REPLACED[:6], *lost, *back)
+
+    assert len(state.attempts) == 2
+
+
 @pytest.mark.parametrize(
     ("retry", "expected"),
     [({"retries": 1}, True), ({"retries": 2}, False), ({"retries": 2, "preemptions": 0}, True)],

@@ -124,6 +124,8 @@ ADMITTED = [  # by a queue, which takes its nodes away, and gives it up
     ev.NodeDisrupted(5.0, 0, "a", ev.DELETED),
     ev.Suspended(5.0, True),
     ev.Suspended(6.0, False),
+    ev.Suspended(6.5, False, began=5.0),
+    ev.Suspended(6.2, False, began=5.0),
     ev.NodeStarted(6.0, 0, "host", pod="b"),
     ev.NodeDisrupted(7.0, 0, "b", ev.DELETED),
     ev.Suspended(7.0, True),

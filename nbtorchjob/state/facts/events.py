@@ -180,12 +180,14 @@ class Suspended(FrozenDataclass):
     """Somebody took the job's nodes away for a while, or gave them back.
 
     ``turn``: it was sent so, a run whose turn comes when others of its group have ended, and which is
-    ``AWAITED`` or ``HELD``: its user suspended it before that.
+    ``AWAITED`` or ``HELD``: its user suspended it before that. ``began``: when the suspension that this ends
+    began, where its operator says so; of the dates of one resume the first counts then.
     """
 
     time: float
     suspended: bool
     turn: str = ""
+    began: float = 0.0
 
 
 class Queued(FrozenDataclass):

@@ -60,11 +60,15 @@ def facts(obj: Object) -> list[ev.Event]:
     asked = reading.deleted(obj)
     if asked is not None and not events:
         events.append(ev.CancelRequested(asked))
+    # A condition of a Volcano Job is a phase that it was in, named under ``status``. Each stands once, by its
+    # last time: what first follows the last pause ended it, until a restart has dated that anew.
+    past: list[Object] = reading.status(obj).get("conditions") or []
+    pauses = [at for at, condition in enumerate(past) if condition.get("status") in _PAUSES]
     if phase in _PAUSES:
         events.append(ev.Suspended(time, True))
-    # A condition of a Volcano Job is a phase that it was in, named under ``status``.
-    elif any(past.get("status") in _PAUSES for past in reading.status(obj).get("conditions") or ()):
-        events.append(ev.Suspended(time, False))
+    elif pauses:
+        paused, resumed, *_ = [*past[pauses[-1] :], state]
+        events.append(ev.Suspended(reading.since(resumed), False, began=reading.since(paused)))
     return events
 
 

@@ -1,6 +1,9 @@
+from functools import reduce
+
 import pytest
 
 from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
 
 pytorchjob, trainjob, volcano, indexedjob = map(
@@ -120,6 +123,27 @@ def test_a_volcano_job_that_was_aborted_may_be_suspended_or_have_failed():
         ev.Suspended(5.0, True),
     ]
     assert volcano.facts({"status": resumed}) == [ev.Suspended(5.0, False)]
+
+
+def test_a_volcano_jobs_deadline_counts_from_its_resume_whatever_phases_follow():
+    conditions, state, deadlines = [], JobState(JobInfo("job", deadline_s=100)), []
+    suspended = [("Running", 1), ("Aborting", 10), ("Aborted", 18)]
+    resumed = [("Restarting", 20), ("Pending", 21), ("Running", 30)]
+    restarted = [("Restarting", 50), ("Pending", 51), ("Running", 59)]
+
+    for phase, second in (*suspended, *resumed, *restarted):
+        now = {"lastTransitionTime": f"1970-01-01T00:00:{second:02}Z"}
+        # Each phase stands once in the conditions, by its last time (recorded: vcjob-abort-resume).
+        conditions = [past for past in conditions if past["status"] != phase] + [{"status": phase, **now}]
+        told = volcano.facts({"status": {"state": {"phase": phase, **now}, "conditions": conditions}})
+        state = reduce(apply, told, state)
+        afresh = reduce(apply, told, JobState(state.info))
+        deadlines.append((state.deadline_at, afresh.deadline_at))
+
+    assert deadlines[:3] == [(100.0, 100.0), (None, None), (None, None)]
+    assert deadlines[3:6] == [(120.0, 120.0)] * 3
+    # Who follows it only now can't see that it had been restarted since.
+    assert [followed for followed, _ in deadlines[6:]] == [120.0] * 3
 
 
 def test_a_trainjobs_progress_is_what_its_trainer_was_told():
