@@ -597,7 +597,7 @@ def _remains() -> Iterator[tuple[Path, float]]:
         if directory.in_work(path):
             continue
         with suppress(OSError):  # made or removed by now
-            newest = max(file.stat().st_mtime for file in (path, *path.rglob("*")))
+            newest = max(file.lstat().st_mtime for file in (path, *path.rglob("*")))
             yield path, time.time() - newest
 
 

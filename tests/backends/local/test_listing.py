@@ -364,8 +364,9 @@ def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_
     # Of a process that has ended, though another one has its number by now, and of one that runs.
     old, new = (jobs / f".{what}-{me.pid}-{started}-abc" for started in (me.started - 1, me.started))
     for path in (old, new):
-        path.mkdir()
+        (path / "checkpoints").mkdir(parents=True)
         (path / "job.pyz").write_bytes(b"x")
+        (path / "checkpoints" / "latest").symlink_to("step-100")  # which was removed first
 
     [left] = [left for left in here.leftovers() if left.state is None]
     assert left.name == old.name
