@@ -132,14 +132,16 @@ class LocalBackend(Backend):
             return self._begin(info, fill)
         # Under the given name, or the next one of it that is free, unless this call still runs.
         info = replace(info, call=identity.of_job(call, spec))
-        for number in itertools.count(1):
+        while True:
             for state in self._running(spec.name):
                 if state.info.call != info.call:
                     raise naming.busy(spec.name, state.info)
                 return self.info(state.info.address)
-            with suppress(NameTakenError):
-                return self._begin(replace(info, name=naming.run(spec.name, number)), fill)
-        raise AssertionError("unreachable")
+            taken = set(os.listdir(directory.jobs_dir()))
+            runs = (naming.run(spec.name, number) for number in itertools.count(1))
+            free = next(name for name in runs if name not in taken)
+            with suppress(NameTakenError):  # by another kernel, just now
+                return self._begin(replace(info, name=free), fill)
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
         """Write a folder for each, all with one payload, and then hand them over."""

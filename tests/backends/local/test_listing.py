@@ -7,13 +7,17 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from nbtorchjob.backends import backend
+from nbtorchjob import JobSpec, capture, submission
+from nbtorchjob.backends import backend, naming
 from nbtorchjob.backends.local import directory, liveness
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.backends.local.eventfile import EventFile
+from nbtorchjob.backends.local.launch import pool_client
+from nbtorchjob.backends.local.listing import Listing
 from nbtorchjob.machine.processes import NOBODY, Process
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.progress import progress
@@ -354,6 +358,26 @@ def test_a_job_whose_canceller_was_killed_before_it_began_has_ended(act, here):
     (state,) = here.jobs()
     assert state.phase.terminal
     assert "ended before it began" in str(state.failure)
+
+
+def test_a_name_with_many_runs_gets_its_next_number_at_as_many_looks_as_one_with_few(act, here, monkeypatch):
+    look, looks = Listing.look, []
+    # Each look is one at all jobs.
+    monkeypatch.setattr(Listing, "look", lambda *args: looks.append(args) or look(*args))
+    monkeypatch.setattr(pool_client, "start_here", lambda job: None)  # none is to run
+    call = capture.from_function(lambda: 1, root=Path.cwd())
+
+    def run(name):
+        looks.clear()
+        spec = JobSpec(name=name)
+        return here.submit(call, spec, submission.describe(call, spec)).name, len(looks)
+
+    for name, runs in (("few", 1), ("many", 20)):
+        for number in range(1, runs + 1):
+            act(naming.run(name, number)).end()
+
+    (few, least), (many, most) = run("few"), run("many")
+    assert (few, many, most) == ("few-2", "many-21", least)
 
 
 @pytest.mark.parametrize("what", ["new", "deleted"])
