@@ -55,6 +55,17 @@ def test_a_named_cell_may_be_run_again_too(stage):
     assert stage.submit(WAIT, name="same", cell="2").name == "same-3"
 
 
+def test_a_payload_is_copied_for_the_name_that_is_free_and_not_for_those_that_are_taken(stage, monkeypatch):
+    names, manifests = [], payload.manifests  # through no door it shows how often it is copied
+    monkeypatch.setattr(
+        payload, "manifests", lambda info, *rest: names.append(info.name) or manifests(info, *rest)
+    )
+    for _ in range(3):
+        assert stage.submit("begin(); value(1)", name="same").result(LIMIT) == 1
+
+    assert names == ["same", "same", "same-2", "same", "same-3"]
+
+
 @pytest.fixture
 def interrupt():
     """Interrupt the main thread, and come back once it has taken that: a busy one may be long about it.

@@ -152,10 +152,11 @@ class Submitter:
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
     async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
-        while draft.info.name in taken:
+        if draft.info.name not in taken:
+            return draft
+        while self._name() in taken:  # not drafted: that copies the payload
             self._count += 1
-            draft = await self._draft(draft.kind, draft.scope)
-        return draft
+        return await self._draft(draft.kind, draft.scope)
 
     async def draft(self, *, blind: bool = False) -> Draft:
         """Return all that would be sent; ``blind``: to a cluster of which nothing is known."""
