@@ -358,15 +358,12 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
 
 def _in_pools(name: str, *, trust: bool) -> Iterator[Job[Any]]:
     """Yield the runs of a group that this user has sent to a pool."""
-    from nbtorchjob.labs import Lab  # late, as above
+    from nbtorchjob import pools  # late, as above
+    from nbtorchjob.labs import Lab
 
-    for candidate in backends.used():
-        pools = [state.info for state in candidate.jobs() if state.info.is_pool]
-        for pool in pools:
-            known = turns.turns(candidate.known(pool.address)) if candidate.mine(pool.address) else []
-            for turn in known:
-                if turn.group == name:
-                    yield Lab(candidate, pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")
+    for pool, turn in pools.runs():
+        if turn.group == name:
+            yield Lab(backend(pool.backend), pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")
 
 
 class TorchJobFunction(Generic[P, T]):

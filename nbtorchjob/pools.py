@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbtorchjob import capture
-from nbtorchjob.backends import backend, resending
+from nbtorchjob.backends import backend, resending, used
 from nbtorchjob.errors import JobEndedError, JobNotFoundError, NBTorchJobError, Shape, SpecError
 from nbtorchjob.job import Job
 from nbtorchjob.labs import Lab, newest
@@ -87,6 +87,15 @@ def find(name: str, cluster: Cluster) -> Lab:
     if not there.mine(info.address):
         raise SpecError("pool", name, "one of yours; this is another user's")
     return Lab(there, info)
+
+
+def runs() -> Iterator[tuple[JobInfo, turns.Turn]]:
+    """Yield the runs of groups that this user has sent to pools, each with its pool."""
+    for there in used():
+        pools = [state.info for state in there.jobs() if state.info.is_pool]
+        for pool in pools:
+            known = turns.turns(there.known(pool.address)) if there.mine(pool.address) else []
+            yield from ((pool, turn) for turn in known if turn.group)
 
 
 class Sender:

@@ -279,11 +279,13 @@ def _send_runs_to(
     call, spec, origin = sub.call, sub.plan.spec, origin or Origin()
     by, what = identity.whose(call, origin), call.label.partition("(")[0]
     pickles = [varying.pickled(row, sourced=call.sourced) for row in rows]
-    name = naming.generate(naming.title(call.label, origin.notebook, origin.labels.get(call.filename, "")))
-    group = spec.name or name
-    naming.in_group(group, len(rows))  # raises for a name that none can have
-    if any(turn.group == group and not turn.over for turn in turns.turns(pool.state)):
-        raise NameTakenError(f"runs of {group} haven't ended in {pool.name}: choose another --name")
+    if spec.name is not None:
+        from nbtorchjob import pools
+
+        group = _free_group(sub.plan.backend, spec.name, [turn for _, turn in pools.runs()])
+    else:
+        cell_label = origin.labels.get(call.filename, "")
+        group = naming.generate(naming.title(call.label, origin.notebook, cell_label))
     early_ = early.record() if early is not None else {}
     jobs: list[Job[Any]] = []
     try:
@@ -318,7 +320,7 @@ def checked_rows(values: Iterable[Mapping[str, Any]], at_once: int | None = None
     return rows
 
 
-def _free_group(chosen: Backend, name: str) -> str:
+def _free_group(chosen: Backend, name: str, in_pools: Sequence[turns.Turn] = ()) -> str:
     """Return a new group's name: the given one, or with a number behind it where that group has ended.
 
     Raises ``NameTakenError`` where runs of that group still go on.
@@ -328,9 +330,10 @@ def _free_group(chosen: Backend, name: str) -> str:
     for number in itertools.count(1):
         group = name if number == 1 else f"{name[: naming.MOST_GROUP - 6]}-{number}"
         before = [job for job in taken if naming.is_in_group(job, group)]
-        if not before:
+        over = [turn.over for turn in in_pools if turn.group == group]
+        if not before and not over:
             return group
-        running = sum(not state.phase.terminal for state in chosen.several(before))
+        running = over.count(False) + sum(not state.phase.terminal for state in chosen.several(before))
         if running:
             count = f"{words.count(running, 'run')} of {group} {'has' if running == 1 else 'have'}n't ended"
             raise NameTakenError(f"{count}: {hint('cancel', group)} ends them, or choose another --name")

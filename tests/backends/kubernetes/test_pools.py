@@ -22,6 +22,7 @@ from nbtorchjob.errors import (
     JobEndedError,
     JobFailedError,
     JobNotFoundError,
+    NameTakenError,
     SpecError,
     SubmitError,
 )
@@ -369,6 +370,29 @@ def test_a_sweep_runs_in_a_pool_side_by_side_or_one_run_at_a_time(pool):
     assert (in_turn.name, in_turn.results(LIMIT)) == ("turns", [16, 25])
     first, second = in_turn.states()
     assert (first.ended or 0.0) < (second.started or 0.0)
+
+
+def test_a_sweep_of_a_name_that_an_ended_one_has_in_any_pool_gets_a_number(pool, place):
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(SQUARE, space)
+
+    def sweep(where, *numbers):
+        spec = JobSpec(ONE, pool=where, name="sweep")
+        return api.map(space["square"], [{"x": x} for x in numbers], spec=spec)
+
+    second = api.pool(
+        JobSpec(Elastic(), "kubernetes", cluster=Cluster(**place, kind="indexedjob")), name="second"
+    )
+    try:
+        ended = [(runs.name, runs.results(LIMIT)) for runs in (sweep("warm", 4, 5), sweep("second", 6))]
+        assert ended == [("sweep", [16, 25]), ("sweep-2", [36])]
+        assert [(name, api.group(name).results(LIMIT)) for name, _ in ended] == ended
+        stays = sweep("warm", 3)
+        with pytest.raises(NameTakenError, match="1 run of sweep-3 hasn't ended: %torchjob cancel sweep-3"):
+            sweep("second", 7)
+        stays.cancel()
+    finally:
+        second.job.delete()
 
 
 def test_runs_that_do_not_fit_have_pods_of_their_own_if_they_may(pool):
