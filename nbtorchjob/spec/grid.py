@@ -7,7 +7,8 @@ import math
 import random
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import islice
@@ -76,6 +77,7 @@ class Early:
 
 
 MOST = 10_000
+_MOST_VALUES = 10_000_000  # of one name, of which --sample chooses
 ASKED_BACK = 100  # so many runs are sent without a question
 # Gives what a notebook has under an expression; raises whatever evaluating that raises.
 LookUp: TypeAlias = Callable[[str], Any]
@@ -128,12 +130,15 @@ def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
         counts = ", ".join(f"{name} has {size}" for name, size in sizes.items())
         raise SpecError("--zip", counts, "the same number of values for each name")
     total = next(iter(sizes.values())) if asked.zip else math.prod(sizes.values())
-    chosen: Sequence[int] = range(total)
-    if asked.sample is not None and asked.sample < total:
-        chosen = sorted(random.Random(asked.seed).sample(chosen, asked.sample))
-    if len(chosen) > MOST:
+    count = total if asked.sample is None else min(total, asked.sample)
+    if count > MOST:
         counted = " × ".join(f"{size:,}" for size in sizes.values())
         raise SpecError("--each", f"{counted} runs", f"at most {MOST:,}: --sample N chooses a random subset")
+    choice = random.Random(asked.seed)
+    if total <= sys.maxsize:
+        chosen = sorted(choice.sample(range(total), count))
+    else:  # more than ``sample`` takes; hardly two of so many are the same
+        chosen = sorted(choice.randrange(total) for _ in range(count))
     if asked.zip:
         return [{name: column[number] for name, column in columns.items()} for number in chosen]
     runs = []
@@ -152,23 +157,30 @@ def values(name: str, text: str, look_up: LookUp) -> list[Any]:
         expression = text[1:] if text.startswith("$") else text[1:-1]
         try:
             column = look_up(expression.strip())
+            listed = not isinstance(column, (str, bytes, Mapping)) and isinstance(column, Iterable)
+            items = [*islice(column, _MOST_VALUES + 1)] if listed else []
         except Exception as exc:  # whatever the notebook's code raises
             raise SpecError(
                 f"--each {name}",
                 text,
                 f"an expression that can be evaluated here ({type(exc).__name__}: {exc})",
             ) from None
-        if isinstance(column, (str, bytes, Mapping)) or not isinstance(column, Iterable):
+        if not listed:
             raise SpecError(
                 f"--each {name}", text, f"a list of values; it is of type {type(column).__name__}"
             )
-        return [*islice(column, MOST + 1)]
+        if len(items) > _MOST_VALUES:
+            raise SpecError(f"--each {name}", text, f"at most {_MOST_VALUES:,} values")
+        return items
     if ends := _RANGE.fullmatch(text):
-        first, end, step = int(ends[1]), int(ends[2]), int(ends[3] or 1)
+        try:
+            first, end, step = (int(part) for part in ends.groups("1"))
+        except ValueError:  # Python reads no number of more than 4,300 digits
+            raise SpecError(f"--each {name}", text, "a range of numbers with fewer digits") from None
         if not step:
             raise SpecError(f"--each {name}", text, "a range FIRST:END:STEP whose step isn't 0")
-        if abs(end - first) // abs(step) > MOST:
-            raise SpecError(f"--each {name}", text, f"at most {MOST:,} values")
+        if abs(end - first) // abs(step) > _MOST_VALUES:
+            raise SpecError(f"--each {name}", text, f"at most {_MOST_VALUES:,} values")
         return [*range(first, end, step)]
     try:
         items = [*ast.literal_eval(f"({text},)")]

@@ -1,5 +1,8 @@
 """Which runs a line asks for."""
 
+import itertools
+
+import numpy
 import pytest
 
 from nbtorchjob import SpecError
@@ -10,6 +13,7 @@ from nbtorchjob.spec.jobspec import JobSpec, build
 from nbtorchjob.state import JobInfo
 
 NOTEBOOK = {"rates": [0.1, 0.2], "one": 1, "text": "ab", "space": {"a": [1]}, "none": []}
+NOTEBOOK |= {"itertools": itertools, "numpy": numpy}
 
 
 def look_up(expression):
@@ -70,6 +74,27 @@ def test_a_sample_is_the_same_for_the_same_seed():
     assert len(rows("--each lr=1,2 --sample 20")) == 2
 
 
+@pytest.mark.parametrize("values", ["0:50000", "{list(range(50000))}", "{iter(range(50000))}"])
+def test_a_sample_is_of_all_values_of_a_long_list(values):
+    [*first, last] = rows(f"--each x={values} --sample 2000")
+
+    assert len(first) == 1999
+    assert last["x"] > 45_000
+    with pytest.raises(SpecError, match=r"x has 50000, y has 20000.*the same number"):
+        rows(f"--each x={values} --each y=0:20000 --zip --sample 3")
+
+
+def test_a_sample_may_be_of_more_combinations_than_a_machine_counts():
+    line = " ".join(f"--each {name}=0:1000" for name in "abcdefgh")
+    sampled = rows(f"{line} --sample 500")
+
+    assert len({tuple(row.values()) for row in sampled}) == 500
+    columns = zip(*(row.values() for row in sampled), strict=True)
+    assert all(len({*column}) > 300 for column in columns)
+    with pytest.raises(SpecError, match="at most 10,000: --sample N"):
+        rows(line)
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -82,7 +107,15 @@ def test_a_sample_is_the_same_for_the_same_seed():
         ("--each lr=1,2 --each s=1,2,3 --zip", "lr has 2, s has 3.*the same number of values for each name"),
         ("--each lr=0:200 --each s=0:200", "200 × 200 runs.*at most 10,000: --sample N"),
         ("--each lr=0:1000000000000", "at most 10,000"),
+        ("--each lr=0:20000", "20,000 runs.*at most 10,000: --sample N"),
+        (f"--each lr={'1' * 5000}:3", "a range of numbers with fewer digits"),
         ("--each lr=0:3:0", "whose step isn't 0"),
+        ("--each lr={itertools.repeat(0)} --sample 3", "at most 10,000,000 values"),
+        (
+            "--each lr={map(len,[1])}",
+            "an expression that can be evaluated here .TypeError: object of type 'int' has no len",
+        ),
+        ("--each lr={numpy.array(3.0)}", "evaluated here .TypeError: iteration over a 0-d array"),
         ("--each lr=$nowhere", "NameError: name 'nowhere' is not defined"),
         ("--each lr=$one", "a list of values; it is of type int"),
         ("--each lr=$text", "it is of type str"),
