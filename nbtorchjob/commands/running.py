@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,8 +37,8 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import grid
+from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, where
-from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Phase, turns
 from nbtorchjob.state.facts.logs import Stream, Wanted, compiled
@@ -345,12 +346,22 @@ def _rehearse(request: RunRequest, front: Front) -> None:
     from nbtorchjob.ui.card import view  # late, as above
     from nbtorchjob.ui.card.sending import Output
 
-    spec = JobSpec(
-        Elastic(nproc_per_node=2),
-        package=request.spec.package,
-        requirements=request.spec.requirements,
-        ship=request.spec.ship,
-        data={name: text for name, text in request.spec.data.items() if where(text).scheme != "pvc"},
+    spec = request.spec
+    launch = spec.launch if isinstance(spec.launch, Elastic) else Elastic()
+    # All that the code may read stays; where the job runs, under what name and how often is left out.
+    spec = replace(
+        spec,
+        launch=Elastic(nproc_per_node=2, start_method=launch.start_method),
+        backend="local",
+        cluster=Cluster(),
+        name=None,
+        data={name: text for name, text in spec.data.items() if where(text).scheme != "pvc"},
+        retry=None,
+        hold=None,  # a failure is to end it
+        lab=False,
+        fresh=False,
+        pool=None,
+        or_own=False,
     )
     job = submission.submit(request.call, spec, request.origin)
     with front.failing(job):

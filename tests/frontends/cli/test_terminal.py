@@ -10,6 +10,8 @@ import pytest
 import nbtorchjob
 from nbtorchjob import api
 from nbtorchjob.backends.local import directory
+from nbtorchjob.spec.config import Elastic
+from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
@@ -256,6 +258,33 @@ def test_a_rehearsal_that_fails_sends_nothing(command):
     assert command("run", "--rehearse", "train.py:half", "--", "1").code == 1
     (name,) = jobs() - before
     assert nbtorchjob.attach(name).info.nproc_per_node == 2
+
+
+def test_a_rehearsal_has_the_variables_of_the_job(command):
+    Path("needs.py").write_text(
+        "import os\ndef needs():\n    return os.environ['MODE'], len(os.environ['HF_TOKEN'])\n"
+    )
+    variables = ("--env", "MODE=fast", "--env", "HF_TOKEN=secret")
+
+    done = command("run", "--rehearse", "--quiet", *variables, "needs.py:needs")
+
+    assert (done.code, done.out) == (0, "('fast', 6)\n"), done.err
+
+
+def test_a_rehearsal_keeps_what_the_call_runs_with_and_leaves_out_where_and_how_often(command):
+    before = jobs()
+    kept = ("--env", "MODE=fast", "--start-method", "fork", "--no-locals", "--carry-settings")
+    left_out = ("--name", "real", "--nnodes", "3", "--retries", "2", "--hold", "--memory", "1Gi")
+
+    assert command("run", "--rehearse", *kept, *left_out, "train.py:half", "--", "1").code == 1
+
+    (name,) = jobs() - before
+    assert nbtorchjob.attach(name).info.asked == JobSpec(
+        Elastic(nproc_per_node=2, start_method="fork"),
+        env={"MODE": "fast"},
+        no_locals=True,
+        carry_settings=True,
+    )
 
 
 def test_a_profile_gives_the_defaults(command):
