@@ -271,6 +271,13 @@ class Job(Generic[T]):
             )
         return [self._value(rank) for rank in self.info.turn or range(self.state.world_size)]
 
+    def returned(self) -> Any:
+        """Wait for the end and return rank 0's value, or with ``all_ranks`` every rank's, by rank.
+
+        Raises as :meth:`result` does.
+        """
+        return self.results() if self.state.info.all_ranks else self.result()
+
     def exception(self, timeout: float | None = None) -> JobFailedError | None:
         """Wait for the end and return why the job failed; None if it succeeded.
 

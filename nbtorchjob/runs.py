@@ -199,6 +199,7 @@ class Runs(Sequence[Job[T]]):
     ) -> list[T | NBTorchJobError]:
         """Wait for the end of all, and return each one's value, in their order.
 
+        Of a job with ``all_ranks`` that is the list of every rank's.
         The first error is raised once all have ended; with ``errors="return"`` an error stands in its run's
         place. Of a run that was stopped early there always stands a ``JobStoppedError``. Raises
         ``TimeoutError`` after ``timeout`` seconds, and the runs go on.
@@ -211,7 +212,7 @@ class Runs(Sequence[Job[T]]):
         outcomes: list[T | NBTorchJobError] = []
         for job in self._jobs:
             try:
-                outcomes.append(job.result())
+                outcomes.append(job.returned())
             except (JobFailedError, ResultError) as exc:
                 outcomes.append(exc)
         for outcome in outcomes if errors == "raise" else ():

@@ -1,5 +1,6 @@
 """Many jobs from one function: their values, their table, and a run that fails."""
 
+import os
 import sys
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 import nbtorchjob
 from nbtorchjob import (
     CaptureError,
+    Elastic,
     JobFailedError,
     JobNotFoundError,
     JobSpec,
@@ -78,6 +80,20 @@ def test_jobs_come_as_they_end_and_share_one_payload():
     assert ended == {job.name: (run["lr"], 7) for job, run in zip(runs, GIVEN, strict=True)}
     saved = {(directory.jobs_dir() / job.name / "saved.pyz").stat().st_ino for job in runs}
     assert len(saved) == 1
+
+
+def whose(lr):
+    return lr, int(os.environ["RANK"])
+
+
+@pytest.mark.torch
+def test_where_every_rank_s_value_is_returned_a_run_has_all_of_them():
+    two = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
+
+    assert nbtorchjob.map(whose, [{"lr": 1}, {"lr": 2}], spec=two).results(LIMIT) == [
+        [(1, 0), (1, 1)],
+        [(2, 0), (2, 1)],
+    ]
 
 
 def race(lr, folder=None):

@@ -263,7 +263,7 @@ def result(args: ParsedArgs, front: Front) -> Any:
         phase = job.state.phase
         if not phase.terminal:
             raise LineError(f"{job.name} is {phase.word}: wait for it with {hint('attach', job.name)}")
-        value = _value(job)
+        value = job.returned()
     return front.give(job, value, options.out)
 
 
@@ -400,7 +400,7 @@ def _hold(
 
             view.watch(job, drawn, say=front.say, asks=front.asks)
             try:
-                value = _value(job)
+                value = job.returned()
             except NBTorchJobError as exc:
                 drawn.close(job.state)
                 raise view.short(exc, drawn) from None
@@ -410,8 +410,3 @@ def _hold(
                 for name in options.pull:
                     front.give(job, on.lab.pull(name, on.ranks), name)
         return front.give(job, value, options.out)
-
-
-def _value(job: Job[Any]) -> Any:
-    """Return the value of a job, or of its ranks where all are collected; raises as ``Job.result`` does."""
-    return job.results() if job.state.info.all_ranks else job.result()

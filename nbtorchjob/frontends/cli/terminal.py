@@ -197,14 +197,18 @@ class Terminal:
             output.data({"group": runs.name}) if self._json else output.answer(runs.name)
             return
         for job, state in zip(runs, runs.states(), strict=True):
-            error = job.exception() if state.phase.terminal else None
-            self.good &= error is None or state.stopped_early
-            value = None if error is not None else job.result()
+            outcome: dict[str, Any]
+            try:
+                outcome = {"value": job.returned()}
+            except (JobFailedError, ResultError) as exc:
+                outcome = {"error": str(exc)}
+                self.good &= state.stopped_early
+                if isinstance(exc, ResultError):  # the view has told of those that failed
+                    self.say(f"nbtorchjob: {exc}")
             if self._json:
-                outcome = {"error": str(error)} if error is not None else {"value": value}
                 output.data({"job": _record(state), "given": dict(state.info.given), **outcome})
-            elif error is None and value is not None:
-                output.answer(f"{state.info.number}  {output.text(value)}")
+            elif outcome.get("value") is not None:
+                output.answer(f"{state.info.number}  {output.text(outcome['value'])}")
 
     def detached(self, job: Job[Any], out: str | None) -> None:
         """Write the job's name."""

@@ -81,7 +81,7 @@ class Actions:
             view.watch(job, shown)
             value = ""
             if job.exception() is None:
-                value = words.short(job.results() if job.state.info.all_ranks else job.result())
+                value = words.short(job.returned())
             shown.close(job.state, value)
 
         return submit

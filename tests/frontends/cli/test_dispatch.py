@@ -447,3 +447,27 @@ def test_map_runs_a_function_for_each_value(command, script):
     pairs = [(run["given"]["lr"], run["value"]["loss"]) for run in runs]
     assert pairs == [(1, 10), (2, 20)]
     assert "2/2 mapped-r" in done.err
+
+
+@pytest.mark.torch
+def test_a_value_of_map_that_cannot_be_had_hides_no_other(command):
+    Path("some.py").write_text("def some(x):\n    return (n for n in ()) if x == 1 else x\n")
+
+    done = command("map", "some.py:some", "--each", "x=1,2", "--json", "--name", "some")
+    again = command("attach", "some")
+
+    lacking, good = (json.loads(line) for line in done.out.splitlines())
+    assert "the value of some-r1 is a generator" in lacking["error"]
+    assert (good["given"], good["value"]) == ({"x": 2}, 2)
+    assert again.out == "2  2\n"
+    assert lacking["error"] in again.err
+    assert (done.code, again.code) == (1, 1)
+
+
+@pytest.mark.torch
+def test_map_gives_the_values_of_all_ranks(command):
+    Path("whose.py").write_text("import os\ndef whose(x):\n    return x, os.environ['RANK']\n")
+
+    done = command("map", "whose.py:whose", "--each", "x=7", "--all-ranks", "--nproc-per-node", "2", "--json")
+
+    assert done.data["value"] == [[7, "0"], [7, "1"]], done.err
