@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 _TYPES = {"int": "integer", "number": "number", "switch": "boolean", "text": "string"}
+_EXPECTED = {
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "a string",
+    "array": "an array of strings",
+}
 # For a person at a terminal, or set by the server itself.
 _FOR_PEOPLE = {*CELLS_ONLY, "json", "detach", "quiet", "follow", "zip", "dry-run", "rehearse"}
 _WRITES_HERE = {"sync"}  # of `files`, which else only reads
@@ -70,23 +77,25 @@ class Tool(FrozenDataclass):
     def command(self, arguments: Mapping[str, Any]) -> list[str]:
         """Return the words of the command; raises ``LineError`` for arguments that the schema refuses."""
         words, needed = _words(self.verb)
-        unknown = sorted(arguments.keys() - words.keys() - self.options.keys())
+        properties = self.schema["properties"]
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+        unknown = sorted(arguments.keys() - properties.keys())
         if unknown:
             raise LineError(f"{self.name}: unknown argument {unknown[0]!r}; see the tool's schema")
-        if missing := [name for name in needed if name not in arguments]:
+        if missing := [name for name in needed if arguments.get(name) in (None, "", [])]:
             raise LineError(f"{self.name} needs the argument {missing[0]!r}")
+        for name, value in arguments.items():
+            type_ = properties[name]["type"]
+            if not _fits(value, type_):
+                raise LineError(f"{self.name}: {name} must be {_EXPECTED[type_]}, got {value!r}")
         line = [self.verb.name]
         for key, option in self.options.items():
-            value = arguments.get(key)
             flag = option.flags[-1]
-            if value is None or value is False:
-                flags = []
-            elif option.takes == "switch":
-                flags = [flag]
+            value = arguments.get(key, [])
+            if option.takes == "switch":
+                line += [flag] if value else []
             else:
-                values: Sequence[Any] = value if option.repeated and not isinstance(value, str) else [value]
-                flags = [f"{flag}={item}" for item in values]
-            line += flags
+                line += [f"{flag}={item}" for item in _listed(value)]
         if self.verb.name == "logs" and "tail" not in arguments:
             line.append(f"--tail={_TAIL}")
         line += ["--detach"] if self.verb.name == "run" else []
@@ -95,11 +104,12 @@ class Tool(FrozenDataclass):
             if name == "arguments":
                 line += ["--", *map(str, arguments.get(name, ()))]
                 continue
-            value = arguments.get(name, ())
-            for word in [value] if isinstance(value, str) else value:
-                if str(word).startswith("-"):
+            for word in map(str, _listed(arguments.get(name, []))):
+                if not word:  # to the command it is the newest job
+                    raise LineError(f"{self.name}: {name} must not be empty")
+                if word.startswith("-"):
                     raise LineError(f"{self.name}: {name} must not begin with '-', got {word!r}")
-                line.append(str(word))
+                line.append(word)
         return line
 
 
@@ -140,6 +150,19 @@ def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
     if verb.words == "[NAME]":
         return {"name": {**job, "description": "a job's name or id; the newest job by default"}}, []
     return {}, []
+
+
+def _fits(value: Any, type_: str) -> bool:
+    """Whether a value has a type of a schema; a number and its text count as the same, as in a command."""
+    if type_ == "array":
+        return isinstance(value, list) and all(_fits(item, "string") for item in value)
+    if type_ == "boolean":
+        return isinstance(value, bool)
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def server() -> Server[Any]:

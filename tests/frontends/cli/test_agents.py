@@ -118,6 +118,44 @@ def test_arguments_that_the_schema_refuses_are_named():
         agents.TOOLS["cancel"].command({})
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "expected"),
+    [
+        ("submit", "arguments", "12", "an array of strings, got '12'"),
+        ("submit", "arguments", 12, "an array of strings, got 12"),
+        ("submit", "arguments", [["12"]], "an array of strings"),
+        ("submit", "env", {"A": "1"}, "an array of strings"),
+        ("submit", "all-ranks", "false", "true or false, got 'false'"),
+        ("submit", "all-ranks", 1, "true or false, got 1"),
+        ("submit", "gpu", True, "an integer, got True"),
+        ("submit", "image", ["a"], "a string, got"),
+        ("cancel", "names", 5, "an array of strings, got 5"),
+        ("cancel", "names", "job", "an array of strings, got 'job'"),
+        ("status", "name", ["a"], "a string, got"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_its_name(name, argument, value, expected):
+    needed = {"script": "t.py:f"} if name == "submit" else {}
+
+    with pytest.raises(LineError, match=f"{name}: {argument} must be {expected}"):
+        agents.TOOLS[name].command({**needed, argument: value})
+
+
+def test_numbers_may_be_texts_and_texts_numbers_and_null_is_nothing():
+    words = agents.TOOLS["submit"].command(
+        {"script": "t.py:f", "arguments": [0.1, 3], "nnodes": 2, "gpu": "1", "image": None, "env": None}
+    )
+
+    assert words == ["run", "--nnodes=2", "--gpu=1", "--detach", "--json", "t.py:f", "--", "0.1", "3"]
+    assert agents.TOOLS["status"].command({"name": None}) == ["status", "--json"]
+
+
+@pytest.mark.parametrize("names", [None, [], [""]])
+def test_a_name_that_is_empty_stands_for_no_job(names):
+    with pytest.raises(LineError, match=r"cancel needs the argument 'names'|names must not be empty"):
+        agents.TOOLS["cancel"].command({"names": names})
+
+
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
 
