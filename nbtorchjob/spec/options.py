@@ -29,6 +29,7 @@ from nbtorchjob.spec.overlay import (
     RETRY,
     SPEC,
     WORKER,
+    chosen_at,
     dashed,
     flags_near,
     named,
@@ -38,7 +39,6 @@ from nbtorchjob.spec.overlay import (
     read,
     split,
     takes_value,
-    value_at,
     why_needless,
 )
 from nbtorchjob.spec.policies import Retry, RunPolicy
@@ -292,7 +292,8 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
         elif o.home == _CELL:
             value, *others = (getattr(c, o.name) for c in (cell or CellOptions(), CellOptions()))
         else:
-            value, *others = (value_at(o, s) for s in (spec, JobSpec(), base or JobSpec()))
+            specs = (spec, JobSpec(), base or JobSpec())
+            value, *others = (chosen_at(o, s, in_pool=spec.pool is not None) for s in specs)
         if value is not None and any(value != other for other in others):
             if o.takes == "switch":
                 as_words = [_flag(o)] if value else []

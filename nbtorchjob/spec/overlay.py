@@ -16,7 +16,7 @@ from typing import Any
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.machine import processes
 from nbtorchjob.spec import Option, digits, one_of
-from nbtorchjob.spec.config import Elastic, PyTorch, Worker
+from nbtorchjob.spec.config import Elastic, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.text.hints import hint
@@ -78,6 +78,12 @@ def value_at(o: Option, spec: JobSpec) -> Any:
     for name in o.path:
         value = getattr(value, name, None)
     return value
+
+
+def chosen_at(o: Option, spec: JobSpec, *, in_pool: bool = True) -> Any:
+    """Return the value of the option's field; in a pool None for a number that is left to the pool."""
+    value = value_at(o, spec)
+    return None if in_pool and isinstance(value, Unsaid) else value
 
 
 def read(o: Option, text: str, where: str) -> Any:

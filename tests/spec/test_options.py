@@ -90,6 +90,13 @@ def test_the_defaults_need_no_words():
     assert magic_line(JobSpec(PyTorch(worker=Worker(0)))) == "--worker-replicas 0"
 
 
+@pytest.mark.parametrize("base", [None, JobSpec(pool="warm"), JobSpec(Elastic(1))])
+def test_a_magic_line_of_a_job_in_a_pool_says_one_node_and_not_that_none_were_chosen(base):
+    assert magic_line(JobSpec(Elastic(1), pool="warm"), base=base) == "--nnodes 1 --pool warm"
+    assert magic_line(JobSpec(pool="warm"), base=base) == "--pool warm"
+    assert magic_line(JobSpec(Elastic(1))) == magic_line(JobSpec()) == ""
+
+
 def test_a_magic_line_is_quoted():
     line = magic_line(
         JobSpec(Elastic("1:2"), env={"A": "b c"}), CellOptions(arg=(("s", "'x'"),), detach=True)

@@ -29,6 +29,7 @@ from nbtorchjob.spec.overlay import (
     RETRY,
     SPEC,
     WORKER,
+    chosen_at,
     overlay,
     pair,
     read,
@@ -195,9 +196,14 @@ def unsaid(spec: JobSpec, base: JobSpec) -> str:
         line_spec = parse(magic_line(spec, base=base), base)[0]
     except SpecError as exc:
         return f"The default profile conflicts with it: {exc}"
-    if line_spec == spec:
+    in_pool = spec.pool is not None
+    more = [
+        key
+        for key, o in KEYS.items()
+        if chosen_at(o, line_spec, in_pool=in_pool) != chosen_at(o, spec, in_pool=in_pool)
+    ]
+    if line_spec == spec and not more:
         return ""
-    more = [key for key, o in KEYS.items() if value_at(o, line_spec) != value_at(o, spec)]
     if more:
         return f"The default profile also has {', '.join(more)}, which no option can remove."
     return "The line lacks launch settings that only Python can express: see the call."

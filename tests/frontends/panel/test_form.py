@@ -326,6 +326,14 @@ def test_what_the_line_cannot_take_back_is_named():
     assert "env, all-ranks" in form.unsaid(LOCAL, base)
 
 
+def test_nodes_that_a_line_cannot_leave_to_the_pool_are_named():
+    base = JobSpec(Elastic(4), pool="warm")
+
+    assert "has nnodes, which no option can remove" in form.unsaid(JobSpec(pool="warm"), base)
+    assert form.unsaid(JobSpec(Elastic(1), pool="warm"), base) == ""
+    assert form.unsaid(LOCAL, JobSpec(Elastic(4))) == ""  # a job of its own has one node either way
+
+
 def test_a_profile_that_the_line_contradicts_is_told():
     base = JobSpec(Elastic(), "kubernetes", cluster=Cluster(spot_selector={"disk": "ssd"}))
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(node_selector={"disk": "ssd"}))
