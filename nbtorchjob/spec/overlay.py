@@ -73,7 +73,12 @@ def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option
 
 
 def value_at(o: Option, spec: JobSpec) -> Any:
-    """Return the value of the option's field; None where this kind of launch has no such field."""
+    """Return the value of the option's field; None where this kind of launch has no such field.
+
+    A name is returned as it was given.
+    """
+    if o.path == ("name",):
+        return spec.title or spec.name
     value: Any = spec
     for name in o.path:
         value = getattr(value, name, None)

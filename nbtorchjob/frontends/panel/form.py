@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -105,7 +105,7 @@ def entries(spec: JobSpec) -> dict[str, Entry]:
     """Return what a form shows of ``spec``."""
     return {
         LAUNCH: type(spec.launch).__name__,
-        **{key: entry(o, value_at(o, spec)) for key, o in ENTRY_KEYS.items()},
+        **{key: entry(o, chosen_at(o, spec)) for key, o in ENTRY_KEYS.items()},
     }
 
 
@@ -136,8 +136,9 @@ def judge(
 ) -> Verdict:
     """Return the spec that the entries make, or each field's error.
 
-    Of ``base`` only what no option can express counts (``rdzv_configs``, a master's own image). ``check``
-    returns cautions, and raises ``SpecError`` for what the backend can't honour.
+    Of ``base`` only what no entry shows counts: ``rdzv_configs``, a master's own image, the values of
+    secrets, what is for labs. ``check`` returns cautions, and raises ``SpecError`` for what the backend can't
+    honour.
     """
     values: dict[Option, Any] = {}
     errors: dict[str, str] = {}
@@ -147,7 +148,15 @@ def judge(
                 values[option] = _value(option, held[key])
             except SpecError as exc:
                 errors[key] = _message(exc)
-    blank = JobSpec(_unexpressed(base.launch, elastic=held[LAUNCH] == Elastic.__name__))
+    default, secrets = JobSpec(), values.get(ENTRY_KEYS["secret-env"], ())
+    blank = replace(
+        base,
+        launch=_unexpressed(base.launch, elastic=held[LAUNCH] == Elastic.__name__),
+        cluster=default.cluster,
+        retry=default.retry,
+        hidden={name: text for name, text in base.hidden.items() if name in secrets},
+        **{o.name: value_at(o, default) for o in ENTRY_KEYS.values() if o.home == SPEC},
+    )
     while True:
         try:
             spec = overlay(blank, values, lambda o: o.key)
@@ -176,11 +185,13 @@ def _value(option: Option, entry: str | bool | Sequence[str]) -> Any:
 
 def _unexpressed(launch: Launch, *, elastic: bool) -> Launch:
     """Return the part of a launch config that no option can express, all else at its default."""
+    shared = launch.increase_shared_mem
     if elastic:
-        return Elastic(rdzv_configs=launch.rdzv_configs) if isinstance(launch, Elastic) else Elastic()
+        configs = launch.rdzv_configs if isinstance(launch, Elastic) else Elastic().rdzv_configs
+        return Elastic(rdzv_configs=configs, increase_shared_mem=shared)
     if isinstance(launch, Elastic):
-        return PyTorch(worker=Worker(replicas=0))
-    return PyTorch(launch.master, launch.worker)
+        return PyTorch(worker=Worker(replicas=0), increase_shared_mem=shared)
+    return PyTorch(launch.master, launch.worker, increase_shared_mem=shared)
 
 
 def _message(error: SpecError, *, named: bool = False) -> str:
@@ -194,6 +205,7 @@ def unsaid(spec: JobSpec, base: JobSpec) -> str:
     """Explain what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
     try:
         line_spec = parse(magic_line(spec, base=base), base)[0]
+        line_spec = replace(line_spec, idle=spec.idle)  # for labs: the line of a job leaves it out
     except SpecError as exc:
         return f"The default profile conflicts with it: {exc}"
     in_pool = spec.pool is not None
@@ -206,6 +218,8 @@ def unsaid(spec: JobSpec, base: JobSpec) -> str:
         return ""
     if more:
         return f"The default profile also has {', '.join(more)}, which no option can remove."
+    if secrets := [name for name, text in spec.hidden.items() if line_spec.hidden.get(name) != text]:
+        return f"The line omits the values of secrets: this process must have {', '.join(secrets)} set."
     return "The line lacks launch settings that only Python can express: see the call."
 
 
@@ -240,7 +254,8 @@ def _changed(config: Any) -> list[Field[Any]]:
     return [
         f
         for f in fields(config)
-        if getattr(config, f.name) != (f.default if f.default_factory is MISSING else f.default_factory())
+        if f.name != "hidden"  # values of secrets
+        and getattr(config, f.name) != (f.default if f.default_factory is MISSING else f.default_factory())
     ]
 
 

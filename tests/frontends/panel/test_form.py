@@ -12,7 +12,7 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.frontends.panel import form
 from nbtorchjob.spec import options
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.policies import RestartPolicy, Retry, RunPolicy
@@ -233,6 +233,42 @@ def test_what_no_option_can_say_is_kept():
     )
 
 
+HELD = JobSpec(
+    backend="kubernetes", name="My Job", env={"HF_TOKEN": "abc", "MODE": "fast"}, pool="warm", idle="30m"
+)
+
+
+def test_what_no_entry_shows_is_kept():
+    spec = judged(HELD).spec
+
+    assert spec == HELD
+    assert (spec.title, spec.idle, spec.secrets()) == ("My Job", 1800, {"HF_TOKEN": "abc"})
+    assert judged(HELD, grace="9").spec == replace(HELD, grace=9)
+
+
+@pytest.mark.filterwarnings("ignore:increase_shared_mem is deprecated")
+@pytest.mark.parametrize("launch", [Elastic, lambda **shared: PyTorch(worker=Worker(1), **shared)])
+def test_what_flytekit_says_of_shared_memory_is_kept(launch):
+    spec = JobSpec(launch(increase_shared_mem=False))
+
+    assert judged(spec).spec == spec
+
+
+def test_a_number_of_nodes_that_nobody_chose_is_an_empty_entry_and_stays_unchosen():
+    assert form.entries(HELD)["nnodes"] == ""
+    assert isinstance(judged(HELD).spec.launch.nnodes, Unsaid)
+    for base in (HELD, replace(HELD, launch=Elastic(1))):
+        assert not isinstance(judged(base, nnodes="1").spec.launch.nnodes, Unsaid)
+        assert isinstance(judged(base, nnodes="").spec.launch.nnodes, Unsaid)
+
+
+def test_a_secret_goes_with_its_row_and_another_value_takes_its_place():
+    removed, replaced = judged(HELD, secret_env=()), judged(HELD, env=("HF_TOKEN=new",))
+
+    assert (removed.spec.secret_env, removed.spec.hidden) == ((), {})
+    assert replaced.spec.secrets() == {"HF_TOKEN": "new"}
+
+
 def test_the_other_launch_begins_with_its_defaults():
     assert judged(JobSpec(Elastic(4)), launch="PyTorch").spec == JobSpec(PyTorch(worker=Worker(0)))
     assert judged(JobSpec(PyTorch(worker=Worker(3))), launch="Elastic").spec == LOCAL
@@ -305,6 +341,22 @@ def test_python_says_what_no_option_can():
 
     assert called(form.python(spec)) == spec
     assert "only Python" in form.unsaid(spec, LOCAL)
+
+
+def test_the_value_of_a_secret_is_in_no_text():
+    call = form.python(HELD)
+
+    assert "secret_env=['HF_TOKEN']" in call
+    assert "abc" not in call
+    assert called(call) == replace(HELD, hidden={})
+    assert form.unsaid(HELD, HELD) == ""
+    assert form.unsaid(HELD, LOCAL) == (
+        "The line omits the values of secrets: this process must have HF_TOKEN set."
+    )
+
+
+def test_what_only_labs_have_is_not_missed_in_the_line_of_a_job():
+    assert form.unsaid(JobSpec(idle="30m"), LOCAL) == ""
 
 
 def test_a_short_call_is_one_line_and_a_long_one_is_not():

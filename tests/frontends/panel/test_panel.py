@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -19,7 +20,7 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.panel.actions import Latest
 from nbtorchjob.spec import profiles
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, PyTorch, Worker
+from nbtorchjob.spec.config import Elastic, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import Phase
 from nbtorchjob.state.facts.events import EnvironmentTold
@@ -154,6 +155,23 @@ def test_without_a_spec_it_shows_what_the_session_uses(monkeypatch):
 
     ConfigPanel(Elastic(4))
     assert ConfigPanel().spec == JobSpec(Elastic(4))
+
+
+def test_to_open_it_changes_nothing_of_what_jobs_and_labs_get():
+    Path("nbtorchjob.toml").write_text(
+        'default = "lab"\n[profiles.lab]\nbackend = "kubernetes"\npool = "warm"\nidle = "30m"\n'
+        'name = "My Job"\nenv = {HF_TOKEN = "abc", MODE = "fast"}\n'
+    )
+    before = [verbs.parse(line)[0] for line in ("", "--keep gpu")]
+
+    screen = Screen()
+
+    after = job, lab = [verbs.parse(line)[0] for line in ("", "--keep gpu")]
+    assert after == before
+    assert isinstance(job.launch, Elastic)
+    assert isinstance(job.launch.nnodes, Unsaid)
+    assert (job.title, lab.idle, lab.secrets()) == ("My Job", 1800, {"HF_TOKEN": "abc"})
+    assert not any("abc" in text for text in screen.texts)
 
 
 def test_a_change_is_a_new_spec_and_new_words_for_it(screen):
