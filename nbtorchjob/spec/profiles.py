@@ -47,7 +47,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import Option, toml
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, CellOptions
-from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, WORKER, overlay, value_at
+from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, WORKER, chosen_at, overlay, value_at
 from nbtorchjob.spec.policies import UNLIMITED, Retry
 from nbtorchjob.spec.toml import FILE, File, near
 
@@ -227,32 +227,70 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
     """Write ``spec`` as the profile ``name``, and return the file.
 
     It is the nearest in the working directory (``cwd``) and its parents, else a new one in it. Raises
-    ``SpecError`` for an invalid name, for what no profile can hold and for a file that isn't TOML.
+    ``SpecError`` for an invalid name, for what no profile can hold and for a file that can't be changed.
     """
     CellOptions(profile=name)
-    blank = JobSpec()
-    entries = {
-        key: _plain(value_at(o, spec)) for key, o in KEYS.items() if value_at(o, spec) != value_at(o, blank)
-    }
-    values = {key: value for key, value in entries.items() if value is not None}
-    if overlay(JobSpec(), {KEYS[key]: value for key, value in values.items()}, lambda o: o.key) != spec:
-        allowed = "a launch config that options can express"
-        raise SpecError("profile", type(spec.launch).__name__, allowed)
     folder = (cwd or working()).absolute()
     # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
     path = next((path for path in near(folder) if os.path.isfile(path)), folder / FILE)
-    # The file's text with the profile in it
+    old = toml.user(path) if os.path.isfile(path) else File(path)
+    entries = _entries(spec, old.profiles.get(name, {}))
     with errors.needs_extra("jupyter", "a profile that is saved"):
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
     try:  # an entry that should be a table but isn't has no such methods
-        document = tomlkit.parse(path.read_text("utf-8") if path.exists() else "")
+        document = tomlkit.parse(path.read_text("utf-8") if os.path.isfile(path) else "")
         profiles = document.setdefault("profiles", tomlkit.table(is_super_table=True))
-        _update(profiles.setdefault(name, tomlkit.table()), values)
+        _update(profiles.setdefault(name, tomlkit.table()), entries)
+        text = tomlkit.dumps(document)
+        new = toml.user(path, text)
     except (OSError, ValueError, AttributeError, TypeError, TOMLKitError) as exc:
         raise SpecError(str(path), str(exc), "a TOML file of profiles that can be read") from None
-    _write(path, tomlkit.dumps(document))
+    # tomlkit puts a new table in front of the last dotted keys, which then are that table's.
+    if new != replace(old, profiles={**old.profiles, name: entries}):
+        allowed = "a file in which each profile is a table of its own, [profiles.NAME]"
+        raise SpecError(str(path), "dotted keys", allowed)
+    _write(path, text)
     return path
+
+
+def _entries(spec: JobSpec, old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a profile's entries; of the ``old`` ones those that mean the same stay as they are.
+
+    Raises ``SpecError`` for what no profile can hold, and for the value of a secret that isn't there already.
+    """
+    default = JobSpec()
+    values = {
+        option: _plain(value)
+        for option in KEYS.values()
+        if (value := chosen_at(option, spec)) not in (None, chosen_at(option, default))
+    }
+    env = old.get("env")
+    for name, text in spec.hidden.items():
+        if not isinstance(env, Mapping) or env.get(name) != text:
+            allowed = (
+                "left out: the value of a secret isn't saved; set it in this process and list it under "
+                "secret-env, or write it into the file yourself"
+            )
+            raise SpecError("env", name, allowed)
+    if spec.hidden:
+        values[KEYS["env"]] = {**spec.env, **spec.hidden}
+    if spec.hidden.keys() >= {*spec.secret_env}:
+        values.pop(KEYS["secret-env"], None)  # env has them
+    spellings = {option: key for key in old if (option := KEYS.get(key.replace("_", "-")))}
+    for option, key in spellings.items():
+        with suppress(SpecError):
+            if _makes({**values, option: old[key]}, spec):
+                values[option] = old[key]
+    if not _makes(values, spec):
+        raise SpecError("profile", type(spec.launch).__name__, "a launch config that options can express")
+    return {spellings.get(option, option.key): value for option, value in values.items()}
+
+
+def _makes(values: Mapping[Option, Any], spec: JobSpec) -> bool:
+    """Whether a profile of these values is ``spec``, also for a job in a pool."""
+    made, nodes = overlay(JobSpec(), values, lambda option: option.key), KEYS["nnodes"]
+    return made == spec and chosen_at(nodes, made) == chosen_at(nodes, spec)
 
 
 def _plain(value: Any) -> Any:
@@ -263,20 +301,18 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | bool | int | float) else dict(value)
 
 
-def _update(table: MutableMapping[str, Any], values: dict[str, Any]) -> None:
+def _update(table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None:
     """Change only what differs: a rewritten entry loses its formatting."""
     import tomlkit
 
-    spellings = {key.replace("_", "-"): key for key in table}
-    for key in spellings.keys() - values.keys():
-        del table[spellings[key]]
-    for key, value in values.items():
-        spelled = spellings.get(key, key)
-        if spelled not in table or table[spelled] != value:
-            table[spelled] = value
+    for key in table.keys() - entries.keys():
+        del table[key]
+    for key, value in entries.items():
+        if key not in table or table[key] != value:
+            table[key] = value
             if isinstance(value, dict):
-                table[spelled] = tomlkit.inline_table()
-                table[spelled].update(value)
+                table[key] = tomlkit.inline_table()
+                table[key].update(value)
 
 
 def _write(path: Path, text: str) -> None:

@@ -56,7 +56,12 @@ def users(cwd: Path | None) -> list[File]:
     The parents end with the home directory, or where a folder has another owner than the one within it.
     A file is obeyed only if nobody but root and this user could have written it: see :func:`notes`.
     """
-    return [_read(path, _USERS) for path in _there(cwd) if not _foreign(path)]
+    return [user(path) for path in _there(cwd) if not _foreign(path)]
+
+
+def user(path: Path, text: str | None = None) -> File:
+    """Return a user's file, or what it is with another ``text``; raises ``SpecError``."""
+    return _read(path, _USERS, text)
 
 
 def notes(cwd: Path | None) -> list[str]:
@@ -124,14 +129,14 @@ def sites(environ: Mapping[str, str]) -> list[File]:
     return [_read(path, _SITES)] if named or there else []
 
 
-def _read(path: Path, keys: _Keys) -> File:
+def _read(path: Path, keys: _Keys, text: str | None = None) -> File:
     if sys.version_info >= (3, 11):  # here: most have no such file, and it is slow to import
         import tomllib
     else:
         import tomli as tomllib
 
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = tomllib.loads(path.read_text("utf-8") if text is None else text)
     except (OSError, ValueError) as exc:
         raise SpecError(str(path), str(exc), "a readable TOML file") from None
     for key, value in content.items():

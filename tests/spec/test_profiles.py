@@ -1,6 +1,7 @@
 """Specs saved as profiles: they load again, and the file keeps what else is in it."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +10,7 @@ from nbtorchjob.commands import verbs
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec import profiles, toml
 from nbtorchjob.spec.cluster import Cluster
-from nbtorchjob.spec.config import Elastic, Master, PyTorch, Worker
+from nbtorchjob.spec.config import Elastic, Master, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from tests.spec.test_options import specs
@@ -390,6 +391,71 @@ def test_comments_order_and_other_profiles_stay(file):
     changed = WRITTEN.replace("nnodes = 2  # or one", 'nnodes = "1:2"  # or one')
     changed = changed.replace('start-method = "fork"\n', "max-restarts = 3\n")
     assert file.read_text() == changed
+
+
+OWN = """\
+[profiles.mine]
+nnodes = 1
+nproc_per_node = 1  # whatever the site says
+idle = "30m"  # GPUs are scarce
+backend = "kubernetes"
+name = "My Job"
+cpu = 8
+env = {HF_TOKEN = "abc", MODE = "fast"}
+secret-env = ["HOME"]
+"""
+
+
+def test_an_entry_that_means_the_same_stays_as_it_is_written(folder):
+    file = write(folder, OWN)
+    spec = profiles.load("mine", cwd=folder)
+
+    profiles.save("mine", spec, cwd=folder)
+    assert file.read_text() == OWN
+    profiles.save("mine", replace(spec, grace=9), cwd=folder)
+    assert file.read_text() == f"{OWN}grace = 9\n"
+
+
+def test_the_value_of_a_secret_stays_in_the_file_beside_what_changes(folder):
+    file = write(folder, OWN)
+    spec = profiles.load("mine", cwd=folder)
+
+    profiles.save("mine", replace(spec, env={"MODE": "slow"}, idle="1h"), cwd=folder)
+
+    saved = profiles.load("mine", cwd=folder)
+    assert (saved.env, saved.hidden, saved.idle) == ({"MODE": "slow"}, {"HF_TOKEN": "abc"}, 3600)
+    assert 'secret-env = ["HOME"]\n' in file.read_text()
+
+
+def test_the_value_of_a_secret_that_the_profile_has_not_is_not_written(folder):
+    file = write(folder, OWN)
+
+    for name, value in (("mine", "new"), ("other", "abc")):
+        with pytest.raises(SpecError, match=r"HF_TOKEN.*the value of a secret isn't saved") as caught:
+            profiles.save(name, JobSpec(env={"HF_TOKEN": value}), cwd=folder)
+        assert value not in str(caught.value)
+    assert file.read_text() == OWN
+    profiles.save("other", JobSpec(secret_env=["HF_TOKEN"]), cwd=folder)
+    assert profiles.load("other", cwd=folder) == JobSpec(secret_env=["HF_TOKEN"])
+
+
+def test_one_node_is_saved_where_it_was_chosen(folder):
+    for launch, written in ((Elastic(1), True), (Elastic(), False)):
+        file = profiles.save("mine", JobSpec(launch, pool="warm"), cwd=folder)
+
+        assert ("nnodes = 1\n" in file.read_text()) == written
+        loaded = profiles.load("mine", cwd=folder).launch
+        assert isinstance(loaded, Elastic)
+        assert isinstance(loaded.nnodes, Unsaid) != written
+
+
+def test_a_file_that_would_get_other_profiles_is_left_alone(folder):
+    text = 'profiles.a.nnodes = 2\nprofiles.a.env.X = "1"\n'  # tomlkit puts the new table between the two
+    file = write(folder, text)
+
+    refused(folder, JobSpec(Elastic(3)), "each profile is a table of its own")
+
+    assert file.read_text() == text
 
 
 def test_a_new_profile_is_put_beside_the_others(file):

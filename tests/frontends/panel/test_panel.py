@@ -157,11 +157,19 @@ def test_without_a_spec_it_shows_what_the_session_uses(monkeypatch):
     assert ConfigPanel().spec == JobSpec(Elastic(4))
 
 
+LAB = """\
+default = "lab"
+[profiles.lab]
+backend = "kubernetes"
+pool = "warm"
+idle = "30m"  # GPUs are scarce
+name = "My Job"
+env = {HF_TOKEN = "abc", MODE = "fast"}
+"""
+
+
 def test_to_open_it_changes_nothing_of_what_jobs_and_labs_get():
-    Path("nbtorchjob.toml").write_text(
-        'default = "lab"\n[profiles.lab]\nbackend = "kubernetes"\npool = "warm"\nidle = "30m"\n'
-        'name = "My Job"\nenv = {HF_TOKEN = "abc", MODE = "fast"}\n'
-    )
+    Path("nbtorchjob.toml").write_text(LAB)
     before = [verbs.parse(line)[0] for line in ("", "--keep gpu")]
 
     screen = Screen()
@@ -345,6 +353,17 @@ def test_a_profile_is_saved_and_loaded_by_name(screen):
     assert screen.panel.spec == PAIR
     assert verbs.parse("-p pair")[0] == PAIR
     assert profiles.names() == screen["profile"].options == ("pair",)
+
+
+def test_a_profile_that_is_loaded_and_saved_is_as_it_was(screen):
+    Path("nbtorchjob.toml").write_text(LAB)
+
+    screen.type("profile", "lab")
+    screen.click("Load")
+    screen.click("Save")
+
+    assert "Saved in " in told(screen)
+    assert Path("nbtorchjob.toml").read_text() == LAB
 
 
 def test_what_is_wrong_is_not_saved_and_what_there_is_not_not_loaded(screen):
