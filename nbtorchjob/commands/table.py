@@ -141,6 +141,9 @@ class Verb(FrozenDataclass):
             if not parsed.words and self.takes_name:
                 raise LineError(f"{command} expects a job; {hint('list')} lists them")
             raise LineError(f"{command} expects {self.words}, got {words_shown}")
+        names = parsed.words[: None if self.words in ("NAME...", "NAME OTHER") else 1]
+        if self.takes_name and "" in names:  # of a variable that isn't set; to ``find`` it is the newest job
+            raise LineError(f"{hint(self.name)} expects a job, got ''; {hint('list')} lists them")
         return parsed
 
     def do(self, args: ParsedArgs, front: Front) -> Any:

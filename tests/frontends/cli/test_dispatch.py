@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 import tty
@@ -75,6 +76,8 @@ def nowhere(tmp_path, monkeypatch):
         ("logs --tail -1 known", 2, "tail: got -1"),
         ("status a b", 2, "nbtorchjob status takes one job, got 'a b'"),
         ("cancel", 2, "nbtorchjob cancel expects a job; nbtorchjob list lists them"),
+        ("cancel known ''", 2, "nbtorchjob cancel expects a job, got ''; nbtorchjob list lists them"),
+        ("status ''", 2, "nbtorchjob status expects a job, got ''"),
         ("export any", 2, "nbtorchjob export expects NAME FOLDER, got 'any'"),
         ("completion", 2, "nbtorchjob completion expects SHELL, got ''"),
         ("completion csh", 2, "unknown shell 'csh'; available: bash, zsh, fish"),
@@ -113,7 +116,7 @@ def nowhere(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("apart")
 def test_what_is_not_understood_is_told_in_a_line(command, line, code, words):
     Acted("known").end()
-    done = command(*line.split())
+    done = command(*shlex.split(line))
 
     assert (done.code, done.out) == (code, "")
     assert words in done.err
