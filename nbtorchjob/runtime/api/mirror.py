@@ -47,7 +47,9 @@ class Mirror:
     def __init__(self, url: str, folder: str, quiet_s: float = QUIET_S) -> None:
         # Loaded late: it is needed by jobs with a store only, and not every image has it.
         core: Any = importlib.import_module("fsspec.core")
+        spec: Any = importlib.import_module("fsspec.spec")
         self._fs, self._root = core.url_to_fs(url)
+        self._renames = type(self._fs).mv is not spec.AbstractFileSystem.mv
         self._folder = folder
         self._quiet_s = quiet_s
         self._removed: Set[str] = set()  # here, as the last ``send`` saw
@@ -101,7 +103,7 @@ class Mirror:
             if not may_place():
                 return
             for name in sent:
-                self._fs.mv(self._there(name) + PARTIAL, self._there(name))
+                self._place(name, known)
                 known[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
             removed = known.keys() - stamps.keys()
             # What took its place may be too young to be sent at once, and isn't by the next time.
@@ -198,6 +200,22 @@ class Mirror:
             self._fs.rm_file(target + PARTIAL)
             return False
         return True
+
+    def _place(self, name: str, known: _Known) -> None:
+        """Have a file that was put beside its place take it."""
+        target = self._there(name)
+        if not self._renames:
+            # As fsspec's own `mv` does (2026.9), which takes a name for a pattern, and puts a file into a
+            # folder of its name.
+            self._fs.cp_file(target + PARTIAL, target)
+            self._fs.rm_file(target + PARTIAL)
+            return
+        if self._fs.isdir(target):  # a store with folders keeps one for files that were here once
+            for inner in [other for other in known if other.startswith(name + "/")]:
+                self._remove(inner, known)
+            for folder in sorted({target, *self._fs.find(target, withdirs=True)}, reverse=True):
+                self._fs.rmdir(folder)
+        self._fs.mv(target + PARTIAL, target)
 
     def _remove(self, name: str, known: _Known) -> None:
         target = self._there(name)

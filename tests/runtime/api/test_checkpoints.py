@@ -103,6 +103,41 @@ def test_what_one_node_wrote_another_finds(node, store):
         assert here() == {"deep/er/step": "1", "last": "deep/er/step"}
 
 
+def test_a_file_arrives_whatever_its_name_has(node, store):
+    files = {"best1.pt": "1", "best?.pt": "2", "layers=[64,64]/last.ckpt": "3", "*": "4"}
+    node("one")
+    with saving():
+        for name, text in files.items():
+            (checkpoint_dir() / name).parent.mkdir(exist_ok=True)
+            (checkpoint_dir() / name).write_text(text)
+    assert stored(store) == files
+
+    node("two")
+    with saving():
+        assert here() == files
+        (checkpoint_dir() / "best?.pt").unlink()
+    assert stored(store) == {name: text for name, text in files.items() if name != "best?.pt"}
+
+
+@pytest.mark.parametrize("store", ["file", "buckets"], indirect=True)
+def test_a_file_takes_the_place_of_a_folder(node, store):
+    node("one")
+    last = checkpoint_dir() / "last"
+    with saving():
+        (last / "deep").mkdir(parents=True)
+        (last / "deep" / "shard").write_text("1")
+    with saving():
+        (last / "deep" / "shard").unlink()
+        (last / "deep").rmdir()
+        last.rmdir()
+        last.write_text("2")
+    assert stored(store) == {"last": "2"}
+
+    node("two")
+    with saving():
+        assert here() == {"last": "2"}
+
+
 def test_a_job_that_never_asks_leaves_the_store_alone(node, store):
     home = node("one")
     with saving():
