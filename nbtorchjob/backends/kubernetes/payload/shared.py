@@ -97,7 +97,7 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
             files.mv(partial, path)
     except BaseException:
         if files.exists(partial):
-            files.rm(partial)
+            files.rm_file(partial)
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import importlib
 import re
@@ -143,7 +144,7 @@ def copy(url: str, to: str, sha256: str) -> None:
     if digest.hexdigest() != sha256:
         with submit_errors(to):
             files, path = reached(to)
-            files.rm(path)
+            files.rm_file(path)
         raise SubmitError(f"the payload at {url} isn't what was stored there: run the job's cell again")
 
 
@@ -171,7 +172,8 @@ def remove(url: str) -> None:
     with submit_errors(url):
         files, path = reached(url)
         if files.exists(path):
-            files.rm(path, recursive=True)
+            # fsspec takes a path for a pattern, apart from a local one (2026.9).
+            files.rm(path if "file" in files.protocol else glob.escape(path), recursive=True)
 
 
 def reached(url: str) -> tuple[Any, str]:

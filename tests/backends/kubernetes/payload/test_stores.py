@@ -52,6 +52,18 @@ def test_all_of_an_ended_job_is_removed_from_its_stores_and_nothing_else(folder)
     }
 
 
+@pytest.mark.parametrize("scheme", ["file", "buckets"])
+def test_a_job_is_removed_from_a_store_whose_name_looks_like_a_pattern(folder, scheme):
+    places = [f"{scheme}://{folder}/jobs{end}/train-7k2q.12.500000" for end in ("[1]", "1")]
+    for place in places:
+        stores.put(memoryview(b"x"), f"{place}/file[1]")
+
+    stores.clear(job(storage=places[0].rpartition("/")[0])[1])
+
+    files, _ = stores.reached(places[0])
+    assert [files.exists(stores.reached(place)[1]) for place in places] == [False, True]
+
+
 def test_checkpoints_at_a_path_of_the_pods_stay(folder):
     mount = f"type=volume,src=claim,dst={folder}"
     spec, info = job(mount=[mount], checkpoints=f"{folder}/kept")
