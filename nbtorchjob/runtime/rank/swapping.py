@@ -22,8 +22,8 @@ on GO, so a rank that finds a newer number in VERDICT was dropped. TRIAL is over
 have come to the call of a newer swap, where each first settles what was on trial.
 
 An attempt that starts anew makes the changes of those before it again (``Replay``). Each is made as soon as
-what it changes stands there: after the last statement of the cell, loops left out, that sets a name which the
-change concerns.
+what it changes stands there, and what it is made of: after the last statement of the cell, loops left out,
+that sets a name which the change sets, or ahead of the last loop one which it reads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple, cast
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple, cast
 
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
@@ -294,31 +294,43 @@ class Replay:
         if settings:
             optimizers.again(settings)
 
-    def advance(self, awaited: Iterable[str]) -> None:
-        """Make those changes that concern none of the names that are yet to be set."""
-        left, self._left, awaited = self._left, [], set(awaited)
+    def advance(self, awaited: Iterable[str], ahead: Iterable[str] = ()) -> None:
+        """Make those changes that concern none of the names that are yet to be set.
+
+        ``ahead`` are those of the ``awaited`` that are set ahead of the cell's last loop.
+        """
+        left, self._left = self._left, []
+        sets, reads = set(awaited), set(ahead)
         for statement, content in left:
-            if set_by(statement) & awaited:
-                self._left.append((statement, content))
-                continue
-            change, before = Change(self._space), dict(self._space)
-            try:
-                tree = ast.Module([statement], [])
-                call.execute(tree, content["filename"], content["flags"], self._space)
-                change.take(before, dict(self._space))
-                change.words["sets"] = set_by(statement)
-            except NameError:
-                if not awaited:
-                    raise
-                self._left.append((statement, content))
-                continue
-            finally:
-                restore(self._space, before)
-            change.apply()
+            if not (set_by(statement) & sets or _read_by(statement) & reads):
+                try:
+                    self._make(statement, content)
+                    continue
+                except NameError:
+                    if not awaited:
+                        raise
+                except Exception:  # of what has another value by then, such as None
+                    if not ahead:
+                        raise
+            self._left.append((statement, content))
+            sets |= set_by(statement)  # changes are made in their order
+            reads |= set_by(statement)
+
+    def _make(self, statement: ast.stmt, content: Dict[str, Any]) -> None:
+        change, before = Change(self._space), dict(self._space)
+        try:
+            tree = ast.Module([statement], [])
+            call.execute(tree, content["filename"], content["flags"], self._space)
+            change.take(before, dict(self._space))
+            change.words["sets"] = set_by(statement)
+        finally:
+            restore(self._space, before)
+        change.apply()
 
     def into(self, tree: ast.Module) -> str:
         """Have a cell's statements call :meth:`advance` by a name; return the name."""
-        tree.body = [*_advancing(tree.body, set()), _advance(set(), tree.body[-1])]
+        end = _Later()
+        tree.body = [*_advancing(tree.body, end), _advance(end, tree.body[-1])]
         ast.fix_missing_locations(tree)
         return _AGAIN
 
@@ -326,27 +338,47 @@ class Replay:
 _AGAIN = "<again>"  # no name that a cell can spell
 
 
-def _advancing(body: List[ast.stmt], later: Set[str]) -> List[ast.stmt]:
+class _Later(NamedTuple):
+    """The names that are set after a place in a cell, and those of them that are set ahead of its last loop.
+
+    There the code ran that a swap has changed: what it read had been set.
+    """
+
+    names: FrozenSet[str] = frozenset()
+    ahead: FrozenSet[str] = frozenset()
+    loops: bool = False  # whether one follows
+
+    def before(self, *statements: ast.stmt) -> "_Later":
+        """Return the same for the place before these statements."""
+        names, ahead, loops = self
+        for statement in reversed(statements):
+            if not loops and any(isinstance(node, _LOOPS) for node in _walk(statement, *_FUNCTIONS)):
+                ahead, loops = frozenset(), True
+            here = set_by(statement)
+            names, ahead = names | here, ahead | here
+        return _Later(names, ahead, loops)
+
+
+def _advancing(body: List[ast.stmt], later: _Later) -> List[ast.stmt]:
     """Return statements with a call of ``Replay.advance`` after each that sets names.
 
-    ``later`` are the names that are set after all of them.
+    ``later`` is for the place after all of them.
     """
     out: List[ast.stmt] = []
-    for index, statement in enumerate(body):
-        awaited = later.union(*map(set_by, body[index + 1 :]))
+    for statement in reversed(body):
         for owner, field, rest in _branches(statement):
-            branch = _advancing(getattr(owner, field), awaited.union(*map(set_by, rest)))
-            setattr(owner, field, branch)
-        out.append(statement)
+            setattr(owner, field, _advancing(getattr(owner, field), later.before(*rest)))
         # The imports from __future__ come before all else.
         if set_by(statement) and getattr(statement, "module", "") != "__future__":
-            out.append(_advance(awaited, statement))
-    return out
+            out.append(_advance(later, statement))
+        out.append(statement)
+        later = later.before(statement)
+    return out[::-1]
 
 
-def _advance(awaited: Set[str], after: ast.stmt) -> ast.stmt:
-    names = ast.parse(repr(sorted(awaited)), mode="eval").body
-    return ast.copy_location(ast.Expr(ast.Call(ast.Name(_AGAIN, ast.Load()), [names], [])), after)
+def _advance(later: _Later, after: ast.stmt) -> ast.stmt:
+    names = [ast.parse(repr(sorted(some)), mode="eval").body for some in (later.names, later.ahead)]
+    return ast.copy_location(ast.Expr(ast.Call(ast.Name(_AGAIN, ast.Load()), names, [])), after)
 
 
 def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
@@ -370,21 +402,37 @@ def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
 def set_by(statement: ast.stmt) -> Set[str]:
     """Return the names that a statement sets; those that loops set, again and again, aren't among them."""
     names: Set[str] = set()
-    waiting: List[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop()
+    for node in _walk(statement, ast.ClassDef, *_FUNCTIONS, *_LOOPS, *_COMPREHENSIONS):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
-            continue
-        if isinstance(node, _SET_ELSEWHERE):
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        waiting += ast.iter_child_nodes(node)
     return names
 
 
+def _read_by(part: ast.AST) -> Set[str]:
+    """Return the names that a statement itself reads, and not only a function in it once that is called."""
+    names: Set[str] = set()
+    for node in _walk(part, *_FUNCTIONS):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, _FUNCTIONS):
+            names.update(*map(_read_by, (node.args, *getattr(node, "decorator_list", ()))))
+    return names
+
+
+def _walk(top: ast.AST, *leaves: type) -> Iterator[ast.AST]:
+    """Yield what a part of a cell consists of, but not what is in ``leaves``."""
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, leaves):
+            waiting += ast.iter_child_nodes(node)
+
+
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SET_ELSEWHERE = (*_LOOPS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

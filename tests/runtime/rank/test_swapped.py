@@ -417,6 +417,60 @@ def test_a_later_attempt_has_a_value_as_swapped_wherever_its_cell_sets_it(pack, 
     )
 
 
+WIDE = """
+scale = 1.0
+{first}
+def build():
+    return {{"width": 64}}
+def loss():
+    return scale
+model = build()
+out = []
+for step in range(2):
+    out.append(loss())
+{last}
+out
+"""
+
+
+@pytest.mark.parametrize("first", ["", "model = None", "model = {'width': 8}"])
+@pytest.mark.parametrize("last", ["", "model = None"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "width = model['width']\ndef loss():\n    return scale / width",
+        "def loss(width=model['width']):\n    return scale / width",
+        "class Shape:\n    width = model['width']\ndef loss():\n    return scale / Shape.width",
+        "width = (lambda by=model['width']: by)()\ndef loss():\n    return scale / width",
+        "width = 8\nwidth = model['width']\nwide = width\ndef loss():\n    return scale / wide",
+    ],
+)
+def test_a_later_attempt_evaluates_what_a_swap_reads_once_its_cell_has_set_that(
+    pack, tmp_path, first, last, text
+):
+    pack("width = 1", assumes=["model", "scale"])
+    pack(text, assumes=["model", "scale"])
+    space = {"__name__": "__main__"}
+    replay = Replay(earlier(str(tmp_path / "swaps")), space)
+    script = WIDE.format(first=first, last=last)
+    packed = {"cell": script, "filename": "<script>", "flags": 0, "entry": None}
+
+    assert call.act(packed, space, replay) == [1 / 64, 1 / 64]
+
+
+@pytest.mark.parametrize("last", ["", "end = 1"])
+def test_a_swap_that_fails_in_a_later_attempt_fails_it_ahead_of_its_loop(pack, tmp_path, last):
+    pack("width = model['width']", assumes=["model"])
+    space = {"__name__": "__main__", "steps": []}
+    replay = Replay(earlier(str(tmp_path / "swaps")), space)
+    script = f"model = None\nmodel = {{}}\nfor step in range(2):\n    steps.append(step)\n{last}\nsteps"
+    packed = {"cell": script, "filename": "<script>", "flags": 0, "entry": None}
+
+    with pytest.raises(KeyError, match="width"):
+        call.act(packed, space, replay)
+    assert not space["steps"]
+
+
 def test_a_script_without_swaps_is_what_it_was():
     tree = ast.parse(SCRIPT)
     Replay([], {}).into(tree)
