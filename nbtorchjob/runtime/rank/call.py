@@ -31,14 +31,17 @@ def run(call: dict[str, Any], path: str = "") -> Any:
     namespace = namespace_of(call)
     sys.argv = list(call["argv"])
     become_main(namespace, path)
-    # What makes the swaps of earlier attempts again, if there were any
-    if not os.path.isdir(os.environ.get(KEPT_AT, "")):
-        replay = None
-    else:
-        from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
+    return act(call, namespace, replay_in(namespace))
 
-        replay = swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), namespace)
-    return act(call, namespace, replay)
+
+def replay_in(namespace: dict[str, Any]) -> Any:
+    """Return what makes the swaps of earlier attempts again (``swapping.Replay``), if there were any."""
+    kept = os.environ.get(KEPT_AT, "")
+    if not os.path.isdir(kept):
+        return None
+    from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
+
+    return swapping.Replay(swapping.earlier(kept), namespace)
 
 
 def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> Any:
@@ -54,21 +57,20 @@ def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> 
 
         carried.lay(settings)
         carried.lay_logging(logging)
-    if "cells" in call:
-        # Of several cells, in their order, those that are for this rank; the value is the last one's.
-        value = None
-        for cell in call["cells"]:
-            mine = not cell["ranks"] or int(os.environ["RANK"]) in cell["ranks"]
-            value = _cell(cell, namespace, replay) if mine else None
-        displays.end_of_cell()
-        return value
-    if "cell" in call:
-        value = _cell(call, namespace, replay)
-        displays.end_of_cell()
-        return value
-    if replay is not None:
-        replay.advance(())
-    return _finished(call["function"](*call["args"], **call["kwargs"]))
+    if "function" in call:
+        if replay is not None:
+            replay.advance(())
+        return _finished(call["function"](*call["args"], **call["kwargs"]))
+    value, cells = None, call.get("cells", [call])
+    for at, cell in enumerate(cells, 1):
+        value = _cell(cell, namespace, replay, cells[at:]) if is_mine(cell) else None
+    displays.end_of_cell()
+    return value
+
+
+def is_mine(cell: dict[str, Any]) -> bool:
+    """Whether a cell is for this rank: of several cells some are for a few ranks alone."""
+    return not cell.get("ranks") or int(os.environ["RANK"]) in cell["ranks"]
 
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +110,7 @@ def become_main(namespace: dict[str, Any], path: str) -> None:
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 
 
-def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any) -> Any:
+def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any, later: list[dict[str, Any]]) -> Any:
     text, filename = call["cell"], call["filename"]
     show(text, filename)
     tree = ast.parse(text, filename)
@@ -117,7 +119,7 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any) -> Any:
         assigned = ast.Assign(targets=[ast.Name(id=_VALUE, ctx=ast.Store())], value=last.value)
         tree.body[-1] = ast.fix_missing_locations(ast.copy_location(assigned, last))
     if replay is not None:
-        namespace[replay.into(tree)] = replay.advance
+        namespace[replay.into(tree, later)] = replay.advance
     execute(tree, filename, call["flags"], namespace)
     if call["entry"] is not None:
         values = {name: namespace[name] for name in call.get("theirs", ())}

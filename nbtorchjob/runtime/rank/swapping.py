@@ -23,7 +23,8 @@ have come to the call of a newer swap, where each first settles what was on tria
 
 An attempt that starts anew makes the changes of those before it again (``Replay``). Each is made as soon as
 what it changes stands there, and what it is made of: after the last statement of the cell, loops left out,
-that sets a name which the change sets, or ahead of the last loop one which it reads.
+that sets a name which the change sets, or ahead of the last loop one which it reads. Of several cells that
+is the last statement of all of them.
 """
 
 from __future__ import annotations
@@ -327,9 +328,13 @@ class Replay:
             restore(self._space, before)
         change.apply()
 
-    def into(self, tree: ast.Module) -> str:
-        """Have a cell's statements call :meth:`advance` by a name; return the name."""
-        end = _Later()
+    def into(self, tree: ast.Module, later: Iterable[Dict[str, Any]] = ()) -> str:
+        """Have a cell's statements call :meth:`advance` by a name; return the name.
+
+        ``later`` are the cells that come after it.
+        """
+        texts = [cell["cell"] for cell in later if call.is_mine(cell)]
+        end = _Later().before(*(statement for text in texts for statement in ast.parse(text).body))
         tree.body = [*_advancing(tree.body, end), _advance(end, tree.body[-1])]
         ast.fix_missing_locations(tree)
         return _AGAIN
@@ -339,9 +344,9 @@ _AGAIN = "<again>"  # no name that a cell can spell
 
 
 class _Later(NamedTuple):
-    """The names that are set after a place in a cell, and those of them that are set ahead of its last loop.
+    """The names that are set after a place in the code, and those that are set ahead of its last loop.
 
-    There the code ran that a swap has changed: what it read had been set.
+    In that loop the code ran that a swap has changed: what it read had been set.
     """
 
     names: FrozenSet[str] = frozenset()

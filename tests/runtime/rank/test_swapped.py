@@ -471,6 +471,27 @@ def test_a_swap_that_fails_in_a_later_attempt_fails_it_ahead_of_its_loop(pack, t
     assert not space["steps"]
 
 
+@pytest.mark.parametrize(("ranks", "value"), [((), 200), ((0,), 200), ((1,), 20)])
+def test_a_later_attempt_of_several_cells_has_a_value_as_swapped_behind_the_last_that_sets_it(
+    pack, tmp_path, monkeypatch, ranks, value
+):
+    monkeypatch.setenv("RANK", "0")
+    pack("scale = 2\ndef loss():\n    return scale * factor")
+    space = {"__name__": "__main__"}
+    replay = Replay(earlier(str(tmp_path / "swaps")), space)
+    cells = [
+        ("import os\nscale = 1\nfactor = 10", ()),
+        ("scale = 5\nfactor = 100\ndef loss():\n    return 0", ranks),
+        ("loss()", ()),
+    ]
+    packed = [
+        {"cell": text, "filename": f"<{at}>", "flags": 0, "entry": None, "ranks": ranks}
+        for at, (text, ranks) in enumerate(cells)
+    ]
+
+    assert call.act({"cells": packed}, space, replay) == value
+
+
 def test_a_script_without_swaps_is_what_it_was():
     tree = ast.parse(SCRIPT)
     Replay([], {}).into(tree)
