@@ -6,7 +6,7 @@ cell see is unpickled there again, and these parts of the cell run:
 
 - what precedes ``if __name__ == "__main__":``, if it has that line to keep the rest from such a process;
 - else its imports, functions, classes, and the variables that it sets without calling anything;
-- and so do those of later cells that the rank has run, if it is one that stays (``turns.py``).
+- and so do those of later cells that the rank has run, if it stays (``turns.py``), and those of swaps.
 
 A lookup of a name that only the rest of the cell sets fails with that reason, also in the rank's failure.
 """
@@ -25,7 +25,6 @@ from contextlib import suppress
 from multiprocessing import connection
 from typing import Any, Callable, Dict, Iterable, List
 
-from nbtorchjob.runtime.api.points import KEPT_AT
 from nbtorchjob.runtime.facts import errors
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.store.payload import Payload, lay_given
@@ -66,10 +65,9 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
     missed = set(define(packed, space)) if "cell" in packed else set()
     missed.update(later(space))
-    if os.path.isdir(os.environ.get(KEPT_AT, "")):
-        from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
-
-        swapping.Replay(swapping.earlier(os.environ[KEPT_AT]), space).advance(())
+    replay = call.replay_in(space)
+    if replay is not None:
+        missed.update(replay.define(_is_quiet))
     own_names = missed - set(space)
 
     def __getattr__(name: str) -> Any:
@@ -83,8 +81,8 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     names.update(space)
 
 
-def define(packed: Dict[str, Any], space: Dict[str, Any]) -> List[str]:
-    """Define what a cell defines; return the names that it sets."""
+def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterable[str]:
+    """Define what a cell defines; yield the names that it sets."""
     text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
     call.show(text, filename)
     tree = ast.parse(text, filename)
@@ -98,13 +96,11 @@ def define(packed: Dict[str, Any], space: Dict[str, Any]) -> List[str]:
             # The rest of the cell may set what it needs; a lookup of it explains that.
             with suppress(Exception):
                 call.execute(ast.Module([stmt], []), filename, flags, space)
-    names: List[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.append(node.id)
+            yield node.id
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.append(node.name)
-    return names
+            yield node.name
 
 
 def _is_guard(stmt: ast.stmt) -> bool:

@@ -37,7 +37,7 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple, cast
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple, cast
 
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
@@ -327,6 +327,23 @@ class Replay:
         finally:
             restore(self._space, before)
         change.apply()
+
+    def define(self, is_quiet: Callable[[ast.stmt], bool]) -> Iterator[str]:
+        """Make those changes that only define something, in a process that a rank has started.
+
+        Yield the names of all. Where one isn't made its names go: what they stand for is out of date.
+        """
+        for statement, content in self._left:
+            names = set_by(statement)
+            yield from names
+            try:
+                if is_quiet(statement):
+                    self._make(statement, content)
+                    continue
+            except Exception:  # it reads what only the rank has
+                pass
+            for name in names:
+                self._space.pop(name, None)
 
     def into(self, tree: ast.Module, later: Iterable[Dict[str, Any]] = ()) -> str:
         """Have a cell's statements call :meth:`advance` by a name; return the name.
