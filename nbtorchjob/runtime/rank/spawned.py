@@ -23,7 +23,7 @@ import time
 import traceback
 from contextlib import suppress
 from multiprocessing import connection
-from typing import Any, Callable, Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, List, Set
 
 from nbtorchjob.runtime.facts import errors
 from nbtorchjob.runtime.rank import call
@@ -63,7 +63,10 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     space = call.namespace_of(packed)
     # For the processes that this one starts itself.
     space.update(__name__="__mp_main__", __file__=path, __spec__=None)
-    missed = set(define(packed, space)) if "cell" in packed else set()
+    missed: Set[str] = set()
+    for cell in packed.get("cells", [packed]):
+        if "cell" in cell and call.is_mine(cell):
+            missed.update(define(cell, space))
     missed.update(later(space))
     replay = call.replay_in(space)
     if replay is not None:

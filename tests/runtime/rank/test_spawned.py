@@ -63,3 +63,17 @@ def test_it_has_of_a_swap_what_only_defines_something(started, swap):
         assert name not in names
         with pytest.raises(LookupError, match=f"'{name}' is set by what the cell does"):
             names["__getattr__"](name)
+
+
+def test_it_has_what_all_cells_of_its_rank_define(started, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    texts = [
+        ("import os\nsize = 1", ()),
+        ("def work():\n    return size", ()),
+        ("size = 2", (0,)),
+        ("size = 3", (1,)),
+    ]
+    parts = [capture.Part(text, f"<{at}>", ranks) for at, (text, ranks) in enumerate(texts)]
+    names = started(capture.from_cells(parts, {}, "cells"))
+
+    assert names["work"]() == 2
