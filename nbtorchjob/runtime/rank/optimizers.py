@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 from nbtorchjob.runtime.api.points import MARK
 
@@ -96,20 +96,15 @@ class Setting:
     def apply(self) -> Callable[[], None]:
         """Set the value; return what puts back what was there."""
         undo: List[Callable[[], None]] = []
-        for group in self._optimizer.param_groups:
-            before = _plain(group[self.key])
-            _put(group, self.key, self._value, undo)
-            if self.key == "lr" and before:
-                for key in _SCALED:
-                    if isinstance(group.get(key), (int, float)):
-                        _put(group, key, group[key] * self._value / before, undo)
-                factor = self._value / before
+        groups, before = self._optimizer.param_groups, self.current()
         if self.key == "lr" and before:
+            # First: the rate's own tensor may be among what a scheduler has (torch 2.4).
+            for group in groups:
+                _scale(group, _SCALED, self._value / before, undo)
             for scheduler in self._schedulers():
-                for name in _BASES:
-                    rates = vars(scheduler).get(name)
-                    if isinstance(rates, list) and all(isinstance(rate, (int, float)) for rate in rates):
-                        _put(vars(scheduler), name, [rate * factor for rate in rates], undo)
+                _scale(vars(scheduler), _BASES, self._value / before, undo)
+        for group in groups:
+            _put(group, self.key, self._value, undo)
 
         def put_back() -> None:
             while undo:
@@ -177,6 +172,16 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
+def _scale(place: Dict[str, Any], keys: Iterable[str], factor: float, undo: List[Callable[[], None]]) -> None:
+    """Put rates, and lists of rates, times ``factor`` in their places; a tensor itself stays as it is."""
+    for key in keys:
+        value: Any = place.get(key)
+        rates = value if isinstance(value, list) else [value]
+        if all(isinstance(rate, (int, float)) or hasattr(rate, "fill_") for rate in rates):
+            scaled = [rate * factor for rate in rates]
+            _replace(place, key, scaled if isinstance(value, list) else scaled[0], undo)
+
+
 def _put(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:
     known = place[key]
     if hasattr(known, "fill_"):  # a tensor, which a captured graph reads
@@ -184,5 +189,10 @@ def _put(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], No
         undo.append(lambda: known.fill_(before))
         known.fill_(value)
     else:
-        undo.append(lambda: place.__setitem__(key, known))
-        place[key] = value
+        _replace(place, key, value, undo)
+
+
+def _replace(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:
+    known = place[key]
+    undo.append(lambda: place.__setitem__(key, known))
+    place[key] = value

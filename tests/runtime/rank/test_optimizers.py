@@ -22,14 +22,14 @@ def step(optimizer, *schedulers):
         scheduler.step()
 
 
-def rates(make, change, steps=8):
+def rates(make, change, steps=8, lr=1.0):
     """Return the learning rates of steps, of which the fourth begins with what ``change`` does."""
-    optimizer = torch.optim.SGD(parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(parameters(), lr=lr)
     scheduler, out = make(optimizer), []
     for at in range(steps):
         if at == 3:
             change(optimizer)
-        out.append(optimizer.param_groups[0]["lr"])
+        out.append(float(optimizer.param_groups[0]["lr"]))
         step(optimizer, *([scheduler] if scheduler else []))
     return out
 
@@ -68,6 +68,34 @@ def test_a_schedule_goes_on_from_the_new_learning_rate(name):
     assert changed == pytest.approx([*plain[:3], *(rate / 10 for rate in plain[3:])])
     back = rates(SCHEDULERS[name], lambda o: setting("optimizer.lr", tenth, {"optimizer": o}).apply()())
     assert back == plain
+
+
+# torch 2.4's own SequentialLR names the epoch.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_schedule_of_a_learning_rate_in_a_tensor_goes_on_from_the_new_one(name):
+    def begun(change):
+        return rates(SCHEDULERS[name], change, lr=torch.tensor(1.0))
+
+    plain = begun(lambda optimizer: None)
+    tenth = plain[3] / 10
+    changed = begun(lambda o: setting("optimizer.lr", tenth, {"optimizer": o}).apply())
+
+    assert changed == pytest.approx([*plain[:3], *(rate / 10 for rate in plain[3:])])
+    back = begun(lambda o: setting("optimizer.lr", tenth, {"optimizer": o}).apply()())
+    assert back == pytest.approx(plain)
+
+
+def test_what_a_scheduler_says_is_the_rate_is_scaled_once():
+    optimizer = torch.optim.SGD(parameters(), lr=torch.tensor(1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    shared = optimizer.param_groups[0]["lr"]
+    scheduler._last_lr = [shared]  # as with torch 2.4
+    undo = setting("optimizer.lr", 0.5, {"optimizer": optimizer}).apply()
+
+    assert (shared.item(), scheduler.get_last_lr()[0].item()) == (0.5, 0.5)
+    undo()
+    assert (shared.item(), scheduler.get_last_lr()[0].item()) == (1.0, 1.0)
 
 
 def test_an_optimizer_without_a_name_is_found_where_there_is_one():
