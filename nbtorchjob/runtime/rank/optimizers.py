@@ -145,6 +145,8 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
     left = list(settings)
 
     def step(stepping: Any, args: Any, kwargs: Any) -> None:
+        if not left:
+            return
         # DCP steps a new optimizer with a rate of 0, to see its state, ahead of loading one.
         rates = [_plain(group.get("lr", 1)) for group in stepping.param_groups]
         for one in list(left) if any(rates) else ():
@@ -158,10 +160,9 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
                 if not setting.marked(swap):
                     setting.apply()
                     setting.mark(swap)
-        if not left:
-            handle.remove()
 
-    handle = optimizer.register_optimizer_step_pre_hook(step)
+    # It stays: torch goes through all hooks at a step, which fails where one removes itself (2.13).
+    optimizer.register_optimizer_step_pre_hook(step)
 
 
 def _living(type_: Any) -> List[Any]:

@@ -147,6 +147,21 @@ def test_a_later_attempt_sets_a_value_once_unless_its_checkpoint_has_it():
     assert attempt(later.state_dict()).param_groups[0]["lr"] == 0.05
 
 
+def test_a_hook_of_the_codes_own_on_every_step_is_called_also_as_a_value_is_set_again():
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    optimizer, calls = torch.optim.SGD(parameters(), lr=1.0), []
+    again([("s1", Setting("optimizer.lr", 0.1, {"optimizer": optimizer}))])
+    own = register_optimizer_step_pre_hook(lambda *_: calls.append(1))
+    try:
+        for _ in range(2):
+            step(optimizer)
+    finally:
+        own.remove()
+
+    assert (optimizer.param_groups[0]["lr"], len(calls)) == (0.1, 2)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
 @pytest.mark.parametrize("saved_at", [1, 4])
 def test_a_training_that_goes_on_from_a_checkpoint_has_the_value_and_its_schedule(tmp_path, saved_at):
