@@ -121,7 +121,7 @@ def _display(*objs: Any, **options: Any) -> Any:
 
 @functools.lru_cache(maxsize=None)
 def _say(text: str) -> None:
-    sys.stderr.write("nbtorchjob: %s\n" % text)
+    print("nbtorchjob: %s" % text, file=sys.__stderr__)
 
 
 @_CHANGES.of("tqdm.notebook")

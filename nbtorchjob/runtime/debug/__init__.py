@@ -106,7 +106,8 @@ class Debugger:
     def stop(self, frame: Any) -> None:
         """Stop at the next line of ``frame``."""
         if os.getpid() != self._pid:
-            sys.stderr.write("nbtorchjob: breakpoint() stops ranks only, not the processes that they start\n")
+            text = "nbtorchjob: breakpoint() stops ranks only, not the processes that they start"
+            print(text, file=sys.__stderr__)
             return
         if not self._wait:
             return
@@ -157,9 +158,8 @@ class Debugger:
         """Tell that the rank is stopped, as long as it is."""
         filename, lineno, function = place
         fields = {"node": int(os.environ[injected.NODE]), "rank": self._rank, "round": int(os.environ[ROUND])}
-        sys.stderr.write(
-            "nbtorchjob: rank %d stops at %s:%d, in %s\n" % (self._rank, filename, lineno, function)
-        )
+        text = "nbtorchjob: rank %d stops at %s:%d, in %s" % (self._rank, filename, lineno, function)
+        print(text, file=sys.__stderr__)
         self._line.listen()  # first: somebody may come as soon as it is told
         with suppress(OSError):
             os.close(os.open(self._mark, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -186,7 +186,7 @@ class Debugger:
         self._line.how = NOBODY
         text = "rank %d was stopped for %g s, and nobody came: it goes on" % (self._rank, self._wait)
         emit("Notice", text=text)
-        sys.stderr.write("nbtorchjob: %s\n" % text)
+        print("nbtorchjob: %s" % text, file=sys.__stderr__)
 
     @property
     def line(self) -> "_Line":

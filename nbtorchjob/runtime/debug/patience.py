@@ -224,10 +224,8 @@ class Patience:
         if stopped <= 0 and changes == self._changes:
             return False
         if stopped > 0 and not self._said:
-            sys.stderr.write(
-                "nbtorchjob: rank %s is stopped in the debugger: the time-out of %s, %g s, is put off\n"
-                % (who, late[0], late[2])
-            )
+            text = "nbtorchjob: rank %s is stopped in the debugger: the time-out of %s, %g s, is put off"
+            print(text % (who, late[0], late[2]), file=sys.__stderr__)
         self._said, self._changes, self._since = stopped > 0, changes, time.monotonic()
         return True
 

@@ -318,7 +318,10 @@ class _Output:
 
     def turn_to(self, log: str) -> None:
         """Have all that is printed from now on go to ``log``."""
-        if any(stream.closed for stream in self._own):
+        try:
+            for stream in self._own:
+                stream.writable()
+        except ValueError:  # the code has closed it, or detached what is below it
             self._flusher = streams.redirect(log)
             self._own = sys.stdout, sys.stderr
             return

@@ -334,7 +334,7 @@ def _set(name: str, value: Any, module: Any) -> None:
         _before[name] = module, SETTINGS[name].before(module, value)
         SETTINGS[name].set(module, value)
     except Exception as exc:  # of another version than the notebook's
-        sys.stderr.write("nbtorchjob: %s isn't as in the notebook: %s\n" % (name, exc))
+        print("nbtorchjob: %s isn't as in the notebook: %s" % (name, exc), file=sys.__stderr__)
 
 
 # Loggers of the process that runs a notebook, which code in it doesn't write to.

@@ -19,20 +19,20 @@ import stat
 import sys
 import threading
 import time
-from typing import Any, Optional, Tuple, cast
+from typing import Any, Optional, Tuple
 
 from nbtorchjob.runtime.store.stream import TIMES, Mark, mark_line
 
 FLUSH_S = 0.02
 BUFFER = 1 << 16
-_FILE = cast("type", io.IOBase.__base__)  # in C: one look at its ABC takes ten times as long
+_FILE: Any = io.IOBase.__base__  # in C: one look at its ABC takes ten times as long
 
 
 class _Stderr(io.TextIOWrapper):
     """Keeps its place among the lines of stdout, which holds text back to write it in blocks."""
 
     def write(self, text: str) -> int:
-        sys.stdout.flush()
+        _flush(sys.stdout)
         return super().write(text)
 
 
@@ -235,16 +235,27 @@ class Flusher:
 _flusher: Optional["Flusher"] = None  # this process's
 
 
+def _flush(stream: Any) -> None:
+    # The program may have closed it, or have put None there, or a class of its own.
+    with contextlib.suppress(Exception):
+        stream.flush()
+
+
 def flush() -> None:
     """Write out what is buffered, and the index."""
     for stream in (sys.stdout, sys.stderr):
-        try:
-            cast("io.TextIOWrapper", stream).flush()
-        except (ValueError, OSError):
-            pass
+        _flush(stream)
     if _flusher is not None:
         with contextlib.suppress(OSError):
             _flusher.index.tick()
+
+
+def say(text: str) -> None:
+    """Write to stderr, or to the log where the program has put something there that doesn't take it."""
+    try:
+        sys.stderr.write(text)
+    except Exception:
+        os.write(2, text.encode(errors="backslashreplace"))
 
 
 def flush_files() -> None:

@@ -109,7 +109,7 @@ def _swap(number: int, count: int) -> None:
         return
     names = ", ".join(name for name, how in change.hows.items() if how != SAME) or "nothing: all is as it was"
     where = points.NAMES[page[points.KIND]]
-    sys.stderr.write("nbtorchjob: swapped %s at call %d of %s\n" % (names, count, where))
+    streams.say("nbtorchjob: swapped %s at call %d of %s\n" % (names, count, where))
     streams.flush()
 
 
@@ -220,7 +220,7 @@ class _Trial:
                     tried.function.__code__ = new.__code__
                 if decision == BACK:
                     self._change.undo()
-                    sys.stderr.write("nbtorchjob: what was swapped is put back\n")
+                    streams.say("nbtorchjob: what was swapped is put back\n")
                     streams.flush()
                 else:
                     self._change.keep()

@@ -278,9 +278,9 @@ def tell(exc: BaseException, error: Error, text: str, rank: int, round_: int, **
     # Recorded before it is printed: on a full disk there is room for only one of them.
     _emit(error, rank, round_, more)
     if not text:
-        sys.stderr.write(_printed(exc, error))
+        streams.say(_printed(exc, error))
     elif text == errors.text_of(exc):  # as Python does; argparse has printed by itself
-        sys.stderr.write("%s\n" % text)
+        streams.say("%s\n" % text)
     streams.flush()
 
 

@@ -164,6 +164,14 @@ def test_what_cannot_be_looked_at():
 
 
 @pytest.mark.torch
+def test_a_rank_whose_program_silenced_stderr_tells_its_log_where_it_stops():
+    job = submit("import sys\nsys.stderr = None\nbreakpoint()\n1", debug_wait=0.5)
+
+    assert job.result(LIMIT) == 1
+    assert "stops at <torchjob cell>" in job.logs(0)
+
+
+@pytest.mark.torch
 def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
     hidden = "import sys\nsys.modules['IPython.core.debugger'] = None\n"
     job = submit(hidden + "x = 5\nbreakpoint()\nx")

@@ -298,6 +298,26 @@ def test_sys_exit_without_a_code_is_a_good_end():
     assert submit(leave).result(LIMIT) is None
 
 
+def test_a_program_that_silences_its_streams_succeeds():
+    def silence():
+        sys.stdout = sys.stderr = None
+        return 7
+
+    assert submit(silence).result(LIMIT) == 7
+
+
+def test_a_traceback_is_in_the_log_though_the_program_has_replaced_stderr():
+    def fail():
+        sys.stderr = None
+        raise ValueError("the reason")
+
+    job = submit(fail)
+    failed(job)
+
+    # Of the rank that failed first: its agent may end the other one before it has printed anything.
+    assert job.logs(job.state.failure.rank).endswith("ValueError: the reason\n")
+
+
 def test_an_import_that_raises_is_told():
     def train():
         import no_such_module  # type: ignore[import-not-found]  # noqa: F401

@@ -121,6 +121,7 @@ def test_a_cell_that_exits_or_forks_ends_its_turn_and_no_rank(lab):
     [
         "import io; sys.stdout = io.StringIO(); sys.stderr = None",
         "sys.stdout.close()",
+        "import io; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
         "os.close(1); os.close(2)",
         "os.closerange(3, 1000); opened = [open(os.devnull) for _ in range(20)]",
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",

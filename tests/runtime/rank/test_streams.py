@@ -29,6 +29,40 @@ def test_what_is_asked_for_at_once_waits_in_no_buffer(folder, at_once, lines):
     assert log.read_text().splitlines() == lines
 
 
+_REPLACED = """
+import contextlib, io, os, sys, warnings
+from nbtorchjob.runtime.rank import streams
+
+class Tee:
+    def __init__(self, stream):
+        self.write = stream.write
+
+streams.redirect(sys.argv[1])
+with contextlib.ExitStack() as stack:
+    exec(sys.argv[2])
+    warnings.warn("look out")
+streams.flush()
+os._exit(0)  # as ranks do: Python's own end asks stdout for a flush()
+"""
+
+
+@pytest.mark.parametrize(
+    "replaces",
+    [
+        "sys.stdout = None",
+        "stack.enter_context(contextlib.redirect_stdout(None))",
+        "sys.stdout = Tee(sys.stdout)",
+        "sys.stdout = open(os.devnull, 'w'); sys.stdout.close()",
+        "sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
+        "sys.stdout.close()",
+    ],
+)
+def test_a_program_may_replace_or_close_stdout_and_still_warn(folder, replaces):
+    log = folder / "log"
+    subprocess.run([sys.executable, "-c", _REPLACED, str(log), replaces], check=True)
+    assert "UserWarning: look out" in log.read_text()
+
+
 _TIMED = """
 import os, sys
 from nbtorchjob.runtime.store import stream
