@@ -101,8 +101,6 @@ OVERRIDDEN = tuple(
         "record_duration",
     )
 )
-# What it reads of torch's agent. There is nothing to fall back on: its own loop stands on them.
-INHERITED = ("_exit_barrier_timeout", "_pcontext", "_rdzv_handler", "_remaining_restarts", "_worker_group")
 # Without the first, a failed rank is seen by torch's own look only; without the others, a return is seen
 # after a whole pause.
 PROCESSES = Attribute("MultiprocessContext", "_pc.processes", ())

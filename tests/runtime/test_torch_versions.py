@@ -110,7 +110,9 @@ def test_the_agent_overrides_and_reads_what_is_listed_and_nothing_else():
     listed = {detail.name.partition(".")[2] for detail in torch_versions.OVERRIDDEN}
     assert overridden == listed
     source = inspect.getsource(NodeAgent) + inspect.getsource(Keeper)
-    assert {*re.findall(r"\bself\.(\w+)", source)} & methods - listed == {*torch_versions.INHERITED}
+    # For these there is nothing to fall back on: the loop of torch's own agent stands on them.
+    read = {"_exit_barrier_timeout", "_pcontext", "_rdzv_handler", "_remaining_restarts", "_worker_group"}
+    assert {*re.findall(r"\bself\.(\w+)", source)} & methods - listed == read
 
 
 def test_nothing_else_names_what_is_private_to_torch_or_a_version_of_it():
