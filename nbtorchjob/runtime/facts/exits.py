@@ -27,14 +27,16 @@ TOLD_RECOVERABLE = 212
 TOLD_LOST_PEER = 213  # it only says that another rank is gone
 TOLD_LEFT = 214  # it has left, as its node, or another one, is about to end
 
-
 # What multiprocessing says of a rank whose template, its parent, was killed: nobody saw its end (3.11).
 UNSEEN = 255
+
+# With these a rank, or its parent, says something else than that the code called sys.exit.
+RESERVED = (TOLD, TOLD_RECOVERABLE, TOLD_LOST_PEER, TOLD_LEFT, UNSEEN)
 
 
 def untold(code: int) -> Dict[str, int]:
     """Return how a rank ended, by a negative code of a signal; nothing where the rank has told why."""
-    if code in (TOLD, TOLD_RECOVERABLE, TOLD_LOST_PEER, TOLD_LEFT):
+    if TOLD <= code <= TOLD_LEFT:
         return {}
     return {"signal": -code} if code < 0 else {"code": code}
 

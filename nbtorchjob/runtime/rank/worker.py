@@ -223,10 +223,15 @@ def _end_program() -> None:
 
 
 def _said(exc: BaseException) -> str:
-    """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error."""
+    """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error.
+
+    A code that a rank can't end with is told as one.
+    """
     code = errors.exit_code(exc)
     if not isinstance(code, int):
         return "" if code is None else errors.text_of(code)
+    if code & 0xFF in exits.RESERVED:
+        return "sys.exit(%d)" % code
     argparse = sys.modules.get("argparse")
     for frame, _ in traceback.walk_tb(errors.traceback_of(exc) if argparse is not None else None):
         parser = frame.f_locals.get("self")

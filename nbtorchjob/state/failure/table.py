@@ -347,7 +347,7 @@ AGENT_ERRORS = (
 # The exit code of a rank that told of no exception.
 RANK_CODES = (
     Row(str(exits.UNSEEN), _UNKNOWN, "disappeared (killed)",
-        f"The process that started it was killed. {_KILLED}", crash=True),
+        f"It called os._exit(255), or the process that started it was killed. {_KILLED}", crash=True),
     Row(".*", _USER, "exited with code {word}", _LEFT),
 )
 

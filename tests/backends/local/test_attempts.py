@@ -32,6 +32,7 @@ from nbtorchjob import (
     report,
 )
 from nbtorchjob.backends.local import directory
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import Budget, Phase
 from nbtorchjob.state.failure import Cause
 from tests.backends.local.real import left_behind, seen, supervisor
@@ -172,8 +173,10 @@ def test_a_recoverable_error_or_a_crash_uses_the_failure_budget(end, args, cause
         (os._exit, (9,)),
         (os._exit, (0,)),
         (sys.exit, (3,)),
+        (sys.exit, (-1,)),
+        (sys.exit, (exits.TOLD_LEFT,)),
     ],
-    ids=["ValueError", "MemoryError", "_exit(9)", "_exit(0)", "sys.exit(3)"],
+    ids=["ValueError", "MemoryError", "_exit(9)", "_exit(0)", "sys.exit(3)", "sys.exit(-1)", "sys.exit(214)"],
 )
 def test_another_exception_or_exit_ends_the_job_at_once(end, args):
     state = ended(submit(first, end, *args))

@@ -45,6 +45,7 @@ from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.runtime.facts import errors as runtime_errors
+from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state import Phase
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.state.text import facts
@@ -289,6 +290,18 @@ def test_a_rank_that_dies_ends_the_job_and_says_how(end, line):
 
     assert (failure.rank, failure.reason.line) == (1, line)
     assert line in text
+
+
+@pytest.mark.parametrize("code", [-1, exits.TOLD, exits.TOLD_RECOVERABLE, exits.TOLD_LOST_PEER])
+def test_sys_exit_with_a_code_by_which_ranks_tell_something_else_is_still_told(code):
+    def leave(code):
+        sys.exit(code)
+
+    text, failure = failed(submit(leave, code))
+
+    assert f": SystemExit: sys.exit({code})\n" in text
+    assert failure.error.frames[-1].line == "sys.exit(code)"
+    assert failure.reason.cause is Cause.USER
 
 
 def test_sys_exit_without_a_code_is_a_good_end():
