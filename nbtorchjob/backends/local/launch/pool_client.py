@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -146,25 +146,29 @@ def step() -> None:
         pass
 
 
-def _start(places: Iterable[Place], mine: Collection[str]) -> bool:
+def _start(places: Sequence[Place], mine: Collection[str]) -> bool:
     """Start jobs, each by the Python that it was sent from; return whether one couldn't be.
 
     Raises ``SubmitError`` for one of ``mine``.
     """
     refused = False
-    for place in places:
-        job = JobDirectory(directory.jobs_dir() / place.name)
-        try:
-            if place.name in mine or job.request()["python"] == sys.executable:
-                start(job, place.holds)
-            else:
-                _elsewhere(job, "start", place.holds)
-        except (OSError, NBTorchJobError) as exc:
-            queue.leave(place.name)
-            refused = True
-            if place.name in mine:
-                raise
-            give_up(job, exc)
+    try:
+        for place in places:
+            job = JobDirectory(directory.jobs_dir() / place.name)
+            try:
+                if place.name in mine or job.request()["python"] == sys.executable:
+                    start(job, place.holds)
+                else:
+                    _elsewhere(job, "start", place.holds)
+            except (OSError, NBTorchJobError) as exc:
+                queue.leave(place.name)
+                refused = True
+                if place.name in mine:
+                    raise
+                give_up(job, exc)
+    except BaseException:  # also an interrupt, which this process may outlive by days
+        queue.give_back(places)
+        raise
     return refused
 
 

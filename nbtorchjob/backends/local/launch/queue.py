@@ -197,6 +197,14 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
     return starts
 
 
+def give_back(places: Iterable[Place]) -> None:
+    """Let others start those of the jobs that the caller was to start, and hasn't handed over."""
+    with _alone() as folder:
+        for entry in places:
+            if (folder / "running" / entry.name).exists():
+                _write(folder / "running", replace(entry, starter=None))
+
+
 def _goes_on(entry: Place) -> bool | None:
     """Whether a job whose turn has come runs, or is being started; None where nobody will start it."""
     job = JobDirectory(directory.jobs_dir() / entry.name)

@@ -19,6 +19,7 @@ from nbtorchjob import Elastic, JobSpec, RunPolicy, api, capture, submission
 from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.launch import pool_client, queue
 from nbtorchjob.backends.local.launch.queue import Place
+from nbtorchjob.errors import SubmitError
 from nbtorchjob.machine import processes
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
@@ -255,6 +256,31 @@ def test_whose_starter_died_is_started_by_who_follows_it(folder):
 
     assert nbtorchjob.attach("unstarted").result(LIMIT) is None
     assert (folder / "ran").read_text() == "7\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [(KeyboardInterrupt(), [0, 1]), (SubmitError("no pool"), [1])],
+    ids=["an interrupt", "a refusal"],
+)
+def test_what_a_living_kernel_has_not_started_waits_for_others_to_start_it(act, monkeypatch, error, left):
+    monkeypatch.setenv(queue.RANKS, "2")
+    jobs = [act().folder for _ in range(2)]
+    for job in jobs:
+        (job.path / "supervisor.json").unlink()
+        job.prepare(b"key", pool_client.of_this_process({}))
+
+    def refuse(job, gpus):
+        raise error
+
+    monkeypatch.setattr(pool_client, "start", refuse)  # a pool would start too soon, or not at all
+    with pytest.raises(type(error)):
+        pool_client.start_here(*jobs)
+    started = []
+    monkeypatch.setattr(pool_client, "start", lambda job, gpus: started.append(job))
+    pool_client.step()
+
+    assert started == [jobs[number] for number in left]
 
 
 @pytest.mark.torch
