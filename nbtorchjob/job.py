@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import logging
+import os
 import threading
 import warnings
 import weakref
@@ -147,6 +148,21 @@ class _Following:
 _Key = tuple[Backend, str, str, float]
 _followings: weakref.WeakValueDictionary[_Key, _Following] = weakref.WeakValueDictionary()
 _sharing = threading.Lock()
+_handles: weakref.WeakSet[Job[Any]] = weakref.WeakSet()
+
+
+def _follow_anew() -> None:
+    """Have a fork follow jobs by itself: its parent's threads do so only there, and may hold the locks."""
+    global _sharing
+    _sharing = threading.Lock()
+    _followings.clear()
+    for job in _handles:
+        job._lock = threading.RLock()
+        if job._following is not None and not job._following.ended.come:
+            job._following = None
+
+
+os.register_at_fork(after_in_child=_follow_anew)
 
 
 class Job(Generic[T]):
@@ -165,6 +181,7 @@ class Job(Generic[T]):
         self._lock = threading.RLock()
         self._values: dict[int, T] = {}
         self._following: _Following | None = None
+        _handles.add(self)
 
     def _follow(self) -> _Following:
         """Follow the job, if that hasn't begun."""

@@ -11,6 +11,7 @@ begins to listen in the middle is spared that: it has the state as of then, and 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import deque
@@ -119,12 +120,18 @@ class Feed:
         with suppress(NBTorchJobError):  # who follows it comes to the same, only later
             self._state = backend.snapshot(info.address)
         self._lock = threading.Lock()
+        self._process = os.getpid()
         loop.start(self._follow())
 
     @property
     def state(self) -> JobState:
         """All that is known of the job now."""
         return self._state
+
+    @property
+    def follows(self) -> bool:
+        """Whether it follows its job, or did to the end; a fork's parent does so only there."""
+        return self.error is None and self._process == os.getpid()
 
     def listen(self) -> Listener:
         """Listen from now on."""
@@ -176,7 +183,7 @@ class TurnBackend(Backend):
 
     def _feed(self, info: JobInfo) -> Feed:
         feed = self._feeds.get(info.id)
-        if feed is None or feed.error is not None or feed.info.run != info.run:
+        if feed is None or not feed.follows or feed.info.run != info.run:
             feed = self._feeds[info.id] = Feed(self.inner, info)
         return feed
 

@@ -104,6 +104,13 @@ def _made() -> asyncio.AbstractEventLoop:
         threading.current_thread().name = "nbtorchjob"
         loop.run_forever()
 
+    # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
+    _thread.start_new_thread(serve, ())
+    atexit.register(_end, loop)
+    return loop
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
     async def wind_up() -> None:
         work = asyncio.all_tasks() - {asyncio.current_task()}
         for task in work:
@@ -112,15 +119,27 @@ def _made() -> asyncio.AbstractEventLoop:
         for close in _closing:
             await close()
 
-    def end() -> None:
-        # Else asyncio complains on the user's terminal about every job that is still followed.
-        with suppress(concurrent.futures.TimeoutError):
-            asyncio.run_coroutine_threadsafe(wind_up(), loop).result(_END_S)
+    # Else asyncio complains on the user's terminal about every job that is still followed.
+    with suppress(concurrent.futures.TimeoutError):
+        asyncio.run_coroutine_threadsafe(wind_up(), loop).result(_END_S)
 
-    # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
-    _thread.start_new_thread(serve, ())
-    atexit.register(end)
-    return loop
+
+_of_parents: list[object] = []
+
+
+def _begin_anew() -> None:
+    """Have a fork make a loop of its own: the thread that serves this one is its parent's."""
+    global _making
+    atexit.unregister(_end)
+    if _made.cache_info().currsize:
+        # Kept: what asyncio deletes unclosed, it complains about on the user's terminal.
+        _of_parents.extend((_made(), *_closing))
+    _made.cache_clear()
+    _closing.clear()
+    _making = threading.Lock()  # a thread that the fork doesn't have may hold it
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 _MODIFIED = 2  # of Linux's inotify

@@ -1,6 +1,8 @@
 """One follower of a job, and all who listen to it from somewhere in the middle."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -93,3 +95,39 @@ def test_one_who_takes_nothing_is_let_go_and_one_who_does_hears_all(backend):
     assert taken.result(LIMIT) == facts
     assert not idle.take()
     assert not busy.take()
+
+
+FORKED = """
+import os, threading
+from nbtorchjob.backends.turns import TurnBackend
+from nbtorchjob.state import JobInfo, JobState
+
+class Inner:
+    def snapshot(self, name):
+        return JobState(INFO)
+
+    async def follow(self, name, *, since=None):
+        follows.set()
+        return
+        yield
+
+INFO, follows = JobInfo("lab", backend="kubernetes", cluster={"context": "a"}), threading.Event()
+backend = TurnBackend(Inner())
+backend.lab(INFO)
+follows.wait()
+follows.clear()
+child = os.fork()
+backend.lab(INFO)
+if child:
+    os.waitpid(child, 0)
+    print(follows.is_set())
+else:
+    print(follows.wait(LIMIT))
+"""
+
+
+def test_a_fork_follows_a_lab_by_itself():
+    argv = [sys.executable, "-W", "ignore", "-c", FORKED.replace("LIMIT", str(LIMIT))]
+    forked = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert (forked.stdout.split(), forked.stderr) == (["True", "False"], "")

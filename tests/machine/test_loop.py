@@ -3,13 +3,14 @@
 import asyncio
 import concurrent.futures
 import itertools
+import os
 import signal
 import subprocess
 import threading
 
 import pytest
 
-from nbtorchjob.machine import loop
+from nbtorchjob.machine import folders, loop
 from tests.interrupting import Interrupting
 from tests.patience import LIMIT
 from tests.programs import program
@@ -27,6 +28,13 @@ def test_an_interrupt_of_the_first_use_is_an_interrupt_and_leaves_the_loop_usabl
 
     # What was interrupted as it was made may complain as it is deleted, which ends nothing.
     assert (done.stdout, done.returncode) == ("interrupted\n", 0), done.stderr
+
+
+def test_a_fork_has_a_loop_of_its_own(tmp_path):
+    env, argv = {**os.environ, folders.STATE: str(tmp_path)}, program("forked", python=("-W", "ignore"))
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=2 * LIMIT, check=False)
+
+    assert (done.stdout, done.stderr) == ("fork True True\nparent True\n", "")
 
 
 def test_an_interrupt_cancels_the_work_also_before_anybody_waits_for_it():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -321,6 +322,9 @@ def shared(context: str | None, kubeconfig: str | None) -> Client:
     client = Client(context)
     loop.at_end(client.close)
     return client
+
+
+os.register_at_fork(after_in_child=shared.cache_clear)  # its connections are its parent's
 
 
 def _turned_away(error: ClusterError) -> bool:

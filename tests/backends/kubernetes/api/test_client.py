@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import subprocess
 import sys
 from itertools import islice
 from typing import Any
@@ -310,6 +311,22 @@ async def test_one_client_serves_a_context(server, client):
     assert shared("a", "config") is shared("a", "config")
     assert shared("a", "config") is not shared("b", "config")
     assert shared("a", "config") is not shared("a", "other")
+
+
+FORKED = """
+import os
+from nbtorchjob.backends.kubernetes.api.client import shared
+client = shared("a", "config")
+if os.fork():
+    os.wait()
+print(shared("a", "config") is client)
+"""
+
+
+def test_a_fork_has_a_client_of_its_own():
+    forked = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+
+    assert forked.stdout.split() == ["False", "True"]
 
 
 @pytest.fixture
