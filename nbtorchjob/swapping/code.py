@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -90,7 +90,7 @@ class JobCode:
         """The newest definition of each name, at the top of a source."""
         newest: dict[str, Definition] = {}
         for label, text, tree, _ in self._parsed:
-            for statement, span in zip(tree.body, _spans(text, tree.body), strict=True):
+            for statement, span in zip(tree.body, cells.spans(text, tree.body), strict=True):
                 newest.update(dict.fromkeys(set_by(statement), (label, statement, text[span])))
         return newest
 
@@ -170,7 +170,7 @@ class JobCode:
         # The definitions that aren't among those of their names in the newest source that has any
         keep = [
             span
-            for statement, span in zip(tree.body, _spans(text, tree.body), strict=True)
+            for statement, span in zip(tree.body, cells.spans(text, tree.body), strict=True)
             if cells.defines(statement)
             and any(ast.dump(statement) not in self._dumps.get(name, ()) for name in set_by(statement))
         ]
@@ -269,7 +269,7 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
     """Return a cell's text with what swaps define in place of what it did; what is new comes first."""
     new = ""
     for _, swap, tree, _ in JobCode([("", swap) for swap in swaps], {})._parsed:
-        for statement, span in zip(tree.body, _spans(swap, tree.body), strict=True):
+        for statement, span in zip(tree.body, cells.spans(swap, tree.body), strict=True):
             names, definition = set_by(statement), swap[span]
             if (replaced := _replaced(text, names, definition)) is not None:
                 text = replaced
@@ -285,8 +285,8 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
         return f"{text}\n{new}"
     if ast.get_docstring(tree) is None:
         return f"{new}\n{text}"
-    head = next(_spans(text, tree.body))
-    return _spliced(text, head, [text[head], new])
+    head = next(cells.spans(text, tree.body))
+    return cells.spliced(text, head, [text[head], new])
 
 
 def _replaced(text: str, names: set[str], definition: str) -> str | None:
@@ -297,7 +297,7 @@ def _replaced(text: str, names: set[str], definition: str) -> str | None:
         return None
     places: list[tuple[slice, list[str]]] = []
     earlier: set[str] = set()
-    for statement, span in zip(body, _spans(text, body), strict=True):
+    for statement, span in zip(body, cells.spans(text, body), strict=True):
         if not (here := set_by(statement) & names):
             continue
         # One that does more than define these names stays, and they are defined once more behind it.
@@ -306,38 +306,8 @@ def _replaced(text: str, names: set[str], definition: str) -> str | None:
         places.append((span, [*stays, definition] if again else []))
         earlier |= here
     for span, rows in reversed(places):
-        text = _spliced(text, span, rows)
+        text = cells.spliced(text, span, rows)
     return text if places else None
-
-
-def _spans(text: str, body: Sequence[ast.stmt]) -> Iterator[slice]:
-    """Yield where each statement stands in a text: on whole lines, but for those that it shares."""
-    lines = text.split("\n")
-    starts = [0, *accumulate(len(line) + 1 for line in lines)]
-
-    def at(line: int, column: int) -> int:
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
-
-    for number, statement in enumerate(body):
-        first, last = _first(statement), statement.end_lineno or statement.lineno
-        start, stop = starts[first - 1], starts[last] - 1
-        if number and body[number - 1].end_lineno == first:
-            start = at(first, statement.col_offset)
-        if number + 1 < len(body) and _first(body[number + 1]) == last:
-            stop = at(last, statement.end_col_offset or 0)
-        yield slice(start, stop)
-
-
-def _spliced(text: str, span: slice, rows: Iterable[str]) -> str:
-    """Return a text with rows in place of a statement, whose line is split where others share it."""
-    before, after = text[: span.start], text[span.stop :]
-    return "\n".join(
-        [
-            *([before.rstrip(" \t;").removesuffix("\n")] if before else []),
-            *rows,
-            *([after.lstrip(" \t;").removeprefix("\n")] if after else []),
-        ]
-    )
 
 
 def _is_swap(label: str) -> bool:
@@ -373,11 +343,6 @@ def _plain(text: str) -> Any:
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return value if type(value) in PLAIN and len(str(value)) <= _MOST_TEXT else None
-
-
-def _first(statement: ast.stmt) -> int:
-    parts: list[ast.stmt | ast.expr] = [statement, *getattr(statement, "decorator_list", ())]
-    return min(part.lineno for part in parts)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

@@ -3,7 +3,8 @@
 The names come from bytecode, so they are exactly those that the cell will look up when it runs.
 A name counts as read unless the cell has surely set it itself before.
 
-Whether code may stop in a debugger: its ranks are made ready for that (``runtime/debug``).
+Whether code may stop in a debugger: its ranks are made ready for that (``runtime/debug``). And where each of
+its statements stands.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import ast
 import dis
 import inspect
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from types import CodeType
 from weakref import WeakKeyDictionary
 
@@ -349,3 +351,37 @@ def stops(code: CodeType) -> bool:
 def file_stops(source: bytes) -> bool:
     """Whether a file's text looks as if its code did; a comment is taken for code."""
     return any(text in source for text in _TEXTS)
+
+
+def spans(text: str, body: Sequence[ast.stmt]) -> Iterator[slice]:
+    """Yield where each statement stands in a text: on whole lines, but for those that it shares."""
+    lines = text.split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+
+    def first_line(statement: ast.stmt) -> int:
+        parts: list[ast.stmt | ast.expr] = [statement, *getattr(statement, "decorator_list", ())]
+        return min(part.lineno for part in parts)
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    for number, statement in enumerate(body):
+        first, last = first_line(statement), statement.end_lineno or statement.lineno
+        start, stop = starts[first - 1], starts[last] - 1
+        if number and body[number - 1].end_lineno == first:
+            start = at(first, statement.col_offset)
+        if number + 1 < len(body) and first_line(body[number + 1]) == last:
+            stop = at(last, statement.end_col_offset or 0)
+        yield slice(start, stop)
+
+
+def spliced(text: str, span: slice, rows: Iterable[str]) -> str:
+    """Return a text with rows in place of a statement, whose line is split where others share it."""
+    before, after = text[: span.start], text[span.stop :]
+    return "\n".join(
+        [
+            *([before.rstrip(" \t;").removesuffix("\n")] if before else []),
+            *rows,
+            *([after.lstrip(" \t;").removeprefix("\n")] if after else []),
+        ]
+    )
