@@ -9,9 +9,10 @@ settings are the same as well, and its user.
 from __future__ import annotations
 
 import hashlib
+import io
 import linecache
 import os
-import re
+import pickletools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from nbtorchjob.capture.model import Call
     from nbtorchjob.capture.modules import LocalFile
 
-# A pickle's frames are as long as the file names in it, which hold the kernel's process id.
-_FRAME = re.compile(rb"\x95.{8}", re.DOTALL)
 _SHORT_BINUNICODE = b"\x8c"
 
 
@@ -56,13 +55,28 @@ def of(call: Call) -> str:
 
 def stable(pickled: bytes, sources: Mapping[str, str]) -> bytes:
     """Return a pickle without what differs between kernels, and from one run of a cell to the next."""
-    data = _FRAME.sub(b"", pickled)
+    data = b"".join(_unframed(pickled))
     for filename, text in sources.items():
         # The text says more than the name: it is In[3] today and In[7] tomorrow.
         data = _replaced(data, filename, hashlib.sha256(text.encode()).digest())
     for tag in rebuilt.tags():
         data = _replaced(data, tag, b"class")
     return data
+
+
+def _unframed(pickled: bytes) -> Iterator[bytes]:
+    """Yield a pickle, or its beginning, without the lengths of its frames.
+
+    Those depend on the file names in it, which hold the kernel's process id.
+    """
+    file = io.BytesIO(pickled)
+    while (start := file.tell()) < len(pickled):
+        try:
+            opcode, argument, _ = next(pickletools.genops(file))
+        except ValueError:  # the beginning ends in this one
+            yield pickled[start:]
+            return
+        yield file.read(argument) if opcode.name == "FRAME" else pickled[start : file.tell()]
 
 
 def _replaced(data: bytes, text: str, stable: bytes) -> bytes:

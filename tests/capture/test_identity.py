@@ -28,6 +28,17 @@ def digests(**kwargs):
     return {name: digest for name, (_, digest) in rows.items()}
 
 
+# They differ in what follows 0x95, the opcode that begins a frame of a pickle.
+WITH_THE_BYTE_OF_A_FRAME = [
+    (405, 661),
+    (0.0206, 0.0213),
+    ([149, 1], [149, 2]),
+    ("ЕЛЕНА", "ЕВГЕН"),
+    (np.array([149, *[0] * 20], "u1"), np.array([149, *[9] * 8, *[0] * 12], "u1")),
+    ([149, b"x" * 70_000, 149, 1], [149, b"x" * 70_000, 149, 2]),  # one that lies between frames
+]
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -39,6 +50,7 @@ def digests(**kwargs):
         ({"w": torch.zeros(3), "b": torch.ones(3)}, {"w": torch.ones(3), "b": torch.zeros(3)}),
         (b"x" * 3_000_000, b"y" * 3_000_000),
         ("x" * 3_000_000, "x" * 2_000_000 + "y" * 1_000_000),
+        *WITH_THE_BYTE_OF_A_FRAME,
     ],
 )
 def test_a_digest_tells_values_apart_as_far_as_it_looks(one, other):
@@ -138,6 +150,13 @@ def test_another_value_is_another_call():
 def test_another_text_is_another_call(left, right):
     one, two = (capture.from_cell(text, {"a": 1}) for text in (left, right))
     assert fingerprint(one) != fingerprint(two)
+
+
+@pytest.mark.parametrize(("one", "other"), WITH_THE_BYTE_OF_A_FRAME)
+def test_calls_with_values_that_hold_the_byte_of_a_frame_differ(one, other):
+    calls = [capture.from_function(print, (value,)) for value in (one, one, other)]
+    mine, again, others = map(fingerprint, calls)
+    assert mine == again != others
 
 
 def test_memory_that_travels_beside_the_pickle_counts():
