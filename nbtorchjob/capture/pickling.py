@@ -60,6 +60,17 @@ _STAYS = {
     "cache": "what it has cached stays here",
     "library": "ranks have their own, without what was set on it here",
 }
+# Classes of what a library has one of in each process. A copy isn't what the library uses; generators would
+# start alike on all ranks, and the environment would bring what is secret.
+_GLOBAL_STATE = frozenset(
+    (
+        ("os", "_Environ"),
+        ("random", "Random"),
+        ("numpy.random.mtrand", "RandomState"),
+        ("torch._C", "Generator"),
+        ("matplotlib", "RcParams"),
+    )
+)
 _DISPLAYS = ("IPython.core.display_functions", "IPython.core.display")  # the latter before IPython 7.23
 
 
@@ -171,6 +182,9 @@ class Pickler(pickler.Pickler):
         if not self._by_reference and issubclass(type_, _OF_PROCESS):
             return _refuse_lock
         reducer = super()._reducer(type_)
+        if (type_.__module__, type_.__qualname__) in _GLOBAL_STATE:
+            state = importable.held(type_)
+            return lambda obj: (getattr, state[id(obj)]) if id(obj) in state else reducer(obj)
         held = importable.held(type_) if self._by_reference else {}
         return partial(self._reduce_held, held, reducer) if held else reducer
 

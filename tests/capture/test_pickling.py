@@ -3,6 +3,7 @@ import gc
 import importlib
 import io
 import linecache
+import os
 import pickle
 import sys
 import threading
@@ -138,6 +139,19 @@ def test_standard_streams_become_those_of_the_rank(monkeypatch):
     monkeypatch.setattr(sys, "stdout", other := io.StringIO())  # the rank's
     assert back(call)["out"] is other
     assert back(call)["err"] is sys.stderr
+
+
+def test_the_environment_is_that_of_the_rank(monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "s3cret")
+    pickled = pickling.dump({"environment": [os.environ, os.environb]})
+
+    assert b"s3cret" not in pickled.data
+    assert back(pickled)["environment"] == [os.environ, os.environb]
+
+
+def test_matplotlibs_parameters_are_those_of_the_rank():
+    matplotlib = pytest.importorskip("matplotlib")
+    assert back(pickling.dump({"rc": matplotlib.rcParams}))["rc"] is matplotlib.rcParams
 
 
 def test_an_open_file_is_refused_even_for_reading(tmp_path):
