@@ -17,6 +17,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from nbtorchjob.capture import pickling
 from nbtorchjob.runtime.objects import pickler
@@ -102,6 +103,18 @@ def test_a_models_parameters_stay_tied():
     copy = back(pickled)["model"]
     assert copy[0].weight is copy[1].weight
     assert sum(view.nbytes for view in pickled.buffers) == 64 * 64 * 4
+
+
+@pytest.mark.parametrize("make", [pickling.Pickler, pickler.Pickler])
+def test_torch_counts_on_from_a_modules_hooks_wherever_they_come(make, monkeypatch):
+    net = torch.nn.Linear(1, 1)
+    number = net.register_forward_hook(print).id
+    data = pickler.dumps([net], make, lambda buffer: None)
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)  # as in a new process
+    [copy] = pickle.loads(data)
+
+    assert copy.register_forward_hook(print).id == number + 1
+    assert len(copy._forward_hooks) == 2
 
 
 def test_modules_are_named_once_code_refers_to_them():

@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tu
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.objects.rebuilt import fill_plainly
+from nbtorchjob.runtime.objects.sources import ahead
 
 # Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
 SMALL = 4096
@@ -68,16 +69,12 @@ class Memory:
         """Return what stands before the pickle of those that were added; ``out_of_band`` gets big regions."""
         if not self._spans:
             return b""
-        out = io.BytesIO()
-        pickler = pickle.Pickler(out, protocol=5, buffer_callback=lambda buffer: bool(out_of_band(buffer)))
-        pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
         slots, regions = self._regions()
         buffers: List[Any] = []
         for region in regions:
             view = view_of(region.place, region.start, region.end, region.owners)
             buffers.append(bytearray(view) if view.nbytes < SMALL else pickle.PickleBuffer(view))
-        pickler.dump(_Table(slots, buffers))
-        return out.getvalue()[:-1] + pickle.POP
+        return ahead(_Table(slots, buffers), lambda buffer: bool(out_of_band(buffer)))
 
     @property
     def size(self) -> int:

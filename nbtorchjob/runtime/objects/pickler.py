@@ -63,7 +63,20 @@ def dumps(
     for buffer in later:
         out_of_band(buffer)
     table = pickler.codes.table() if sourced else {"places": []}
-    return (sources.front(table) if table["places"] else b"") + begin + file.getvalue()
+    front = sources.front(table) if table["places"] else b""
+    hooks = sources.ahead(_handle(max(pickler.hooks))) if pickler.hooks else b""
+    return front + begin + hooks + file.getvalue()
+
+
+def _handle(number: int) -> Any:
+    """Return a handle of the hook with that number: where it is loaded, torch counts on from there.
+
+    A hook that is added there would otherwise replace the one that came with its number.
+    """
+    type_: Any = sys.modules["torch"].utils.hooks.RemovableHandle
+    handle = type_.__new__(type_)
+    handle.__setstate__((None, number))
+    return handle
 
 
 class Pickler(pickle.Pickler):
@@ -75,6 +88,7 @@ class Pickler(pickle.Pickler):
         self.dispatch_table = dict(cloudpickle.Pickler.dispatch_table)
         self.memory = memory.Memory()
         self.codes = sources.Codes()
+        self.hooks: List[int] = []  # the numbers of those that modules of torch have
         self._reducers: Dict[type, Callable[[Any], Any]] = {}
         self._spaces: Dict[int, Dict[str, Any]] = {}  # by the functions' globals
         self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
@@ -135,6 +149,8 @@ class Pickler(pickle.Pickler):
                 return lambda obj: (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
         elif issubclass(type_, enum.Enum):
             return _reduce_member
+        if torch is not None and issubclass(type_, torch.nn.Module):
+            return self.reduce_net
         trapped = hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__")
         return _reduce_trapped if trapped and type_ not in self.dispatch_table else _leave
 
@@ -147,6 +163,13 @@ class Pickler(pickle.Pickler):
         if not parameter.is_inference():
             return NotImplemented
         return rebuilt.inference_parameter, (parameter.data, parameter.requires_grad)
+
+    def reduce_net(self, net: Any) -> Any:
+        """Leave a module of torch to its own pickle, and note the numbers of its hooks."""
+        for name, hooks in vars(net).items():
+            if name.endswith("_hooks") and isinstance(hooks, dict):
+                self.hooks += [number for number in hooks if isinstance(number, int)]
+        return NotImplemented
 
     # Functions
 

@@ -186,10 +186,15 @@ class Codes:
 
 def front(table: Dict[str, Any]) -> bytes:
     """Return what stands before a pickle whose code is in ``table``."""
+    return ahead(_Front(json.dumps(table)))
+
+
+def ahead(value: Any, out_of_band: Any = None) -> bytes:
+    """Return the pickle of ``value`` to stand before another, which is loaded as one with it."""
     out = io.BytesIO()
-    pickler = pickle.Pickler(out, protocol=5)
+    pickler = pickle.Pickler(out, protocol=5, buffer_callback=out_of_band)
     pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
-    pickler.dump(_Front(json.dumps(table)))
+    pickler.dump(value)
     return out.getvalue()[:-1] + pickle.POP
 
 
