@@ -185,6 +185,9 @@ class Pickler(pickler.Pickler):
         if (type_.__module__, type_.__qualname__) in _GLOBAL_STATE:
             state = importable.held(type_)
             return lambda obj: (getattr, state[id(obj)]) if id(obj) in state else reducer(obj)
+        torch = sys.modules.get("torch")
+        if torch is not None and issubclass(type_, torch.optim.Optimizer):
+            return partial(self._reduce_optimizer, reducer)
         held = importable.held(type_) if self._by_reference else {}
         return partial(self._reduce_held, held, reducer) if held else reducer
 
@@ -276,15 +279,24 @@ class Pickler(pickler.Pickler):
             self.seen.stays.append((tensor, "graph"))
         elif tensor.grad is not None:
             self.seen.stays.append((tensor, "grad"))
-        if tensor._backward_hooks:
-            self.seen.stays.append((tensor, "hooks"))
+        self._note_hooks(tensor)
         return super().reduce_tensor(tensor)
 
     def reduce_parameter(self, parameter: Any) -> Any:
         """Note what doesn't travel of a parameter, and reduce it."""
         if parameter.grad is not None:
             self.seen.stays.append((parameter, "grad"))
+        self._note_hooks(parameter)
         return super().reduce_parameter(parameter)
+
+    def _note_hooks(self, tensor: Any) -> None:
+        if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+            self.seen.stays.append((tensor, "hooks"))
+
+    def _reduce_optimizer(self, reducer: Callable[[Any], Any], optimizer: Any) -> Any:
+        if any(name.endswith("_hooks") and value for name, value in vars(optimizer).items()):
+            self.seen.stays.append((optimizer, "hooks"))
+        return reducer(optimizer)
 
     def _stream(self, stream: Any) -> Any:
         for name in _STREAMS:  # a kernel's own streams hold threads and sockets
