@@ -46,7 +46,8 @@ from nbtorchjob.capture import cells
 from nbtorchjob.capture.cells import for_the_notebook, modules_named
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.objects import codenames, importable, pickler, rebuilt, threads
+from nbtorchjob.runtime import torch_versions
+from nbtorchjob.runtime.objects import codenames, importable, memory, pickler, rebuilt, threads
 from nbtorchjob.runtime.objects.codenames import names_read
 from nbtorchjob.runtime.objects.pickler import by_name
 from nbtorchjob.runtime.objects.sources import ANCHOR, Codes
@@ -57,6 +58,7 @@ _STAYS = {
     "graph": "the graph that made it stays here, on ranks it is a leaf",
     "grad": "its gradient stays here",
     "hooks": "its hooks stay here",
+    "memory": "it shares memory with others here, on ranks it has its own",
     "cache": "what it has cached stays here",
     "library": "ranks have their own, without what was set on it here",
 }
@@ -172,7 +174,19 @@ class Pickler(pickler.Pickler):
         self._by_reference = by_reference
         self.seen = seen if seen is not None else Seen(_EMPTY)
         self.codes = self.seen.code
+        self._copied = memory.Memory()  # of what doesn't share it where it is loaded
         self._streams = {type(getattr(sys, name)) for name in _STREAMS}
+
+    def dump(self, obj: Any) -> None:
+        """Pickle ``obj``, and note what of it no longer shares memory."""
+        super().dump(obj)
+        if self._copied.spans:
+            copied = {id(span.owner) for span in self._copied.spans}
+            both = memory.Memory()
+            both.spans = [*self.memory.spans, *self._copied.spans]
+            for region in both.regions()[1]:
+                if len(region.owners) > 1:
+                    self.seen.stays += [(owner, "memory") for owner in region.owners if id(owner) in copied]
 
     def _reducer(self, type_: type) -> Callable[[Any], Any]:
         if type_ in self._streams:
@@ -188,6 +202,8 @@ class Pickler(pickler.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(type_, torch.optim.Optimizer):
             return partial(self._reduce_optimizer, reducer)
+        if (add := _adds_copied(type_)) is not None:
+            return partial(self._reduce_copied, add, reducer)
         held = importable.held(type_) if self._by_reference else {}
         return partial(self._reduce_held, held, reducer) if held else reducer
 
@@ -293,6 +309,12 @@ class Pickler(pickler.Pickler):
         if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
             self.seen.stays.append((tensor, "hooks"))
 
+    def _reduce_copied(
+        self, add: Callable[[memory.Memory, Any], Any], reducer: Callable[[Any], Any], obj: Any
+    ) -> Any:
+        add(self._copied, obj)
+        return reducer(obj)
+
     def _reduce_optimizer(self, reducer: Callable[[Any], Any], optimizer: Any) -> Any:
         if any(name.endswith("_hooks") and value for name, value in vars(optimizer).items()):
             self.seen.stays.append((optimizer, "hooks"))
@@ -338,6 +360,25 @@ class Pickler(pickler.Pickler):
             for name, value in values.items()
             if isinstance(value, type | ModuleType) or type(value).__module__ in ("typing", "types")
         }
+
+
+def _adds_copied(type_: type) -> Callable[[memory.Memory, Any], Any] | None:
+    """Return what adds the memory of arrays or tensors of a class to some, if they are pickled as copies."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and issubclass(type_, torch.Tensor) and type_ is not torch.Tensor:
+        names = ("__reduce_ex__", "__torch_dispatch__")  # one with the latter may have no memory
+        return _add_tensor if all(getattr(type_, n) == getattr(torch.Tensor, n) for n in names) else None
+    if numpy is not None and issubclass(type_, numpy.ndarray) and type_ is not numpy.ndarray:
+        copying = (numpy.ndarray.__reduce__, numpy.ma.MaskedArray.__reduce__)
+        return memory.reduce_array if type_.__reduce__ in copying else None
+    return None
+
+
+def _add_tensor(to: memory.Memory, tensor: Any) -> None:
+    without = torch_versions.WITHOUT_SUBCLASSES.get()
+    if without is not None:
+        with without():  # otherwise its class may run anything to tell where its memory is
+            memory.reduce_tensor(to, tensor)
 
 
 def _filled_later(module: ModuleType, name: str) -> bool:

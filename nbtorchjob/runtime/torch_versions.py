@@ -196,7 +196,8 @@ COMPILE_LOG = Detail("torch._dynamo.utils", "log")
 IS_WRAPPED = Detail("torch", "_C._functorch.is_functorch_wrapped_tensor")
 # Without it, such a tensor is negated where it arrives: it doesn't share its memory there.
 NEGATIVE_VIEW = Detail("torch", "_neg_view")
-# Without it, a tensor among a frame's variables is called "a tensor".
+# Without it, a tensor among a frame's variables is called "a tensor", and one of a subclass that no longer
+# shares memory isn't noted.
 WITHOUT_SUBCLASSES = Detail("torch", "_C.DisableTorchFunctionSubclass")
 # Without one of these two, the modes that a notebook has entered aren't noted.
 FUNCTION_MODES = Detail("torch.overrides", "_get_current_function_mode_stack")

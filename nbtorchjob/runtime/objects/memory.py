@@ -54,7 +54,7 @@ class Memory:
     """The memory of the arrays and tensors of one pickle."""
 
     def __init__(self) -> None:
-        self._spans: List[_Span] = []
+        self.spans: List[_Span] = []
 
     def add(self, start: int, end: int, owner: Any, floor: int, place: Place = HOST) -> int:
         """Note the bytes from address ``start`` to ``end``; return the number to find them by again.
@@ -62,14 +62,14 @@ class Memory:
         ``owner`` keeps them alive; those from ``floor`` on are its as well.
         """
         low = start - (start - floor) % _LINE
-        self._spans.append(_Span(place, low, start, end, owner))
-        return len(self._spans) - 1
+        self.spans.append(_Span(place, low, start, end, owner))
+        return len(self.spans) - 1
 
     def begin(self, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
         """Return what stands before the pickle of those that were added; ``out_of_band`` gets big regions."""
-        if not self._spans:
+        if not self.spans:
             return b""
-        slots, regions = self._regions()
+        slots, regions = self.regions()
         buffers: List[Any] = []
         for region in regions:
             view = view_of(region.place, region.start, region.end, region.owners)
@@ -79,13 +79,14 @@ class Memory:
     @property
     def size(self) -> int:
         """The bytes of all of it, each counted once."""
-        return sum(region.end - region.start for region in self._regions()[1])
+        return sum(region.end - region.start for region in self.regions()[1])
 
-    def _regions(self) -> Tuple[List[Tuple[int, int]], List[_Used]]:
-        slots = [(0, 0)] * len(self._spans)
+    def regions(self) -> Tuple[List[Tuple[int, int]], List[_Used]]:
+        """Return for each number its region and the offset in it, and all regions: what overlaps is one."""
+        slots = [(0, 0)] * len(self.spans)
         regions: List[_Used] = []
-        for index in sorted(range(len(self._spans)), key=lambda index: self._spans[index][:2]):
-            place, low, start, end, owner = self._spans[index]
+        for index in sorted(range(len(self.spans)), key=lambda index: self.spans[index][:2]):
+            place, low, start, end, owner = self.spans[index]
             if not regions or regions[-1].place != place or low >= regions[-1].end:
                 regions.append(_Used(place, low, end, []))
             regions[-1].owners.append(owner)
