@@ -364,6 +364,7 @@ def _take(
                 note for code in pickled.seen.codes for note in lookup.computed(code, f"{code.co_name}()")
             ),
             *imported.differences(paths),
+            *imported.copies(paths, taken, (*texts, *pickled.seen.sources.values())),
             *patches.patched(named, taken),
             *left,
             *(handlers if pickling.uses_logging(taken, imports) else ()),

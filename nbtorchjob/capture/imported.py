@@ -1,8 +1,9 @@
 """What ranks lack of the notebook's folder: changes to its modules, and files that the code opens.
 
-Ranks import a module's file anew, so what was set in the module or edited in the file since differs there. A
-file is named by a text in the code that is the path of one that is there. A notebook's code names much that
-it doesn't read, so of its texts those count that it passes to what opens files.
+Ranks import a module's file anew, so what was set in the module or edited in the file since differs there,
+and what the notebook shares with the module is there twice. A file is named by a text in the code that is the
+path of one that is there. A notebook's code names much that it doesn't read, so of its texts those count that
+it passes to what opens files.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import ast
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import SourceFileLoader
+from logging import Logger
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture.model import Call
+from nbtorchjob.capture.pickling import by_reference
 from nbtorchjob.runtime.objects import codenames, importable
 from nbtorchjob.text import words
 
@@ -186,11 +189,108 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
                     notes.append(
                         f"{name} names {text} beside it, which isn't taken along: make them a package"
                     )
+    for module, path in _loaded(wanted):
+        notes += _module(module, path, wanted[str(path)])
+    return notes
+
+
+def copies(paths: Mapping[str, Path], captured: Mapping[str, Any], texts: Iterable[str]) -> list[str]:
+    """Describe what the notebook shares with a local module, and ranks have two of.
+
+    That is seen where it is changed: by ``texts``, which are the notebook's code, if the module's code reads
+    it, or by the module's code. Of that counts what the notebook's code leads to, by the names of functions.
+    """
+    files = {str(path) for path in paths.values() if path.suffix == ".py"}
+    shared = [
+        (name, module, key)
+        for module, _ in _loaded(files)
+        for key, held in [*importable.attributes(module).items()]
+        for name, value in captured.items()
+        if value is held and not issubclass(type(value), _NO_COPIES) and not by_reference(value)
+    ]
+    if not shared:
+        return []
+    here = [tree for text in texts for tree in _parsed(text)]
+    known = {name for tree in here for name in _names(tree)}
+    known.update(
+        value.__name__ if issubclass(type(value), FunctionType | type) else type(value).__name__
+        for value in captured.values()
+    )
+    there = _reached([tree for file in sorted(files) for tree in _parsed(Path(file).read_bytes())], known)
+    changed = {name for tree in here for name in _changed(tree)}
+    notes: dict[str, str] = {}  # one for each name: a package may hand on what its module has
+    for name, module, key in shared:
+        readers = [node for node in there if key in _names(node)]
+        if (readers and name in changed) or any(key in _changed(node) for node in readers):
+            place = f"{module.__name__}.{key}"
+            notes.setdefault(
+                name, f"{name} is {place} here, and a copy of it on ranks: use {place} in the cell"
+            )
+    return [*notes.values()]
+
+
+# What goes by name, or can't be changed
+_NO_COPIES = (
+    *(FunctionType, type, ModuleType, Logger),
+    *(bool, int, float, complex, str, bytes, tuple, frozenset, range, type(None)),
+)
+
+
+def _reached(trees: Iterable[ast.AST], names: Iterable[str]) -> list[ast.AST]:
+    """Return the definitions that ``names`` lead to, and on by the names in those."""
+    parts: dict[str, list[ast.AST]] = {}
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.decorator_list.clear()  # they run as the module is imported, here as there
+            parts.setdefault(node.name, []).append(node)
+        elif isinstance(node, ast.ClassDef):
+            methods = [stmt for stmt in node.body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)]
+            parts.setdefault(node.name, []).extend((*node.bases, *methods))
+    reached = []
+    waiting = [*names]
+    while waiting:
+        nodes = parts.pop(waiting.pop(), [])
+        reached += nodes
+        waiting += (name for node in nodes for name in _names(node))
+    return reached
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Return the names and attributes in some code, without its parameters."""
+    nodes = [*ast.walk(node)]
+    names = {part.id for part in nodes if isinstance(part, ast.Name)}
+    attributes = {part.attr for part in nodes if isinstance(part, ast.Attribute)}
+    return (names | attributes) - {part.arg for part in nodes if isinstance(part, ast.arg)}
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    """Yield the names of what some code changes in place: ``a`` and ``b`` in ``a.b[0] = 1``."""
+    for part in ast.walk(node):
+        match part:
+            case (
+                ast.Subscript(value=target, ctx=ast.Store() | ast.Del())
+                | ast.Attribute(value=target, ctx=ast.Store() | ast.Del())
+                | ast.AugAssign(target=ast.Name() as target)
+            ):
+                pass
+            case ast.Call(func=ast.Attribute(value=target, attr=method)) if method in _CHANGE:
+                pass
+            case _:
+                continue
+        while isinstance(target, ast.Attribute | ast.Subscript):
+            if isinstance(target, ast.Attribute):
+                yield target.attr
+            target = target.value
+        if isinstance(target, ast.Name):
+            yield target.id
+
+
+def _loaded(files: Container[str]) -> Iterator[tuple[ModuleType, Path]]:
+    """Yield the modules that were imported from ``files``, each with its own."""
     for module in list(sys.modules.values()):
         source = importable.attributes(module).get("__file__")
-        if isinstance(module, ModuleType) and isinstance(source, str) and source in wanted:
-            notes += _module(module, Path(source), wanted[source])
-    return notes
+        if isinstance(module, ModuleType) and isinstance(source, str) and source in files:
+            yield module, Path(source)
 
 
 def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:

@@ -534,6 +534,12 @@ def fails(value: Any, *, by_reference: bool = True) -> Exception | None:
     return None
 
 
+def by_reference(value: Any) -> bool:
+    """Whether a value that isn't a function or a class goes by the place that a module has it at."""
+    reduced = Pickler(_Nowhere(), lambda buffer: None).reducer_override(value)
+    return isinstance(reduced, tuple) and reduced[0] is getattr
+
+
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what pickling ``value`` would pickle, each with its step in a path: ``.loader``."""
     if isinstance(value, FunctionType | type) and by_name(value):
