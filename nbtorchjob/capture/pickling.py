@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copyreg
 import inspect
 import io
 import os
@@ -204,6 +205,8 @@ class Pickler(pickler.Pickler):
             return partial(self._reduce_optimizer, reducer)
         if (add := _adds_copied(type_)) is not None:
             return partial(self._reduce_copied, add, reducer)
+        if issubclass(type_, dict) and type_.__dictoffset__ and type_.__reduce_ex__ is object.__reduce_ex__:
+            return partial(_reduce_attributes, reducer)
         held = importable.held(type_) if self._by_reference else {}
         return partial(self._reduce_held, held, reducer) if held else reducer
 
@@ -395,6 +398,14 @@ def _filled_later(module: ModuleType, name: str) -> bool:
         if isinstance(target, ast.Name) and target.id == name
     ]
     return bool(values) and all(isinstance(value, ast.Constant) and value.value is None for value in values)
+
+
+def _reduce_attributes(reducer: Callable[[Any], Any], obj: Any) -> Any:
+    """Reduce a dictionary that may be its own attributes (``self.__dict__ = self``): pickle copies them."""
+    if vars(obj) is not obj:
+        return reducer(obj)
+    new: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - no type checker knows it
+    return new, (type(obj),), (None, {"__dict__": obj}), None, iter([*dict.items(obj)])
 
 
 def _refuse_file(file: Any) -> Any:
