@@ -34,8 +34,9 @@ def pinned(needs: Iterable[Need], spec: JobSpec, text: str = "") -> frozenset[st
     ``text`` is a cell's.
     """
     asked = requirements.of_words(spec.package)
-    pinned_names = names(_lines(text, spec, asked)) | {wheels.distribution(path) for path in asked.paths}
-    return pinned_names | {need.distribution for need in needs} if asked.like_here else pinned_names
+    projects = {os.path.realpath(path) for path in asked.paths}
+    brought = {need.distribution for need in needs if asked.like_here or need.project in projects}
+    return names(_lines(text, spec, asked)) | {wheels.distribution(path) for path in asked.paths} | brought
 
 
 def provided(call: Call, spec: JobSpec) -> Call:

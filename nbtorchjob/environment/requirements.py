@@ -26,6 +26,7 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install.environment import normalised
 from nbtorchjob.runtime.install.packages import of_torch
+from nbtorchjob.spec import toml
 from nbtorchjob.state import JobState
 from nbtorchjob.state.facts.events import EnvironmentTold
 from nbtorchjob.text.words import LINE
@@ -119,14 +120,10 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
     if len(blocks) > 1:
         raise SpecError(where, "# /// script", "there once")
     content = blocks[0]["content"]
-    if sys.version_info >= (3, 11):
-        import tomllib  # late, as hardly any cell has such a block
-    else:
-        import tomli as tomllib
     lines = (line[2:] if line.startswith("# ") else line[1:] for line in content.splitlines())
     try:
-        table: Mapping[str, Any] = tomllib.loads("\n".join(lines))
-    except tomllib.TOMLDecodeError as exc:
+        table = toml.parsed("\n".join(lines))
+    except ValueError as exc:
         raise SpecError(where, "# /// script", f"TOML ({exc})") from None
     if (version := table.get("requires-python")) is not None:
         _check_python(version, where)

@@ -5,6 +5,7 @@ This kernel's uv, for nodes whose image has none: it is faster than pip, and som
 
 from __future__ import annotations
 
+import configparser
 import csv
 import hashlib
 import io
@@ -16,22 +17,24 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from nbtorchjob.environment import here
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install.environment import normalised
+from nbtorchjob.spec import toml
 from nbtorchjob.text import words
 
 MOST_BYTES = 256_000_000
 _BUILD_S = 600.0
 # The same project gives the same wheel: times in it are the first that a zip archive can have.
 _EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
-_NAME = re.compile(r"""(?m)^name\s*=\s*["']([^"']+)""")
 _WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _TOLD = ("METADATA", "entry_points.txt")  # of what lies beside a distribution, what it works with
 # The newest of each project, with what it was built of: a build takes seconds, and a cell is run often.
@@ -79,13 +82,30 @@ class Wheel(FrozenDataclass):
 
 
 def distribution(path: Path) -> str:
-    """Return the normalised name of what a wheel or a project installs, as far as its files say it."""
+    """Return the normalised name of what a wheel or a project installs, as far as its files say it.
+
+    A ``setup.py`` may compute it, so of such a project the folder's name is a guess: only a build is sure.
+    """
     if path.suffix == ".whl":
         return normalised(path.name.partition("-")[0])
-    match = None
-    with suppress(OSError, UnicodeDecodeError):
-        match = _NAME.search((path / "pyproject.toml").read_text(encoding="utf-8"))
-    return normalised(match[1] if match else path.name)
+    pyproject: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        pyproject = toml.parsed((path / "pyproject.toml").read_text(encoding="utf-8"))
+    setup = configparser.RawConfigParser(strict=False)
+    with suppress(UnicodeDecodeError, configparser.Error):
+        setup.read(path / "setup.cfg", encoding="utf-8")
+    declared = (
+        _text(pyproject, "project", "name")
+        or _text(pyproject, "tool", "poetry", "name")  # Poetry's own, before its version 2
+        or setup.get("metadata", "name", fallback="")
+    )
+    return normalised(declared or path.resolve().name)
+
+
+def _text(value: Any, *keys: str) -> str:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
 
 
 def wheel(path: Path) -> Wheel:

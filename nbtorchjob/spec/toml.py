@@ -129,14 +129,19 @@ def sites(environ: Mapping[str, str]) -> list[File]:
     return [_read(path, _SITES)] if named or there else []
 
 
-def _read(path: Path, keys: _Keys, text: str | None = None) -> File:
-    if sys.version_info >= (3, 11):  # here: most have no such file, and it is slow to import
+def parsed(text: str) -> Mapping[str, Any]:
+    """Return the table that a text in TOML is; raises ``ValueError``."""
+    if sys.version_info >= (3, 11):  # here: most jobs read no such file, and it is slow to import
         import tomllib
     else:
         import tomli as tomllib
 
+    return tomllib.loads(text)
+
+
+def _read(path: Path, keys: _Keys, text: str | None = None) -> File:
     try:
-        content = tomllib.loads(path.read_text("utf-8") if text is None else text)
+        content = parsed(path.read_text("utf-8") if text is None else text)
     except (OSError, ValueError) as exc:
         raise SpecError(str(path), str(exc), "a readable TOML file") from None
     for key, value in content.items():

@@ -146,6 +146,14 @@ def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
     assert names == {"my-wheel", "my-project", "nbtj-x", "nbtj-a"}
 
 
+def test_a_project_that_is_installed_in_place_has_its_name_here(kernel, folder):
+    (folder / "mine" / "setup.py").touch()
+    spec = JobSpec(package=[str(folder / "mine")])
+
+    assert "nbtj-mine" not in packages.pinned(capture.from_cell("import nbtj_a", {}).needs, spec)
+    assert "nbtj-mine" in packages.pinned(capture.from_cell("import nbtj_mine", {}).needs, spec)
+
+
 def test_a_call_that_installs_something_else_is_another_call(folder):
     calls = [provided("1", *asked) for asked in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
 

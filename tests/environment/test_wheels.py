@@ -30,6 +30,38 @@ def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(fold
     assert wheels.wheel(folder).digest != build.digest
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"pyproject.toml": '[[tool.uv.index]]\nname = "pytorch"\n[project]\nname = "My.Lib"'},
+        {"pyproject.toml": "project.name = 'my_lib'"},
+        {"pyproject.toml": '[tool.poetry]\nname = "my-lib"'},
+        {"pyproject.toml": "[build-system]\nrequires = []", "setup.cfg": "[metadata]\nname = my-lib\n"},
+        {"setup.py": "setup()", "setup.cfg": "[metadata]\nname: my_lib\nversion = 50%\n"},
+    ],
+)
+def test_a_project_has_the_name_that_its_files_declare(files, folder):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+    assert wheels.distribution(folder) == "my-lib"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"setup.py": "setup(name='my-lib')"},
+        {"pyproject.toml": "name = 'my-lib'\n[", "setup.cfg": "name = my-lib"},
+        {"pyproject.toml": "project = 3\ntool.poetry = []", "setup.cfg": "[metadata]\n"},
+    ],
+)
+def test_a_project_that_declares_no_name_has_its_folders(files, folder):
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+    assert wheels.distribution(folder) == "folder"
+
+
 def test_what_a_build_fails_with_is_said(folder):
     broken = project(folder, "mylib", first='raise RuntimeError("no compiler here")')
 
