@@ -1,7 +1,7 @@
 """The one way to send a captured call: check → prepare → say the notes → send.
 
     plan = check(spec)               the site and the backend accept the spec; raises SpecError
-    sub = prepare(call, plan)        files, images compared; raises CaptureError, LackingError
+    sub = prepare(call, plan)        files, packages, images compared; raises CaptureError, LackingError
     sub.cautions, sub.notes          said by each front in its own way, once
     send(sub), keep(sub), send_runs(sub, rows)
 
@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,18 +108,21 @@ def cautions(spec: JobSpec) -> tuple[str, ...]:
 
 
 def prepare(call: Call, plan: Plan) -> Submission:
-    """Add the files that the spec names to a call, and compare what it needs with the images it runs in.
+    """Add the files and packages that the spec names to a call, and compare what it needs with its images.
 
-    Raises ``CaptureError`` for a file that can't be sent, and ``LackingError`` where the call can't run in
-    one of the images, or isn't to.
+    Raises ``CaptureError`` for a file that can't be sent, ``SubmitError`` for a project that can't be built,
+    and ``LackingError`` where the call can't run in one of the images, or isn't to.
     """
     call = _with_files(call, plan)
+    if plan.pool is None:  # which has its packages already
+        with interrupts.message(interrupts.NOTHING):  # a build takes seconds
+            call = _provided(call, plan.spec)
     # Note what the images lack, or have in other versions, as far as that is known
     from nbtorchjob.environment import images
 
     spec, differences = plan.spec, []
     for contents in known_images(plan.backend, spec):
-        comparison = _compared(call.needs, contents, spec, call.text)
+        comparison = _compared(call.needs, contents, spec, call.text, call.wanted.names)
         refusal = comparison.refusal(
             f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable
         )
@@ -158,8 +161,6 @@ def send(
         call = dataclasses.replace(call, by=identity.whose(call, origin or Origin()))
     if sub.plan.pool is not None:
         return sub.plan.pool.send_job(call, spec, origin or Origin(), say=say)
-    with interrupts.message(interrupts.NOTHING):
-        call = _provided(call, spec)
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, origin)
@@ -231,8 +232,8 @@ def send_runs(
     if sub.plan.pool is not None:
         return _send_runs_to(sub.plan.pool, sub, rows, origin, at_once, early)
     spec, chosen = sub.plan.spec, sub.plan.backend
+    call = sub.call
     with interrupts.message(interrupts.NOTHING):
-        call = _provided(sub.call, spec)
         sourced = call.sourced and spec.remote
         pickles = [varying.pickled(row, sourced=sourced) for row in rows]
         own = call.given
@@ -388,7 +389,7 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     # The table of what a call needs; for a job on this machine there is nothing to compare
-    for comparison in images_of(plan.spec, call.needs, call.text):
+    for comparison in images_of(plan.spec, call.needs, call.text, call.wanted.names):
         unknown = f"; the image's packages are unknown until its first job, or {hint('doctor', '--probe')}"
         if comparison.rows:
             lines.append(f"# needs{unknown if comparison.there is None else ':'}")
@@ -406,25 +407,30 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     return "\n".join(lines)
 
 
-def images_of(spec: JobSpec, needs: Sequence[Need], text: str = "") -> list[Comparison]:
+def images_of(
+    spec: JobSpec, needs: Sequence[Need], text: str = "", wanted: Collection[str] = ()
+) -> list[Comparison]:
     """Compare needs with what each image of a spec is known to have; none on a backend that has no images.
 
-    ``text`` is the cell's, which may ask for packages.
+    ``text`` is the cell's, which may ask for packages; ``wanted`` are the names of what a call brings.
     """
     chosen = backend(spec.backend)
+    if not isinstance(chosen, Images):
+        return []
     known = known_images(chosen, spec) or (None,)
-    return (
-        [_compared(needs, contents, spec, text) for contents in known] if isinstance(chosen, Images) else []
-    )
+    return [_compared(needs, contents, spec, text, wanted) for contents in known]
 
 
-def _compared(needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str = "") -> Comparison:
+def _compared(
+    needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str, wanted: Collection[str]
+) -> Comparison:
     """Compare needs with what one image is known to have."""
     from nbtorchjob.capture import packages
     from nbtorchjob.environment import here, images
 
     there = contents.environment if contents is not None else None
-    comparison = images.compared(needs, here.environment(), there, [*packages.pinned(needs, spec, text)])
+    pinned = packages.pinned(needs, spec, text).union(wanted)
+    comparison = images.compared(needs, here.environment(), there, [*pinned])
     if contents is None or len(spec.images) == 1:
         return comparison
     return dataclasses.replace(comparison, image=f"the image {contents.image}")

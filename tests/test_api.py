@@ -1,5 +1,6 @@
 """Submitting from Python: specs, the decorator, the dry run, attaching, and names."""
 
+import dataclasses
 import os
 import pickle
 import re
@@ -30,7 +31,6 @@ from nbtorchjob import (
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.backend import LocalBackend
-from nbtorchjob.capture import packages
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import RunRequest
 from nbtorchjob.environment import here, images
@@ -44,7 +44,8 @@ from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
 from nbtorchjob.state.facts.events import EnvironmentTold
 from tests.backends.local.acted import Acted
-from tests.environment.built import wheel
+from tests.environment.built import project, wheel
+from tests.environment.installed import install
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -227,8 +228,7 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
     fact = EnvironmentTold(1.0, 0, here.environment().python, platform, {"torch": "2.13.0"})
     images.learn(AskedImage("", "train:1"), "", fact)
     spec = JobSpec(backend="kubernetes", package=[str(path)], cluster=Cluster(image="train:1"))
-    plan = submission.check(spec)
-    call = packages.provided(capture.from_cell("1", {}), plan.spec)
+    plan, call = submission.check(spec), capture.from_cell("1", {})
 
     if not refused:
         assert submission.prepare(call, plan).notes == ()
@@ -236,6 +236,24 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
     text = "the image train:1 has glibc 2.31, and mylib 1.0, which goes along, needs 2.34: use a newer image"
     with pytest.raises(LackingError, match=re.escape(text)):
         submission.prepare(call, plan)
+
+
+def test_a_project_brings_what_its_build_is_named(empty, folder, monkeypatch):
+    mine = project(folder / "repo-of-mine", "mylib")
+    pyproject = mine / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().partition("[project]")[0])
+    monkeypatch.syspath_prepend(folder / "site")
+    install(folder / "site", "mylib", "1.0", "mylib.py")
+    fact = EnvironmentTold(1.0, 0, here.environment().python, "", {"torch": "2.13.0"})
+    images.learn(AskedImage("", "train:1"), "", fact)
+    call = capture.from_cell("import mylib", {})
+    spec = JobSpec(backend="kubernetes", cluster=Cluster(image="train:1"))
+
+    with pytest.raises(LackingError, match=r"lacks mylib 1\.0"):
+        submission.prepare(call, submission.check(spec))
+    spec = dataclasses.replace(spec, package=[str(mine)])
+    assert submission.prepare(call, submission.check(spec)).notes == ()
+    assert "would be refused" not in submission.dry_run(call, spec)
 
 
 @pytest.mark.torch
