@@ -20,7 +20,6 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install import environment as runtime
 
 _LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made of an older archive
-_ORIGIN = "direct_url.json"  # of what wasn't taken by its name (PEP 610)
 
 # The folders on ``sys.path``, each with when it was changed.
 Folders: TypeAlias = tuple[tuple[str, int], ...]
@@ -202,10 +201,25 @@ def _name(info: str) -> str:
     return runtime.normalised(os.path.basename(info).partition("-")[0])
 
 
+def _origin(info: str) -> str:
+    """Return what an installer wrote down of where a distribution is from (PEP 610).
+
+    "" where it took that by its name, as conda does: its packages hold what their own build wrote there,
+    mostly a path on the machine that built them (conda/conda#11580), and name conda as their installer.
+    """
+    with suppress(OSError):
+        text = Path(info, "direct_url.json").read_text(encoding="utf-8", errors="replace")
+        with suppress(OSError):
+            if Path(info, "INSTALLER").read_bytes().strip() == b"conda":
+                return ""
+        return text
+    return ""
+
+
 def _project(info: str) -> str:
     """Return the folder that an editable distribution was installed from (PEP 610), else ""."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        direct_url = json.loads(Path(info, _ORIGIN).read_bytes())
+    with suppress(ValueError, KeyError, TypeError):
+        direct_url = json.loads(_origin(info))
         return (
             os.path.realpath(unquote(urlsplit(direct_url["url"]).path))
             if direct_url["dir_info"]["editable"]
@@ -219,7 +233,7 @@ def _project(info: str) -> str:
 def _described(info: str) -> Distribution | None:
     parsed = runtime.parsed(info)
     project = _project(info)
-    return Distribution(*parsed, project, not project and Path(info, _ORIGIN).exists()) if parsed else None
+    return Distribution(*parsed, project, not project and bool(_origin(info))) if parsed else None
 
 
 _MOST_BYTES = 4096  # of what an installer wrote down
@@ -240,11 +254,10 @@ def _urls(folder: str, changed: int) -> dict[str, str]:
     urls: dict[str, str] = {}
     with suppress(OSError):
         for name in os.listdir(folder):
-            known = runtime.parsed(os.path.join(folder, name)) if name.endswith(".dist-info") else None
-            with suppress(OSError):
-                text = Path(folder, name, "direct_url.json").read_text() if known else ""
-                if known and len(text) <= _MOST_BYTES:
-                    urls.setdefault(known[0], text)
+            info = os.path.join(folder, name)
+            known = runtime.parsed(info) if name.endswith(".dist-info") else None
+            if known and 0 < len(text := _origin(info)) <= _MOST_BYTES:
+                urls.setdefault(known[0], text)
     return urls
 
 

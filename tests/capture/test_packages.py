@@ -105,6 +105,18 @@ def test_what_is_of_no_index_is_not_looked_for_on_one(kernel):
     assert mends["nbtj-git"] == mends["nbtj-file"] == "--package like-here"
 
 
+def test_what_conda_installed_is_asked_of_an_index(kernel):
+    url = "file:///home/conda/feedstock_root/build_artifacts/nbtj-conda_1700/work"
+    info = install(kernel, "nbtj-conda", "1.2", "nbtj_conda.py", url=url, dir_info={})
+    (info / "INSTALLER").write_text("conda\n")
+
+    call = provided("import nbtj_conda", "like-here")
+
+    assert [need.mend for need in call.needs] == ["--package nbtj-conda==1.2"]
+    assert call.wanted.requirements == ("nbtj-conda==1.2",)
+    assert call.wanted.wheels == ()
+
+
 def test_a_kernel_whose_packages_are_at_odds_is_copied_as_it_is(kernel):
     metadata = kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
     metadata.write_text("Name: nbtj-a\nRequires-Dist: nbtj-b<2\n")

@@ -57,6 +57,16 @@ def test_an_editable_installation_is_known_by_its_project(site, tmp_path, monkey
     assert here.distribution("mine") == ("mine", Distribution("mine-too", "0.1", str(project)))
 
 
+@pytest.mark.parametrize(("installer", "apart"), [("conda\n", False), ("pip\n", True), (None, True)])
+def test_what_conda_installed_is_not_from_where_it_was_built(site, installer, apart):
+    info = install(site, "built", "1.2", "built.py", url="file:///home/conda/work", dir_info={})
+    if installer is not None:
+        (info / "INSTALLER").write_text(installer)
+
+    assert here.distribution("built") == ("built", Distribution("built", "1.2", apart=apart))
+    assert ("built" in here.origins()) is apart
+
+
 def test_metadata_without_a_list_of_files_and_of_a_project_itself(site, tmp_path, monkeypatch):
     (site / "debians").mkdir()
     (site / "debians/__init__.py").touch()
