@@ -205,7 +205,7 @@ def digest(file: BinaryIO, status: os.stat_result, source: str) -> str:
 
 def data_path(text: str, root: Path) -> Path:
     """Return the folder, or file, that a place beside the notebook names."""
-    return root / Path(text).expanduser()
+    return root / os.path.expanduser(text)  # Path's raises for a user that there isn't
 
 
 def check_data(spec: JobSpec, root: Path) -> None:

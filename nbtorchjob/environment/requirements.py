@@ -82,7 +82,8 @@ def of_words(words: Iterable[str]) -> Asked:
 def of_file(name: str) -> Iterator[str]:
     """Yield the requirements in a file; raises ``SpecError`` with the line that isn't one."""
     try:
-        text = Path(name).expanduser().read_text(encoding="utf-8-sig")
+        # Not Path.expanduser, here and below: it raises for a user that there isn't.
+        text = Path(os.path.expanduser(name)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it isn't UTF-8"
         raise SpecError("requirements", name, f"a file of requirements, a line each ({why})") from None
@@ -198,7 +199,7 @@ def _is_path(word: str) -> bool:
 
 
 def _there(word: str) -> Path:
-    path = Path(word).expanduser().absolute()
+    path = Path(os.path.expanduser(word)).absolute()
     if path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
         return path
     if path.is_file() and path.suffix == ".whl":

@@ -56,13 +56,18 @@ def state_dir() -> Path:
 @lru_cache(maxsize=8)  # asked for many times by each call
 def _named(named: str | None, *_others: str | None) -> Path:
     """Return the folder that environment variables name."""
-    return Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")
+    try:
+        return Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")
+    except RuntimeError as exc:  # of a user that there isn't
+        raise NBTorchJobError(
+            f"jobs can't be kept in {named} (there is no such home folder): set {STATE} to another folder"
+        ) from exc
 
 
 def cache_dir() -> Path:
     """Return the user's folder of what can be made again, and may be removed at any time."""
     named = os.environ.get(STATE)
-    folder = Path(named).expanduser() / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
+    folder = _named(named) / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
     return folder.absolute()
 
 

@@ -335,6 +335,8 @@ def _data(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     """Return what ``runtime/data/provide`` reads: where each piece of data is, and where it is kept."""
     if not spec.data:
         return None
+    from nbtorchjob.capture import shipped  # late: few jobs have any
+
     listed = {folder.name: folder.listed for folder in call.data}
     entries = []
     for name, text in spec.data.items():
@@ -347,7 +349,7 @@ def _data(call: Call, spec: JobSpec) -> dict[str, Any] | None:
         elif place.scheme == "pvc":
             entry["path"] = place.mounted(name)
         elif not place.scheme:
-            entry["path"] = str(folders.working() / Path(text).expanduser())
+            entry["path"] = str(shipped.data_path(text, folders.working()))
         entries.append(entry)
     cache, where = data_cache(spec)
     return {"entries": entries, "cache": cache, "place": where}

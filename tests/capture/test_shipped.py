@@ -218,3 +218,9 @@ def test_paths_have_one_form():
     assert JobSpec.from_json(JobSpec(ship=["configs/"]).to_json()).ship == ("configs",)
     with pytest.raises(SpecError, match="a list of paths"):
         JobSpec(ship="configs")
+
+
+def test_data_that_is_not_there_is_named_with_the_folder(tree):
+    for place in ("nothing", "~nobody-here/x"):
+        with pytest.raises(CaptureError, match=f"d={place}: there is no such file or folder in {tree}$"):
+            shipped.check_data(JobSpec(data={"d": place}), tree)

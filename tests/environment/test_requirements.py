@@ -36,6 +36,7 @@ def test_words_are_requirements_projects_wheels_or_what_is_needed(folder):
         ("git+https://host/x", "a requirement such as einops>=0.8"),
         ("./nothing", "a project's folder, or a wheel (no such file)"),
         ("nothing.whl", "a project's folder, or a wheel (no such file)"),
+        ("~nobody-here/x", "a project's folder, or a wheel (no such file)"),
         (".", "a project's folder, or a wheel (it has no pyproject.toml)"),
         ("a @ https://me:secret@host/a.whl", "without a password: nodes have their own"),
         ("a @ git+https://secret@host/a", "without a password: nodes have their own"),
@@ -102,9 +103,12 @@ def test_a_line_of_a_file_that_is_more_than_a_requirement_is_refused_by_name(lin
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(folder):
-    with pytest.raises(SpecError, match=r"nothing\.txt.*No such file"):
-        list(requirements.of_file(str(folder / "nothing.txt")))
+@pytest.mark.parametrize("name", ["nothing.txt", "~nobody-here/nothing.txt"])
+def test_a_file_that_is_not_there_is_named(name, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    with pytest.raises(SpecError, match=rf"{name}.*No such file"):
+        list(requirements.of_file(name))
 
 
 BLOCK = """\

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import folders
 from nbtorchjob.machine.loop import Changes
 from tests.patience import LIMIT
@@ -55,6 +56,14 @@ def test_where_nothing_can_be_kept_it_is_made_each_time(folder):
     make = Made()
 
     assert [folders.cached("things", "a", make) for _ in range(2)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("place", [folders.state_dir, folders.cache_dir])
+def test_a_home_that_nobody_has_is_no_place_to_keep_jobs(place, monkeypatch):
+    monkeypatch.setenv(folders.STATE, "~nobody-here/jobs")
+
+    with pytest.raises(NBTorchJobError, match=r"^jobs can't be kept in ~nobody-here/jobs \(.*\): set NB"):
+        place()
 
 
 def test_what_making_it_raises_is_raised_and_leaves_nothing(folder):
