@@ -258,6 +258,7 @@ def refresh(backend: Backend, state: JobState, folder: Path, below: str = "") ->
 def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[bytes]:
     """Return what :func:`copy` would write as a zip archive in pieces: ``JOB/runs/events…``.
 
+    Names have ``_`` for a backslash, which leads to another folder where an archive is unpacked on Windows.
     Raises ``ResultError`` as :func:`listed` does, and where there is nothing.
     """
     artifacts = stored(backend, state, attempt)
@@ -265,7 +266,7 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
         raise ResultError(f"{state.info.name} left no artifacts")
     return zip_chunks(
         (
-            f"{state.info.name}/{artifact.artifact.path}",
+            f"{state.info.name}/{artifact.artifact.path}".replace("\\", "_"),
             EXECUTABLE if artifact.executable else PLAIN,
             artifact.pieces(),
         )
@@ -321,7 +322,7 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
         for entry in entries:
             # Nodes send plain files, stored as they are, whose names lead to below their folder.
             name = entry.filename
-            safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
+            safe = name.isprintable() and not {"", ".", ".."} & set(name.split("/"))
             stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
             if not (safe and stored and not entry.flag_bits & 1):
                 raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")

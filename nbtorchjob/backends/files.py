@@ -266,9 +266,8 @@ def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterat
                 continue
             parts = file.path.split("/")
             safe = parts[0] in (ARTIFACTS, CHECKPOINTS) and not {"", ".", ".."}.intersection(parts)
-            plain = file.path.isprintable() and "\\" not in file.path
             inside = not below or f"{file.path}/".startswith(f"{below}/")
-            if safe and plain and inside and 0 <= file.size < _MOST:
+            if safe and file.path.isprintable() and inside and 0 <= file.size < _MOST:
                 yield file
 
 

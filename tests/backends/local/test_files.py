@@ -149,11 +149,12 @@ def test_a_node_that_names_files_elsewhere_has_them_left_out(job, tmp_path, monk
         ["artifacts/abcde/tmp/pwned", 4, 0.0],
         ["artifacts/runs/x/../../y", 1, 0.0],
         ["artifacts/runsX", 1, 0.0],
+        ["artifacts/runs/P($\\alpha$).png", 1, 0.0],
     ]
-    answer = NodeAnswer(0, ({"files": rows}, {"listed": 3}))
+    answer = NodeAnswer(0, ({"files": rows}, {"listed": 4}))
     monkeypatch.setattr(job._backend, "ask", lambda *args, **options: iter([answer]))
 
-    assert job.files("artifacts/runs").files == ()
+    assert [file.path for file in job.files("artifacts/runs").files] == ["artifacts/runs/P($\\alpha$).png"]
 
 
 def test_two_copies_of_a_file_at_once_are_not_mixed(job, tmp_path, monkeypatch):
