@@ -15,7 +15,7 @@ import os
 import site
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import CodeType, ModuleType
@@ -190,6 +190,20 @@ def _local(origin: Path, root: Path) -> bool:
 def stays(folder: Path) -> bool:
     """Whether a folder is left out of its tree: a hidden one, checkpoints, a Python environment."""
     return folder.name.startswith(".") or folder.name in _SKIPPED_FOLDERS or _is_environment(folder)
+
+
+def walk(
+    root: Path, refuse: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a tree as ``os.walk`` does, and into links, but for those to a folder that they lie in."""
+    above: dict[str, tuple[str, ...]] = {str(root): (os.path.realpath(root),)}
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        own = above.pop(folder)
+        inner = {name: os.path.join(folder, name) for name in folders}
+        real = {name: os.path.realpath(path) for name, path in inner.items()}
+        folders[:] = sorted(name for name in folders if real[name] not in own)
+        above |= {inner[name]: (*own, real[name]) for name in folders}
+        yield folder, folders, files
 
 
 def _is_environment(folder: Path) -> bool:

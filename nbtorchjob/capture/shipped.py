@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from nbtorchjob.capture import identity
 from nbtorchjob.capture.model import DataFolder, Ship, Shipped, ShippedFile
-from nbtorchjob.capture.modules import stays
+from nbtorchjob.capture.modules import stays, walk
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.spec.config import where
 from nbtorchjob.spec.jobspec import JobSpec
@@ -264,15 +264,8 @@ def _files_below(name: str, root: Path) -> Iterator[tuple[str, Path]]:
     def refuse(exc: OSError) -> None:
         raise CaptureError(f"--data: {exc.filename} can't be read ({exc.strerror})") from exc
 
-    count, seen = 0, {os.path.realpath(root)}
-    for folder, folders, files in os.walk(root, followlinks=True, onerror=refuse):
-        kept = []
-        for inner in folders:
-            real = os.path.realpath(os.path.join(folder, inner))
-            if real not in seen:
-                seen.add(real)
-                kept.append(inner)
-        folders[:] = kept
+    count = 0
+    for folder, _, files in walk(root, refuse):
         for file in files:
             source = Path(folder, file)
             if not source.is_file():

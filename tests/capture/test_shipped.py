@@ -11,6 +11,7 @@ import pytest
 from nbtorchjob import JobSpec, capture
 from nbtorchjob.capture import identity, shipped
 from nbtorchjob.errors import CaptureError, SpecError
+from nbtorchjob.spec.cluster import Cluster
 
 
 @pytest.fixture
@@ -191,6 +192,20 @@ def test_a_big_file_is_left_where_it_is_unless_all_has_to_go_along(tree, monkeyp
     assert (kept.data, kept.sha256, kept.source) == (None, "", (tree / "configs/a.yaml").resolve())
     (sent,) = shipped.collect(["configs/a.yaml"], tree, limit=100).files
     assert sent.data == b"lr: 1"
+
+
+def test_data_goes_by_each_name_that_it_has_here_and_a_link_to_a_folder_above_leads_no_further(tree):
+    (tree / "model" / "step-100").mkdir(parents=True)
+    (tree / "model" / "step-100" / "m.pt").write_text("weights")
+    (tree / "model" / "latest").symlink_to("step-100")
+    (tree / "model" / "best.pt").symlink_to("step-100/m.pt")
+    (tree / "model" / "step-100" / "all").symlink_to("..")
+    (tree / "model" / "gone").symlink_to("step-99")
+    spec = JobSpec(backend="kubernetes", data={"model": "./model"}, cluster=Cluster(storage="s3://bucket"))
+
+    (folder,) = shipped.collect_data(spec, tree)
+
+    assert [file.path for file in folder.files] == ["best.pt", "latest/m.pt", "step-100/m.pt"]
 
 
 def test_another_content_is_another_call(tree):
