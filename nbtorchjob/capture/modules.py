@@ -144,22 +144,28 @@ def _added(root: Path, folder: Path) -> bool:
     return True
 
 
-def files_of(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a top-level module wherever it lies, each with what it is called there."""
-    for origin in _origins(name):
-        yield from _below(Path(os.path.abspath(origin)))
+def files_of(name: str, project: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files that a project has of a top-level module, each with what it is called there."""
+    for origin in map(os.path.abspath, _origins(name)):
+        if Path(os.path.realpath(origin)).is_relative_to(project):
+            yield from _below(Path(origin))
 
 
 def _below(origin: Path) -> Iterator[tuple[str, Path]]:
     if origin.is_file():
         yield origin.name, origin
     elif origin.is_dir():
-        for parent, folders, files in os.walk(origin):
-            folders[:] = sorted(name for name in folders if not stays(Path(parent, name)))
+        for parent, folders, files in walk(origin):
+            folders[:] = [name for name in folders if _travels(Path(parent, name))]
             for file in sorted(files):
                 if file not in _LITTER and not file.endswith(_SKIPPED_FILES):
                     path = Path(parent, file)
                     yield path.relative_to(origin.parent).as_posix(), path
+
+
+def _travels(folder: Path) -> bool:
+    """Whether a package brings a folder: of links only those to code, as data may be too big to copy."""
+    return not stays(folder) and (not folder.is_symlink() or any(folder.glob("*.py")))
 
 
 def _origins(name: str) -> list[str]:

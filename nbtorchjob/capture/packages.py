@@ -78,8 +78,7 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     in_place = {
         name: path
         for need in own
-        for name, path in modules.files_of(need.module.partition(".")[0])
-        if path.resolve().is_relative_to(need.project)
+        for name, path in modules.files_of(need.module.partition(".")[0], need.project)
     }
     files = modules.read(in_place, Path("/nowhere"))
     modules.refuse_too_much((*call.files, *files))

@@ -63,6 +63,31 @@ def test_a_package_brings_its_tree_without_litter(root):
     ]
 
 
+def test_code_that_is_linked_into_a_package_travels_with_it_and_data_stays(root):
+    put(
+        root,
+        {
+            "net_l/__init__.py": "",
+            "shared/layers/__init__.py": "",
+            "shared/layers/dense.py": "import other_l",
+            "shared/layers/kernels/add.cu": "",
+            "other_l.py": "",
+            "data/images.bin": "",
+        },
+    )
+    (root / "net_l" / "layers").symlink_to("../shared/layers")
+    (root / "net_l" / "data").symlink_to("../data")
+    (root / "shared" / "layers" / "whole").symlink_to("../../net_l")  # which has no end
+
+    assert paths(["net_l"], root) == [
+        "net_l/__init__.py",
+        "net_l/layers/__init__.py",
+        "net_l/layers/dense.py",
+        "net_l/layers/kernels/add.cu",
+        "other_l.py",
+    ]
+
+
 @pytest.mark.parametrize("made_by", ["pyvenv.cfg", "conda-meta/history"])
 def test_an_environment_beside_the_notebook_stays(root, made_by):
     lib = "lib/python3.11/site-packages/other/__init__.py"

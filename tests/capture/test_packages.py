@@ -142,6 +142,16 @@ def test_what_is_installed_in_place_travels_as_it_is_with_what_it_needs(kernel):
     assert [need.distribution for need in call.needs] == ["nbtj-c"]
 
 
+def test_what_is_linked_into_a_project_that_is_installed_in_place_travels_too(kernel, folder):
+    (folder / "shared").mkdir()
+    (folder / "shared" / "dense.py").touch()
+    (folder / "mine" / "src" / "nbtj_mine" / "layers").symlink_to(folder / "shared")
+
+    call = provided("import nbtj_mine", "like-here")
+
+    assert "nbtj_mine/layers/dense.py" in [file.path for file in call.files]
+
+
 def test_on_this_machine_all_is_like_here_already(kernel):
     call = provided("import nbtj_a, nbtj_mine", "like-here", backend="local")
 
