@@ -37,6 +37,7 @@ _OURS = ("__main__", "nbtorchjob", "cloudpickle")
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
 _SKIPPED_FOLDERS = {"__pycache__", "checkpoints", *_INSTALLED}
 _SKIPPED_FILES = (".pyc", ".ipynb")
+_LOCK = ".#"  # Emacs locks a file by one of this name beside it
 # What tools and people leave in a folder; other files that begin with a dot are a package's data.
 _LITTER = (".DS_Store", ".coverage", ".env", ".gitattributes", ".gitignore", ".gitkeep", ".netrc")
 
@@ -64,12 +65,17 @@ def local_files(names: Iterable[str], root: Path) -> tuple[LocalFile, ...]:
 
 
 def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
-    """Return the files that ``paths`` are of, in a notebook's folder or elsewhere."""
+    """Return the files at ``paths``, in a notebook's folder or elsewhere. Raises ``CaptureError``."""
     folders = (root.absolute(), root.resolve())
-    return tuple(
-        LocalFile(name, path.read_bytes(), not any(map(path.is_relative_to, folders)))
-        for name, path in sorted(paths.items())
-    )
+    files = []
+    for name, path in sorted(paths.items()):
+        try:
+            files.append(LocalFile(name, path.read_bytes(), not any(map(path.is_relative_to, folders))))
+        except FileNotFoundError:  # an editor's, which has removed it meanwhile
+            continue
+        except OSError as exc:
+            raise CaptureError(f"{name} can't be read ({exc.strerror})") from exc
+    return tuple(files)
 
 
 def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list[str]]:
@@ -96,7 +102,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         new = dict(own_files)
         if all(path.is_relative_to(root) for path in new.values()):
             paths |= new
-        elif (size := _size(new)) > LIMIT:
+        elif (size := sum(_sizes(new).values())) > LIMIT:
             notes.append(_stays(name, size))
             continue
         else:
@@ -104,9 +110,10 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         tops = {name.partition(".")[0] for path in new.values() for name in _imports(path)}
         waiting += sorted(tops - seen)
         seen |= tops
-    _refuse_too_much({name: path.stat().st_size for name, path in paths.items()})
-    left = LIMIT - _size(paths)
-    for size, name in sorted((_size(files), name) for name, files in elsewhere.items()):
+    sizes = _sizes(paths)
+    _refuse_too_much(sizes)
+    left = LIMIT - sum(sizes.values())
+    for size, name in sorted((sum(_sizes(files).values()), name) for name, files in elsewhere.items()):
         left -= size
         if left < 0:
             notes.append(_stays(name, size))
@@ -115,8 +122,12 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
     return paths, notes
 
 
-def _size(files: Mapping[str, Path]) -> int:
-    return sum(path.stat().st_size for path in files.values())
+def _sizes(files: Mapping[str, Path]) -> dict[str, int]:
+    sizes = {}
+    for name, path in files.items():
+        with suppress(FileNotFoundError):  # as where they are read
+            sizes[name] = path.stat().st_size
+    return sizes
 
 
 def _stays(name: str, size: int) -> str:
@@ -158,8 +169,9 @@ def _below(origin: Path) -> Iterator[tuple[str, Path]]:
         for parent, folders, files in walk(origin):
             folders[:] = [name for name in folders if _travels(Path(parent, name))]
             for file in sorted(files):
-                if file not in _LITTER and not file.endswith(_SKIPPED_FILES):
-                    path = Path(parent, file)
+                path = Path(parent, file)
+                litter = file in _LITTER or file.startswith(_LOCK) or file.endswith(_SKIPPED_FILES)
+                if not litter and os.path.isfile(path):  # no link to nowhere, and no pipe
                     yield path.relative_to(origin.parent).as_posix(), path
 
 
@@ -221,7 +233,8 @@ def _imports(path: Path) -> list[str]:
         return []
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # a template or a test case; importing it would fail anyway
+    # A template or a test case, which couldn't be imported either, or what :func:`read` is going to refuse
+    except (OSError, SyntaxError, ValueError):
         return []
     nodes = [*ast.walk(tree)]
     module_names = [

@@ -1,4 +1,6 @@
+import errno
 import importlib
+import os
 import sys
 import threading
 import types
@@ -86,6 +88,36 @@ def test_code_that_is_linked_into_a_package_travels_with_it_and_data_stays(root)
         "net_l/layers/kernels/add.cu",
         "other_l.py",
     ]
+
+
+def test_what_is_no_file_stays_and_keeps_nothing_else_from_travelling(root):
+    put(root, {"pkg_m/__init__.py": "", "pkg_m/.#kept.py": ""})
+    (root / "pkg_m" / ".#mod.py").symlink_to("me@host.4711:1760000000")  # Emacs' lock
+    (root / "pkg_m" / "gone.py").symlink_to("nowhere.py")
+    os.mkfifo(root / "pkg_m" / "control.py")
+
+    assert paths(["pkg_m"], root) == ["pkg_m/__init__.py"]
+
+
+def test_a_file_that_goes_before_it_is_read_stays(root):
+    put(root, {"pkg_n/__init__.py": ""})
+    listed = {f"pkg_n/{name}": root / "pkg_n" / name for name in ("__init__.py", "mod.py~")}
+
+    assert modules.read(listed, root) == (modules.LocalFile("pkg_n/__init__.py", b""),)
+
+
+def test_a_file_that_can_not_be_read_is_named(root, monkeypatch):
+    put(root, {"pkg_o/__init__.py": "", "pkg_o/secret.py": ""})
+    read = Path.read_bytes
+
+    def refused(path):  # as root reads whatever mode a file has
+        if path.name == "secret.py":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(CaptureError, match=r"^pkg_o/secret\.py can't be read \(Permission denied\)$"):
+        paths(["pkg_o"], root)
 
 
 @pytest.mark.parametrize("made_by", ["pyvenv.cfg", "conda-meta/history"])
