@@ -165,8 +165,10 @@ def _sources(project: Path) -> str:
         left = {path for path in folders if path in outputs or path.endswith(".egg-info")}
         folders[:] = () if "pyvenv.cfg" in files else sorted({*folders} - left)
         for name in sorted(files):
-            status = os.lstat(os.path.join(folder, name))
-            digest.update(repr((folder, name, status.st_ino, status.st_size, status.st_mtime_ns)).encode())
+            with suppress(OSError):  # an editor's, which has removed it meanwhile, or a link to nowhere
+                status = os.stat(os.path.join(folder, name))
+                changes = status.st_ino, status.st_size, status.st_mtime_ns
+                digest.update(repr((folder, name, *changes)).encode())
     return digest.hexdigest()
 
 

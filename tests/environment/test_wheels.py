@@ -62,6 +62,18 @@ def test_a_project_that_declares_no_name_has_its_folders(files, folder):
     assert wheels.distribution(folder) == "folder"
 
 
+def test_a_project_is_built_when_what_a_file_is_linked_to_was_edited(folder):
+    source = project(folder / "project", "mylib") / "mylib.py"
+    shared = source.replace(folder / "shared.py")
+    source.symlink_to(shared)
+    (folder / "project" / ".#mylib.py").symlink_to("nowhere")
+    build = wheels.wheel(folder / "project")
+
+    assert wheels.wheel(folder / "project") is build
+    shared.write_text("edited = True\n")
+    assert wheels.wheel(folder / "project").digest != build.digest
+
+
 def test_what_a_build_fails_with_is_said(folder):
     broken = project(folder, "mylib", first='raise RuntimeError("no compiler here")')
 
