@@ -42,7 +42,7 @@ def of(call: Call) -> str:
     for view in call.buffers:
         sha256.update(view)
     for local in call.files:
-        sha256.update(local.path.encode() + hashlib.sha256(local.data).digest())
+        sha256.update(f"{local.path}\0{local.executable}\0".encode() + hashlib.sha256(local.data).digest())
     if call.wanted:
         sha256.update(call.wanted.digest.encode())
     for file in call.shipped:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import site
+import stat
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ class LocalFile(FrozenDataclass):
     path: str
     data: bytes
     elsewhere: bool = False
+    executable: bool = False
 
     @property
     def human(self) -> str:
@@ -70,11 +72,13 @@ def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
     files = []
     for name, path in sorted(paths.items()):
         try:
-            files.append(LocalFile(name, path.read_bytes(), not any(map(path.is_relative_to, folders))))
+            data, mode = path.read_bytes(), path.stat().st_mode
         except FileNotFoundError:  # an editor's, which has removed it meanwhile
             continue
         except OSError as exc:
             raise CaptureError(f"{name} can't be read ({exc.strerror})") from exc
+        elsewhere = not any(map(path.is_relative_to, folders))
+        files.append(LocalFile(name, data, elsewhere, bool(mode & stat.S_IXUSR)))
     return tuple(files)
 
 

@@ -99,8 +99,8 @@ def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any
     # On this machine to compress a cell, and for each rank to undo that, takes longer than its bytes do.
     how = zipfile.ZIP_DEFLATED if far else zipfile.ZIP_STORED
     with zipfile.ZipFile(out, "w", how, compresslevel=1) as archive:
-        for name, data in {**_members(call, far=far), wire.HEADER: json.dumps(header).encode()}.items():
-            archive.writestr(name, data)
+        _pack(archive, call, far=far)
+        archive.writestr(wire.HEADER, json.dumps(header))
     data = out.getvalue()
     return size + file.write(sign(data, key)) + file.write(data)
 
@@ -125,13 +125,17 @@ def _buffers(file: BinaryIO, call: Call, *, far: bool) -> tuple[int, list[dict[s
     return size, buffers
 
 
-def _members(call: Call, *, far: bool) -> dict[str, bytes]:
-    return {
-        wire.CALL: call.pickle,
-        wire.SOURCES: json.dumps(dict(call.sources)).encode(),
-        **({wire.CODE: json.dumps(call.table).encode()} if far and call.sourced else {}),
-        **{wire.FILES + local.path: local.data for local in call.files if far or not local.elsewhere},
-    }
+def _pack(archive: zipfile.ZipFile, call: Call, *, far: bool) -> None:
+    """Write what is the call's own: its pickle, the text of its code, and its local modules."""
+    archive.writestr(wire.CALL, call.pickle)
+    archive.writestr(wire.SOURCES, json.dumps(dict(call.sources)))
+    if far and call.sourced:
+        archive.writestr(wire.CODE, json.dumps(call.table))
+    for file in call.files:
+        if far or not file.elsewhere:
+            archive.writestr(wire.FILES + file.path, file.data)
+            mode = 0o755 if file.executable else 0o644
+            archive.getinfo(wire.FILES + file.path).external_attr = mode << 16
 
 
 def _shipped(call: Call, spec: JobSpec) -> dict[str, bytes]:
@@ -235,8 +239,7 @@ def _archive(
     out = io.BytesIO(program.archive(far=remote, parts=_parts(call, spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, data in _members(call, far=remote).items():
-            archive.writestr(name, data)
+        _pack(archive, call, far=remote)
         for wheel in call.wanted.wheels:
             archive.writestr(packages.WHEELS + wheel.name, wheel.data, zipfile.ZIP_STORED)
         for name, data in _shipped(call, spec).items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import capture
-from nbtorchjob.capture import from_cell, modules
+from nbtorchjob.capture import from_cell, identity, modules
 from nbtorchjob.errors import CaptureError
 
 
@@ -88,6 +88,16 @@ def test_code_that_is_linked_into_a_package_travels_with_it_and_data_stays(root)
         "net_l/layers/kernels/add.cu",
         "other_l.py",
     ]
+
+
+def test_a_program_of_a_package_is_told_from_one_that_can_not_be_run(root):
+    put(root, {"pkg_p/__init__.py": "", "pkg_p/run.sh": "#!/bin/sh"})
+    before = capture.from_cell("import pkg_p", {}, root=root)
+    (root / "pkg_p" / "run.sh").chmod(0o755)
+    after = capture.from_cell("import pkg_p", {}, root=root)
+
+    assert [file.executable for file in (*before.files, *after.files)] == [False, False, False, True]
+    assert identity.of(before) != identity.of(after)
 
 
 def test_what_is_no_file_stays_and_keeps_nothing_else_from_travelling(root):

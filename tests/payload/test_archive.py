@@ -19,6 +19,7 @@ import torch
 from nbtorchjob import Elastic, JobSpec, capture, runtime
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.node.kept import lay
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.runtime.store.payload import HEADER, MARK, Payload, PayloadError
 from nbtorchjob.spec.cluster import Cluster
@@ -189,6 +190,26 @@ def test_a_local_module_travels_as_a_file(folder, monkeypatch):
 
     assert (folder / "files" / "mine.py").read_text() == Path("mine.py").read_text()
     shutil.rmtree(folder / "files")
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_local_module_s_program_can_be_run_by_ranks_too(far, folder, monkeypatch):
+    Path("tools").mkdir()
+    Path("tools/__init__.py").touch()
+    Path("tools/run.sh").write_text("#!/bin/sh\n")
+    Path("tools/run.sh").chmod(0o755)
+    monkeypatch.syspath_prepend(os.getcwd())
+    call = capture.from_cell("import tools", {})
+    with open(folder / "job.pyz", "wb") as job, open(folder / "swap", "wb") as swap:
+        archive.write(job, call, replace(SPEC, backend="kubernetes") if far else SPEC, KEY)
+        archive.write_swap(swap, call, KEY, {}, far=far)
+
+    Payload(str(folder / "job.pyz")).extract(str(folder / "first"))
+    lay(Payload(str(folder / "swap")), str(folder / "later"), ["tools/__init__.py", "tools/run.sh"])
+
+    for there in (folder / "first", folder / "later"):
+        assert os.access(there / "tools" / "run.sh", os.X_OK)
+        assert not os.access(there / "tools" / "__init__.py", os.X_OK)
 
 
 def test_swaps_of_a_payload_that_has_some_come_behind_them(job):

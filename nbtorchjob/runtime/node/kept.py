@@ -175,9 +175,8 @@ def lay(payload: Payload, folder: str, files: Iterable[str]) -> None:
     for file in files:
         path = os.path.join(folder, *file.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path + checkpoints.PARTIAL, "wb") as partial:
-            partial.write(payload.read(FILES + file))
-        os.replace(partial.name, path)
+        payload.write(FILES + file, path + checkpoints.PARTIAL)
+        os.replace(path + checkpoints.PARTIAL, path)
         _forget_bytecode(path)
 
 

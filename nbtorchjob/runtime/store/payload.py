@@ -109,11 +109,16 @@ class Payload:
     def extract(self, folder: str) -> None:
         """Write the notebook's local modules below ``folder``."""
         for name in self._zip.namelist():
-            if name.startswith(FILES) and name != FILES:
-                target = os.path.join(folder, *name[len(FILES) :].split("/"))
+            if name.startswith(FILES):
+                target = os.path.join(folder, name[len(FILES) :])
                 os.makedirs(os.path.dirname(target), exist_ok=True)
-                with open(target, "wb") as file:
-                    file.write(self.read(name))
+                self.write(name, target)
+
+    def write(self, name: str, path: str) -> None:
+        """Write one member of the archive to a file, which may be run if it was so on the host."""
+        with open(path, "wb") as file:
+            file.write(self.read(name))
+        os.chmod(path, self._zip.getinfo(name).external_attr >> 16)
 
     def verify(self, key: Optional[bytes]) -> None:
         """Raise ``PayloadError`` unless this is what the host packed, and can run on this Python.
