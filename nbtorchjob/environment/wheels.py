@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -72,7 +73,7 @@ class Wheel(FrozenDataclass):
     def digest(self) -> str:
         """What tells it from others by what it installs, whenever it was made."""
         with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
-            members = sorted((member.filename, member.CRC) for member in archive.infolist())
+            members = sorted((file.filename, file.CRC, file.external_attr) for file in archive.infolist())
         return hashlib.sha256(repr(members).encode()).hexdigest()
 
     @property
@@ -199,7 +200,10 @@ def installed(name: str) -> Wheel:
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in members:
-                archive.writestr(zipfile.ZipInfo(path), (info.parent / path).read_bytes())
+                entry, source = zipfile.ZipInfo(path), info.parent / path
+                mode = 0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644
+                entry.external_attr = (stat.S_IFREG | mode) << 16  # pip takes a mode only of a plain file
+                archive.writestr(entry, source.read_bytes())
             archive.writestr(f"{info.name}/WHEEL", text)
             archive.writestr(f"{info.name}/RECORD", "")
         return Wheel(f"{info.name.removesuffix('.dist-info')}-{tag}.whl", out.getvalue())

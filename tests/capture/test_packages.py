@@ -3,6 +3,7 @@
 import io
 import json
 import site
+import stat
 import zipfile
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_what_conda_installed_is_asked_of_an_index(kernel):
     assert [need.mend for need in call.needs] == ["--package nbtj-conda==1.2"]
     assert call.wanted.requirements == ("nbtj-conda==1.2",)
     assert call.wanted.wheels == ()
+
+
+def test_a_program_in_a_distribution_that_is_copied_can_still_be_run(kernel):
+    install(kernel, "nbtj-tool", "1.0", "nbtj_tool/__init__.py", "nbtj_tool/run", url="file:///gone")
+
+    def copied():
+        (wheel,) = provided("import nbtj_tool", "like-here").wanted.wheels
+        with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
+            files = [archive.getinfo(f"nbtj_tool/{name}") for name in ("__init__.py", "run")]
+            return wheel.digest, [stat.filemode(file.external_attr >> 16) for file in files]
+
+    before, modes = copied()
+    assert modes == ["-rw-r--r--", "-rw-r--r--"]
+    (kernel / "nbtj_tool" / "run").chmod(0o700)
+    after, modes = copied()
+    assert modes == ["-rw-r--r--", "-rwxr-xr-x"]  # that it is a plain file pip wants to be told, too
+    assert after != before
 
 
 def test_a_kernel_whose_packages_are_at_odds_is_copied_as_it_is(kernel):
