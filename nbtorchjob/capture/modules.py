@@ -171,17 +171,17 @@ def _below(origin: Path) -> Iterator[tuple[str, Path]]:
         yield origin.name, origin
     elif origin.is_dir():
         for parent, folders, files in walk(origin):
-            folders[:] = [name for name in folders if _travels(Path(parent, name))]
+            # Of links only those to code: data may be too big to copy.
+            folders[:] = [
+                folder.name
+                for folder in (Path(parent, name) for name in folders)
+                if not stays(folder) and (not folder.is_symlink() or any(folder.glob("*.py")))
+            ]
             for file in sorted(files):
                 path = Path(parent, file)
                 litter = file in _LITTER or file.startswith(_LOCK) or file.endswith(_SKIPPED_FILES)
                 if not litter and os.path.isfile(path):  # no link to nowhere, and no pipe
                     yield path.relative_to(origin.parent).as_posix(), path
-
-
-def _travels(folder: Path) -> bool:
-    """Whether a package brings a folder: of links only those to code, as data may be too big to copy."""
-    return not stays(folder) and (not folder.is_symlink() or any(folder.glob("*.py")))
 
 
 def _origins(name: str) -> list[str]:

@@ -174,14 +174,14 @@ class Codes:
             if text:
                 files.append({"name": filename, "text": text, "features": features})
         files += [{"name": filename, "text": text, "features": ()} for filename, text in cells]
-        own = [
-            code
+        lacking = {
+            "%s (line %d of %s)"
+            % (getattr(code, "co_qualname", code.co_name), code.co_firstlineno, code.co_filename)
             for code, place in zip(self._codes, places)
             if place is None
             and (not (id(code) in self._inner or id(code) in self._made or code.co_name == ANCHOR))
-        ]
-        lacking = sorted({_described(code) for code in own})
-        return {"python": HERE, "files": files, "places": places, "lacking": lacking}
+        }
+        return {"python": HERE, "files": files, "places": places, "lacking": sorted(lacking)}
 
 
 def front(table: Dict[str, Any]) -> bytes:
@@ -204,11 +204,6 @@ class _Front:
 
     def __reduce__(self) -> Any:
         return begin, (self._text,)
-
-
-def _described(code: types.CodeType) -> str:
-    name = getattr(code, "co_qualname", code.co_name)
-    return "%s (line %d of %s)" % (name, code.co_firstlineno, code.co_filename)
 
 
 def _texts(filename: str) -> Iterator[str]:

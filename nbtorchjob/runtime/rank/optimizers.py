@@ -13,6 +13,7 @@ The group is marked, so that a value that comes with a checkpoint isn't set agai
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Tuple
@@ -104,7 +105,12 @@ class Setting:
             for scheduler in self._schedulers():
                 _scale(vars(scheduler), _BASES, self._value / before, undo)
         for group in groups:
-            _put(group, self.key, self._value, undo)
+            known = group[self.key]
+            if hasattr(known, "fill_"):  # a tensor, which a captured graph reads
+                undo.append(functools.partial(known.fill_, known.item()))
+                known.fill_(self._value)
+            else:
+                _replace(group, self.key, self._value, undo)
 
         def put_back() -> None:
             while undo:
@@ -181,16 +187,6 @@ def _scale(place: Dict[str, Any], keys: Iterable[str], factor: float, undo: List
         if all(isinstance(rate, (int, float)) or hasattr(rate, "fill_") for rate in rates):
             scaled = [rate * factor for rate in rates]
             _replace(place, key, scaled if isinstance(value, list) else scaled[0], undo)
-
-
-def _put(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:
-    known = place[key]
-    if hasattr(known, "fill_"):  # a tensor, which a captured graph reads
-        before = known.item()
-        undo.append(lambda: known.fill_(before))
-        known.fill_(value)
-    else:
-        _replace(place, key, value, undo)
 
 
 def _replace(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:
