@@ -179,6 +179,22 @@ def test_what_is_logged_is_left_out_where_that_is_asked_for(name, shell):
     assert not job.state.series
 
 
+def validated():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    accelerator.log({"accuracy": 0.25, "step": 400})
+    accelerator.log({"accuracy": 0.5, "step": 400}, step=7)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="needs accelerate")
+def test_a_step_that_is_logged_as_a_metric_is_reported_unless_accelerate_is_given_one():
+    job = submit(validated, spec=Elastic(1))
+    job.result(LIMIT)
+
+    assert logged(job) == [{"accuracy": 0.25, "step": 400}, {"accuracy": 0.5, "step": 7}]
+
+
 @pytest.mark.parametrize("name", [installed("accelerate")])
 def test_pods_do_the_same(name, stage):
     call = capture.from_cell(CELLS[name][1], {})

@@ -137,7 +137,7 @@ def _accelerate(module: Any) -> None:
     @functools.wraps(inner)
     def log(self: Any, values: Any, step: Any = None, *args: Any, **options: Any) -> Any:
         if self.is_main_process:
-            _quietly(_tell, values, lambda step: {"step": step}, step)
+            _quietly(_tell, values, lambda step: {} if step is None else {"step": step}, step)
         return inner(self, values, step, *args, **options)
 
     module.Accelerator.log = log
