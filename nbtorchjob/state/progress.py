@@ -16,11 +16,12 @@ can't be pulled, a quota. A job in a queue, and an image on its way, may take as
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.runtime.api.trainerstatus import total
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
 from nbtorchjob.state.diagnosis.seen import ASKED
@@ -217,16 +218,17 @@ def latest(series: Series) -> dict[str, float]:
     return {name: as_float(value) for name, value in series.newest.items()}
 
 
+def measures(values: Mapping[str, float], *, counting: bool = False) -> list[str]:
+    """Return the names of the newest values without totals, and unless ``counting`` without counts."""
+    hidden = {name for unit, name in TOTALS.items() if total(unit, values) is not None}
+    return [name for name in values if name not in hidden and (counting or name not in TOTALS)]
+
+
 @remembered
 def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     values = latest(series)
-    for counted, names in TOTALS.items():
-        most = next((values[name] for name in names if name in values), math.nan)
-        if counted in values and math.isfinite(values[counted]) and 0 < most < math.inf:
-            unit, total = counted, most
-            break
-    else:
-        unit, total = unit_of(series), None
+    counted = ((unit, most) for unit in TOTALS if (most := total(unit, values)) is not None)
+    unit, most = next(counted, (unit_of(series), None))
     reached = done(series, unit, from_zero)
     if reached is None or not math.isfinite(reached):
         return None
@@ -236,8 +238,8 @@ def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
         every = pace(counts(recent, REPORT))
         # Of epochs of many reports each the newest few may be of one.
         seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
-    many = min(max(reached, 0.0), reached if total is None else total)
-    return Progress(unit, many, total, seconds, every, series.points[-1].time)
+    many = min(max(reached, 0.0), reached if most is None else most)
+    return Progress(unit, many, most, seconds, every, series.points[-1].time)
 
 
 _TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too

@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.runtime.api.trainerstatus import total
 from nbtorchjob.spec.condition import BEST, OWN, Name
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.facts.events import AWAITED, HELD
@@ -230,8 +231,7 @@ class _Track:
     @property
     def total(self) -> float:
         """How much there is to do, where that is reported."""
-        totals = [self.latest[name] for name in TOTALS.get(self.by, ()) if name in self.latest]
-        return totals[0] if totals and totals[0] > 0 else math.inf
+        return total(self.by, self.latest) or math.inf
 
     def values(self, metric: str) -> list[float]:
         """Return the newest value of a metric at each mark; nan before the first."""

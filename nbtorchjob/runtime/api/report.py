@@ -11,9 +11,9 @@ from nbtorchjob.runtime.facts import EVENTS, emit
 
 ROUND = "NBTORCHJOB_ROUND"
 # What counts, and what may be reported beside it to say how many there will be.
-TOTALS = {"epoch": ("epochs", "total"), "step": ("steps", "total")}
+TOTALS = {"epoch": "epochs", "step": "steps"}
 
-COUNTED = frozenset((*TOTALS, *(name for names in TOTALS.values() for name in names)))
+COUNTED = frozenset((*TOTALS, *TOTALS.values()))
 
 _point = points.of[points.REPORT]
 _seq = itertools.count()
@@ -26,6 +26,7 @@ watched: Dict[str, Callable[[], Any]] = {}
 def report(**metrics: Any) -> None:
     """Send numbers (int, float, or anything with ``item()``, as tensors have) to the notebook.
 
+    ``step`` and ``epoch`` count how far the job is, and ``steps`` and ``epochs`` are how many there will be.
     Outside a job it only checks them, so a function that reports also runs in the notebook.
     Raises ``TypeError`` for a metric that isn't a number.
     """

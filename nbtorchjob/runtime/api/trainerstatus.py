@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any, Deque, Dict, Optional, Tuple
+from typing import Any, Deque, Dict, Mapping, Optional, Tuple
 from urllib.parse import urlsplit
 
 from nbtorchjob.runtime.api.report import TOTALS
@@ -28,6 +28,13 @@ _TOLD_AFTER = 3  # failures in a row: the trainer may just be starting again
 _MOST, _LONGEST = 256, 64
 _MOST_SECONDS = (1 << 31) - 1
 _RECENT = 8  # reports that tell how fast it goes
+
+
+def total(unit: str, metrics: Mapping[str, float]) -> Optional[float]:
+    """Return how many of a unit there will be, by the newest metrics; None where they don't say."""
+    most = metrics.get(TOTALS.get(unit, ""), 0)
+    # What a count has passed is no total of it, only called like one.
+    return most if 0 < most < math.inf and -math.inf < metrics.get(unit, math.nan) <= most else None
 
 
 class Poster(threading.Thread):
@@ -60,16 +67,16 @@ class Poster(threading.Thread):
                 if 0 < len(name) <= _LONGEST and len(str(value)) <= _LONGEST
             ][:_MOST],
         }
-        for unit, totals in TOTALS.items():
-            total = next((self._metrics[name] for name in totals if name in self._metrics), 0)
-            if unit in self._metrics and 0 < total < math.inf and math.isfinite(self._metrics[unit]):
+        for unit in TOTALS:
+            most = total(unit, self._metrics)
+            if most is not None:
                 # Code that counts from 0 has done one more step than it reports.
                 count = self._metrics[unit]
                 self._zero = self._zero or (not self._counts and count == 0)
                 done = count + self._zero
                 self._counts.append((now, done))
-                (since, before), left = self._counts[0], max(0.0, total - done)
-                progress = {"progressPercentage": max(0, min(100, int(100 * done / total)))}
+                (since, before), left = self._counts[0], max(0.0, most - done)
+                progress = {"progressPercentage": max(0, min(100, int(100 * done / most)))}
                 if done > before:
                     seconds = (now - since) / (done - before) * left
                     progress["estimatedRemainingSeconds"] = max(0, int(min(seconds, _MOST_SECONDS)))

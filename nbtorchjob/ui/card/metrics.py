@@ -11,15 +11,13 @@ from html import escape
 from itertools import pairwise
 
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state import Point, Series
 from nbtorchjob.state.facts.series import as_float
-from nbtorchjob.state.progress import REPORT, latest
+from nbtorchjob.state.progress import REPORT, latest, measures
 from nbtorchjob.text.words import count, line, number
 from nbtorchjob.ui.card.chart import XY, Chart
 from nbtorchjob.ui.elements import PLAIN, SMALL, fold, grid, tag
 
-_COUNTING = {"epoch", "step", "epochs", "steps", "total"}
 _MAX_NAME = 32
 _MARKS = 8
 
@@ -42,9 +40,7 @@ def newest(series: Series, *, counting: bool = True) -> list[tuple[str, str]]:
     A total isn't listed besides what counts up to it; without ``counting`` neither is.
     """
     values = latest(series)
-    totals = {total for unit, names in TOTALS.items() if unit in values for total in names}
-    left = [name for name in values if name not in (totals if counting else _COUNTING)]
-    return [(line(name, _MAX_NAME), number(values[name])) for name in left]
+    return [(line(name, _MAX_NAME), number(values[name])) for name in measures(values, counting=counting)]
 
 
 def summary(series: Series, most: int, *, counting: bool = True) -> list[str]:
@@ -66,12 +62,12 @@ def curves(
     ``turns`` are why each round began, and ``swaps`` in which round and when code was swapped, with a word.
     """
     drawn: dict[str, Curve] = {}
-    for name in latest(series):
+    for name in measures(latest(series)):
         rounds = [
             (r, some) for r, points in series.stretches if (some := [p for p in points if name in p.metrics])
         ]
         values = {as_float(point.metrics[name]) for _, points in rounds for point in points}
-        if name not in _COUNTING and len([v for v in values if math.isfinite(v)]) > 1 and len(drawn) < most:
+        if len([v for v in values if math.isfinite(v)]) > 1 and len(drawn) < most:
             drawn[name] = _curve(name, rounds, turns, swaps)
     return drawn
 

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from nbtorchjob.state import JobState, Phase, Series, runs
+from nbtorchjob.state.progress import measures
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
@@ -34,7 +35,6 @@ _MOST_METRICS, _MOST_GIVEN = 4, 6
 _MAX_CELL = 40
 _WIDTHS = {1: 720, 2: 450}  # px of a chart, by how many there are: two stand side by side in most cards
 _AXIS = 72  # px of a chart's width that its legend leaves: the numbers at the left, the x axis' name
-_COUNTING = ("epoch", "step", "epochs", "steps", "total")
 
 
 def elapsed(states: Sequence[JobState], now: float) -> float:
@@ -108,8 +108,8 @@ def _columns(states: Sequence[JobState]) -> tuple[list[str], list[str]]:
 
 
 def _metrics(states: Sequence[JobState]) -> list[str]:
-    names = Counter(name for state in states for name in runs.metrics(state))
-    return [name for name, _ in names.most_common() if name not in _COUNTING][:_MOST_METRICS]
+    names = Counter(name for state in states for name in measures(runs.metrics(state)))
+    return [name for name, _ in names.most_common(_MOST_METRICS)]
 
 
 def _metric(states: Sequence[JobState]) -> str:

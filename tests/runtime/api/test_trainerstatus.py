@@ -101,6 +101,13 @@ def test_the_newest_of_many_reports_is_posted_and_how_far_it_is(poster, trainer)
     }
 
 
+def test_a_metric_that_is_called_total_says_nothing_of_how_far_it_is(poster, trainer):
+    poster.note(reported(0, step=0, total=0.53))
+    poster.finish()
+
+    assert "progressPercentage" not in trainer.posts[-1][2]
+
+
 def test_a_new_round_begins_anew(poster, trainer):
     poster.note(reported(0, loss=2.0, **{"x" * 65: 1.0}))
     until(lambda: trainer.posts)

@@ -80,6 +80,13 @@ def test_a_total_isnt_listed_beside_its_count():
     assert metrics.summary(series({"epochs": 9, "loss": 1}), 8) == ["epochs 9", "loss 1"]
 
 
+def test_what_counts_nothing_is_a_metric_whatever_it_is_called():
+    reports = series(*({"step": n, "steps": 9 - n, "epochs": n, "total": n} for n in range(8)))
+
+    assert [*metrics.curves(reports, {})] == ["steps", "epochs", "total"]
+    assert metrics.summary(reports, 8, counting=False) == ["steps 2", "epochs 7", "total 7"]
+
+
 def titles(points, charts=1, label="step"):
     curve = Curve(label, points)
     return re.findall('title="([^"]*)"', metrics.html([(chart.curves({"loss": points}), curve)] * charts))

@@ -59,6 +59,14 @@ def test_the_text_has_a_line_a_run_below_its_head():
     ]
 
 
+def test_a_metric_that_is_called_total_has_a_column():
+    reported = ev.Reported(1003.0, 0, 0, 0, {"step": 1, "steps": 9, "total": 0.53})
+
+    assert render.text("sweep", [run(1, *begun(), reported, lr=0.1)], NOW).splitlines()[1].split() == [
+        *("run", "lr", "total", "phase", "seconds")
+    ]
+
+
 def test_what_was_stopped_early_is_told_from_what_was_cancelled():
     stopped = run(1, *begun(3.0), *STOPPED, lr=3.0)
     cancelled = run(2, *begun(3.0), ev.CancelRequested(1004.0), *STOPPED[1:], lr=2.0)
