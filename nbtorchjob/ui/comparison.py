@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from html import escape
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice, takewhile
 from typing import Any, TypeAlias
 
 from nbtorchjob.environment.here import reference
@@ -108,23 +108,28 @@ def html(
 
 
 def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.Chart]:
-    """Return a chart for each metric that one of the jobs reported, with a line for each that did."""
+    """Return a chart for each metric that one of the jobs reported, with a line for each that did.
+
+    Where some count steps and others don't, each of these axes has a chart of its own.
+    """
     per_job = [
         metrics.curves(state.spoken, attempts.turn_causes(state), _MOST_CHARTS, swaps.marks(state))
         for state in states
     ]
-    known = list(dict.fromkeys(metric for curves in per_job for metric in curves))[:_MOST_CHARTS]
-    drawn = {}
-    for metric in known:
-        lines = {at: curves[metric] for at, curves in enumerate(per_job) if metric in curves}
-        drawn[metric] = chart.curves(
-            {names[at]: curve.points for at, curve in lines.items()},
+    lines: dict[str, dict[int, metrics.Curve]] = {}
+    for metric in dict.fromkeys(metric for curves in per_job for metric in curves):
+        of_metric = {at: curves[metric] for at, curves in enumerate(per_job) if metric in curves}
+        lines.update(metrics.by_axis(metric, of_metric))
+    return {
+        title: chart.curves(
+            {names[at]: curve.points for at, curve in curves.items()},
             width=_WIDTH,
             height=_HEIGHT,
-            x_label=next(iter(lines.values())).label,
-            colours=[*lines],  # a job's is the same in all charts
+            x_label=next(iter(curves.values())).label,
+            colours=[*curves],  # a job's is the same in all charts
         )
-    return drawn
+        for title, curves in islice(lines.items(), _MOST_CHARTS)
+    }
 
 
 def data(

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 from hypothesis import given
@@ -220,3 +221,18 @@ def test_a_chart_names_the_jobs_that_reported_its_metric_in_their_own_colours():
 
     assert re.findall(r'class="line(\d)" stroke="currentColor" stroke-width="2.5"', svg) == ["1", "2"]
     assert re.findall(r'font-weight="bold">(\w+)<', svg) == ["owl", "elk"]
+
+
+def test_curves_over_different_axes_have_charts_of_their_own():
+    def counting(name, *counts):
+        reports = ({"accuracy": n, **count} for n, count in enumerate(counts, 1))
+        return reduce(apply, (ev.Reported(1003.0, 0, 0, n, of) for n, of in enumerate(reports, 1)), job(name))
+
+    fox, elk = (counting(name, {"step": 100}, {"step": 200}) for name in ("fox", "elk"))
+    drawn = comparison.charts([fox, counting("owl", {}, {}), elk], ("fox", "owl", "elk"))
+
+    assert {title: re.findall(r'font-weight="bold">(\w+)<', chart.svg) for title, chart in drawn.items()} == {
+        "accuracy by step": ["fox", "elk"],
+        "accuracy by report": ["owl"],
+    }
+    assert all(f">{title.split()[-1]}<" in chart.svg for title, chart in drawn.items())

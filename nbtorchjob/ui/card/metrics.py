@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from typing import TypeVar
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import Point, Series
@@ -17,6 +18,8 @@ from nbtorchjob.state.progress import REPORT, latest, measures
 from nbtorchjob.text.words import count, line, number
 from nbtorchjob.ui.card.chart import XY, Chart
 from nbtorchjob.ui.elements import PLAIN, SMALL, fold, grid, tag
+
+T = TypeVar("T")  # whatever a job is known by
 
 _MAX_NAME = 32
 _MARKS = 8
@@ -99,6 +102,17 @@ def _curve(
             why = [text for turn, text in turns.items() if round_ < turn <= later]
             marks.append((xs[-1], why[0] if why else ""))
     return Curve(label, points, tuple(marks[-_MARKS:]))
+
+
+def by_axis(metric: str, curves: Mapping[T, Curve]) -> dict[str, dict[T, Curve]]:
+    """Return jobs' curves of a metric by the title of the chart that they share: those over the same x."""
+    labels = dict.fromkeys(curve.label for curve in curves.values())
+    return {
+        metric if len(labels) == 1 else f"{metric} by {label}": {
+            key: curve for key, curve in curves.items() if curve.label == label
+        }
+        for label in labels
+    }
 
 
 _MOST = 48  # places in all charts of a card, at which their values are told

@@ -7,7 +7,6 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
-from itertools import islice
 from typing import Any
 
 from nbtorchjob.state import JobState, Phase, Series, runs
@@ -281,16 +280,16 @@ def _charts(states: Sequence[JobState]) -> list[str]:
     """Return the curves of the runs over each other, by what varies, for a metric or two."""
     colours = _coloured(states)
     few = [state for state in states if state.info.id in colours]
-    drawn: dict[str, dict[str, metrics.Curve]] = {}
+    drawn: list[tuple[str, str, dict[str, metrics.Curve]]] = []  # with what it is of, and its title
     for metric in _metrics(states):
         by_run = {state.info.id: metrics.curves(_series(state), {}).get(metric) for state in few}
-        if curves := {key: curve for key, curve in by_run.items() if curve is not None}:
-            drawn[metric] = curves
-    drawn = dict(islice(drawn.items(), _MOST_CHARTS))
+        curves = {key: curve for key, curve in by_run.items() if curve is not None}
+        drawn += [(metric, *titled) for titled in metrics.by_axis(metric, curves).items()]
+    drawn = drawn[:_MOST_CHARTS]
     width = _WIDTHS.get(len(drawn), 0)
     legend = dict(zip(colours, _legend(few, states, width), strict=True))
     charts: list[str] = []
-    for metric, curves in drawn.items():
+    for metric, title, curves in drawn:
         told_by = sum(metric in runs.metrics(state) for state in states)
         plot = chart.curves(
             {legend[key]: curve.points for key, curve in curves.items()},
@@ -301,9 +300,10 @@ def _charts(states: Sequence[JobState]) -> list[str]:
         )
         which = count(told_by, "run")
         if len(curves) < told_by:
-            which = f"{len(curves)} of {told_by:,} runs, lowest to highest,"
+            chosen = ", lowest to highest," if told_by > _MOST_CURVES else ""
+            which = f"{len(curves)} of {told_by:,} runs{chosen}"
         subtitle = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
-        caption = tag("div", tag("b", escape(line(metric, _MAX_CELL))) + subtitle, SMALL)
+        caption = tag("div", tag("b", escape(line(title, _MAX_CELL))) + subtitle, SMALL)
         charts.append(caption + plot.img)
     return charts
 

@@ -127,9 +127,24 @@ def test_curves_are_told_apart_by_what_varies():
     assert "loss</b> · 2 runs by lr" in re.sub(r" +", " ", render.html("sweep", RUNS[:2], NOW))
 
 
+def test_runs_that_count_differently_have_charts_of_their_own():
+    steps = (ev.Reported(1003.0 + n, 0, 0, n, {"loss": 1 / (n + 1), "step": 100 * n}) for n in range(3))
+    card = render.html("sweep", [RUNS[0], run(2, *steps, lr=3.0, seed=0)], NOW)
+
+    assert [re.findall('font-weight="bold">([^<]*)<', chart) for chart in drawn(card)] == [
+        ["lr=0.1"],
+        ["lr=3"],
+    ]
+    assert re.findall("<b>(loss by [^<]*)</b> +· +([^<]*)", card) == [
+        ("loss by epoch", "1 of 2 runs by lr"),
+        ("loss by step", "1 of 2 runs by lr"),
+    ]
+
+
 def both(number, loss, accuracy, *facts, lr):
     reports = (
-        ev.Reported(1003.0 + n, 0, 0, n, {"loss": loss + n, "accuracy": accuracy + n}) for n in range(2)
+        ev.Reported(1003.0 + n, 0, 0, n, {"loss": loss + n, "accuracy": accuracy + n, "epoch": n})
+        for n in range(2)
     )
     return run(number, *begun(), *reports, *facts, lr=lr)
 
