@@ -18,8 +18,8 @@ import weakref
 from contextlib import suppress
 from typing import Any, Dict
 
-from nbtorchjob.runtime.api.report import ROUND
-from nbtorchjob.runtime.facts import EVENTS, emit, onimport
+from nbtorchjob.runtime.api.report import tell
+from nbtorchjob.runtime.facts import EVENTS, onimport
 
 MOST = 20  # of a rank in a round
 LONGEST = 1 << 19  # characters of one
@@ -58,8 +58,7 @@ def show(bundle: Dict[str, Any]) -> bool:
         data.pop(max(data, key=lambda mime: len(data[mime])))
     if not wanted() or not set(data) - {TEXT}:
         return False
-    emit("Displayed", rank=_speaker, round=int(os.environ[ROUND]), seq=_shown, data=data)
-    _shown += 1
+    _shown = tell("Displayed", _speaker, data=data) + 1
     return True
 
 

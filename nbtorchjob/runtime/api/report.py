@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from typing import Any, Callable, Dict
 
 from nbtorchjob.runtime.api import points
-from nbtorchjob.runtime.facts import EVENTS, emit
+from nbtorchjob.runtime.facts import APPEND, EVENTS, emit
+from nbtorchjob.runtime.facts.injected import FOLDER
 
 ROUND = "NBTORCHJOB_ROUND"
 # What counts, and what may be reported beside it to say how many there will be.
 TOTALS = {"epoch": "epochs", "step": "steps"}
 
-COUNTED = frozenset((*TOTALS, *TOTALS.values()))
-
 _point = points.of[points.REPORT]
-_seq = itertools.count()
 sent = 0  # how many so far: a sign that the rank goes on
 last: Dict[str, float] = {}  # the newest
 # Values that were swapped, which are reported beside what the code reports: what reads one, by its name.
@@ -27,6 +24,7 @@ def report(**metrics: Any) -> None:
     """Send numbers (int, float, or anything with ``item()``, as tensors have) to the notebook.
 
     ``step`` and ``epoch`` count how far the job is, and ``steps`` and ``epochs`` are how many there will be.
+    Processes that a rank starts report as that rank.
     Outside a job it only checks them, so a function that reports also runs in the notebook.
     Raises ``TypeError`` for a metric that isn't a number.
     """
@@ -41,15 +39,31 @@ def report(**metrics: Any) -> None:
             value = read()
             if name not in numbers and type(value) in (int, float):
                 numbers[name] = value
-        rank, round_ = int(os.environ["RANK"]), int(os.environ[ROUND])
-        emit("Reported", rank=rank, round=round_, seq=next(_seq), metrics=numbers)
+        tell("Reported", int(os.environ["RANK"]), metrics=numbers)
         sent += 1
         last = numbers
         _point.passed()
 
 
+def tell(event: str, rank: int, **fields: Any) -> int:
+    """Emit an event with its number in this round, which is returned.
+
+    The rank and the processes that it starts count together, by a byte for each in a file. It is opened each
+    time: its position is that of one call alone, also among threads and after a fork.
+    """
+    round_ = int(os.environ[ROUND])
+    fd = os.open("%s/round-%d/rank-%d.%s" % (os.environ[FOLDER], round_, rank, event), APPEND, 0o600)
+    try:
+        os.write(fd, b".")
+        seq = os.lseek(fd, 0, os.SEEK_CUR) - 1
+    finally:
+        os.close(fd)
+    emit(event, rank=rank, round=round_, seq=seq, **fields)
+    return seq
+
+
 def begin() -> None:
-    """Count anew: a rank that stays begins another turn."""
-    global _seq, last
-    _seq, last = itertools.count(), {}
+    """Forget what was reported: a rank that stays begins another turn."""
+    global last
+    last = {}
     watched.clear()

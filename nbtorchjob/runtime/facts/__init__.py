@@ -15,7 +15,7 @@ from typing import Any, Dict, Set
 EVENTS = "NBTORCHJOB_EVENTS"
 LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
 
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 _fds: Dict[str, int] = {}
 _torn: Set[str] = set()  # files in which a full disk may have left half a line
@@ -36,7 +36,7 @@ def append(path: str, record: Dict[str, Any], *, once: bool = False) -> None:
     meet another one at the path of one that was deleted.
     """
     if once:
-        fd = os.open(path, _APPEND, 0o600)
+        fd = os.open(path, APPEND, 0o600)
         try:
             _write(fd, path, record)
         finally:
@@ -44,7 +44,7 @@ def append(path: str, record: Dict[str, Any], *, once: bool = False) -> None:
         return
     if path not in _fds:
         # Whoever puts a pipe in its place mustn't hold up who tells.
-        _fds[path] = os.open(path, _APPEND, 0o600)
+        _fds[path] = os.open(path, APPEND, 0o600)
     _write(_fds[path], path, record)
 
 

@@ -43,6 +43,7 @@ _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OWN = frozenset(
     ("__dict__", "__weakref__", "__module__", "__qualname__", "__slots__", "_abc_impl", "__orig_bases__")
 )
+_COUNTED = frozenset((*report.TOTALS, *report.TOTALS.values()))
 _GONE: Any = object()
 _NOT_FOR_EXISTING = "%s has %s, which existing objects can't get: give it another name"
 
@@ -162,7 +163,7 @@ class Change:
         }
         watched.update((setting.key, setting.current) for setting in self._settings)
         before = dict(report.watched)
-        report.watched.update((name, read) for name, read in watched.items() if name not in report.COUNTED)
+        report.watched.update((name, read) for name, read in watched.items() if name not in _COUNTED)
 
         def put_back() -> None:
             report.watched.clear()

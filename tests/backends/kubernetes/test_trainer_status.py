@@ -27,6 +27,7 @@ from nbtorchjob.runtime.api.report import report
 
 def run():
     os.environ.update(RANK="0", NBTORCHJOB_ROUND="5")
+    os.mkdir(os.path.join(os.environ["NBTORCHJOB_FOLDER"], "round-5"))
     report(epoch=1, epochs=4, loss=0.5)
     wait("on")
     report(epoch=2, epochs=4, loss=0.25)

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -60,7 +61,10 @@ def test_what_is_displayed_is_written():
 def shown(code, folder, rank="0"):
     """Return the bundles that a rank has its cell show, and what it writes to stdout and stderr."""
     path = folder / "events.jsonl"
-    texts = run(code, NBTORCHJOB_EVENTS=str(path), NBTORCHJOB_ROUND="0", RANK=rank)
+    shutil.rmtree(folder / "round-0", ignore_errors=True)
+    (folder / "round-0").mkdir()
+    place = {"NBTORCHJOB_EVENTS": str(path), "NBTORCHJOB_FOLDER": str(folder), "NBTORCHJOB_ROUND": "0"}
+    texts = run(code, RANK=rank, **place)
     facts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     assert [fact["seq"] for fact in facts] == list(range(len(facts)))
     return [fact["data"] for fact in facts], texts
@@ -141,6 +145,18 @@ def test_display_needs_no_import_and_no_ipython(folder):
         bundles, texts = shown(begin + code, folder)
         assert (bundles, texts) == ([{"text/html": "<b>bold</b>", "text/plain": "plain"}], ("plain\n3\n", ""))
         (folder / "events.jsonl").unlink()
+
+
+def test_processes_that_a_rank_forks_display_as_many_as_the_rank_may(folder):
+    code = (
+        "import os\n"
+        "from IPython.display import HTML, display\n"
+        "if child := os.fork(): os.waitpid(child, 0)\n"
+        "for n in range(15): display(HTML(str(n)))"
+    )
+    bundles, _ = shown(code, folder)
+
+    assert [bundle["text/html"] for bundle in bundles] == [str(n % 15) for n in range(displays.MOST)]
 
 
 def test_other_ranks_write_what_they_display(folder):

@@ -132,7 +132,9 @@ def test_all_is_put_back(space, pack):
 
 def test_numbers_that_were_swapped_are_reported_from_then_on(space, pack, tmp_path, monkeypatch):
     path = tmp_path / "events"
-    for name, value in {"NBTORCHJOB_EVENTS": str(path), "RANK": "0", "NBTORCHJOB_ROUND": "0"}.items():
+    (tmp_path / "round-0").mkdir()
+    place = {"EVENTS": str(path), "FOLDER": str(tmp_path), "ROUND": "0"}
+    for name, value in {"RANK": "0", **{f"NBTORCHJOB_{name}": of for name, of in place.items()}}.items():
         monkeypatch.setenv(name, value)
 
     def told():

@@ -1,0 +1,59 @@
+"""What a rank's processes report is numbered, whichever of them does it."""
+
+import json
+import multiprocessing
+
+import pytest
+
+from nbtorchjob.runtime.api.report import report
+
+
+@pytest.fixture
+def facts(folder, monkeypatch):
+    """Be rank 1 in round 5; return what reads what was reported."""
+    path = folder / "events.jsonl"
+    (folder / "round-5").mkdir()
+    place = {"EVENTS": str(path), "FOLDER": str(folder), "ROUND": "5"}
+    for name, value in {"RANK": "1", **{f"NBTORCHJOB_{name}": of for name, of in place.items()}}.items():
+        monkeypatch.setenv(name, value)
+    return lambda: [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def worker(many):
+    for n in range(many):
+        report(decoded=n)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_reports_of_processes_that_a_rank_starts_are_numbered_among_its_own(method, facts):
+    context = multiprocessing.get_context(method)
+    report(step=0)
+    for _ in range(2):
+        child = context.Process(target=worker, args=(2,))
+        child.start()
+        child.join()
+        report(step=1)
+
+    assert [fact["seq"] for fact in facts()] == list(range(7))
+    assert {(fact["rank"], fact["round"]) for fact in facts()} == {(1, 5)}
+
+
+def test_processes_that_report_at_once_take_each_number_once(facts):
+    fork = multiprocessing.get_context("fork")
+    children = [fork.Process(target=worker, args=(200,)) for _ in range(4)]
+    for child in children:
+        child.start()
+    worker(200)
+    for child in children:
+        child.join()
+
+    assert sorted(fact["seq"] for fact in facts()) == list(range(1000))
+
+
+def test_another_round_counts_anew(facts, folder, monkeypatch):
+    worker(2)
+    (folder / "round-6").mkdir()
+    monkeypatch.setenv("NBTORCHJOB_ROUND", "6")
+    worker(2)
+
+    assert [(fact["round"], fact["seq"]) for fact in facts()] == [(5, 0), (5, 1), (6, 0), (6, 1)]
