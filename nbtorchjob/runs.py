@@ -274,15 +274,17 @@ class Runs(Sequence[Job[T]]):
         if find_spec("matplotlib") is None:
             raise ResultError("plot() needs matplotlib: run pip install matplotlib")
         states = self.states()
-        curves = [(state, points) for state in states if (points := runs.curve(state, metric))]
+        along, curves = runs.curves(states, metric)
         if not curves:
             raise ResultError(f"no run of {self.name} has reported {metric!r}")
         from matplotlib import pyplot  # the user's own, and slow to import
 
         _, axes = pyplot.subplots()
-        for state, points in curves:
-            label = ", ".join(f"{name}={state.info.given[name]}" for name in runs.varied(states))
-            axes.plot(*zip(*points, strict=True), label=label)
+        for state in states:
+            if points := curves.get(state.info.id):
+                label = ", ".join(f"{name}={state.info.given[name]}" for name in runs.varied(states))
+                axes.plot(*zip(*points, strict=True), label=label)
+        axes.set_xlabel(along)
         axes.set_ylabel(metric)
         if len(curves) <= _MOST_LABELS:
             axes.legend()

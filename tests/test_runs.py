@@ -71,6 +71,26 @@ def test_each_run_has_its_value_and_a_failed_one_its_error(folder):
     ]
 
 
+def count(by):
+    for n in range(2):
+        nbtorchjob.report(loss=n, **{by: 100 * n})
+
+
+@pytest.mark.torch
+def test_a_plot_has_all_curves_over_what_every_run_counts(monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    runs = nbtorchjob.map(count, [{"by": "step"}, {"by": "lr"}], spec=JobSpec(name="plotted"))
+    runs.results(LIMIT)
+
+    axes = runs.plot("loss")
+    drawn = [[*line.get_xdata()] for line in axes.lines]
+    pyplot.close(axes.figure)
+
+    assert drawn == [[0, 1], [0, 1]]
+    assert axes.get_xlabel() == "report"
+
+
 @pytest.mark.torch
 def test_jobs_come_as_they_end_and_share_one_payload():
     runs = torchjob()(train).map(GIVEN)

@@ -49,15 +49,22 @@ def as_number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def curve(state: JobState, metric: str) -> list[tuple[float, float]]:
-    """Return what a run reported of a metric, over its epochs or steps if it tells them, else by number."""
-    series = state.series.get(min(state.series, default=0))
-    points = [point for point in series.points if metric in point.metrics] if series else []
-    along = next((name for name in ("epoch", "step") if all(name in p.metrics for p in points)), "")
-    return [
-        (as_number(point.metrics[along]) if along else float(point.seq), as_number(point.metrics[metric]))
-        for point in points
-    ]
+def curves(states: Sequence[JobState], metric: str) -> tuple[str, dict[str, list[tuple[float, float]]]]:
+    """Return what runs reported of a metric by their ids, and over what: epochs or steps if all tell them."""
+    points: dict[str, list[Point]] = {}
+    for state in states:
+        series = state.series.get(min(state.series, default=0))
+        with_metric = [point for point in series.points if metric in point.metrics] if series else []
+        points.update({state.info.id: with_metric} if with_metric else {})
+    reports = [point.metrics for of_run in points.values() for point in of_run]
+    along = next((name for name in TOTALS if all(name in values for values in reports)), REPORT)
+    return along, {
+        id_: [
+            (float(p.seq) if along == REPORT else as_number(p.metrics[along]), as_number(p.metrics[metric]))
+            for p in of_run
+        ]
+        for id_, of_run in points.items()
+    }
 
 
 def seconds(state: JobState, now: float) -> float | None:
