@@ -56,10 +56,13 @@ def test_a_named_cell_may_be_run_again_too(stage):
 
 
 def test_a_payload_is_copied_for_the_name_that_is_free_and_not_for_those_that_are_taken(stage, monkeypatch):
-    names, manifests = [], payload.manifests  # through no door it shows how often it is copied
-    monkeypatch.setattr(
-        payload, "manifests", lambda info, *rest: names.append(info.name) or manifests(info, *rest)
-    )
+    names, manifests = [], payload.manifests
+
+    def copied(info, *rest):  # through no door it shows how often it is
+        names.append(info.name)
+        return manifests(info, *rest)
+
+    monkeypatch.setattr(payload, "manifests", copied)
     for _ in range(3):
         assert stage.submit("begin(); value(1)", name="same").result(LIMIT) == 1
 

@@ -46,6 +46,7 @@ def test_an_operator_that_is_installed_while_a_kernel_runs_is_known_within_a_min
 def test_a_runtime_that_may_not_be_read_is_one_of_the_namespace_unless_all_namespaces_have_it(stage):
     def kind(name):
         runtimes = KINDS["trainjob"].runtimes
+        assert runtimes is not None
         return loop.run(attempts.find(here().client, runtimes, stage.namespace, name)).kind
 
     stage.cluster.trouble(403, "/trainingruntimes/", times=2)

@@ -362,8 +362,12 @@ def test_a_job_whose_canceller_was_killed_before_it_began_has_ended(act, here):
 
 def test_a_name_with_many_runs_gets_its_next_number_at_as_many_looks_as_one_with_few(act, here, monkeypatch):
     look, looks = Listing.look, []
-    # Each look is one at all jobs.
-    monkeypatch.setattr(Listing, "look", lambda *args: looks.append(args) or look(*args))
+
+    def noted(*args):  # each look is one at all jobs
+        looks.append(args)
+        return look(*args)
+
+    monkeypatch.setattr(Listing, "look", noted)
     monkeypatch.setattr(pool_client, "start_here", lambda job: None)  # none is to run
     call = capture.from_function(lambda: 1, root=Path.cwd())
 

@@ -1,4 +1,5 @@
 from functools import reduce
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,8 @@ def test_a_volcano_job_that_was_aborted_may_be_suspended_or_have_failed():
 
 
 def test_a_volcano_jobs_deadline_counts_from_its_resume_whatever_phases_follow():
-    conditions, state, deadlines = [], JobState(JobInfo("job", deadline_s=100)), []
+    conditions: list[Any] = []
+    state, deadlines = JobState(JobInfo("job", deadline_s=100)), []
     suspended = [("Running", 1), ("Aborting", 10), ("Aborted", 18)]
     resumed = [("Restarting", 20), ("Pending", 21), ("Running", 30)]
     restarted = [("Restarting", 50), ("Pending", 51), ("Running", 59)]
