@@ -189,7 +189,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._broken_at = None
         self._torn = self._gone = self.saved.held = False
         self._enter_round(worker_group)
-        folder = os.path.join(self._folder, "round-%d" % self._round)
+        folder = self._folder_of(self._round)
         os.makedirs(folder, exist_ok=True)
         spec = worker_group.spec
         path, _, key, *_, act = spec.args
@@ -210,6 +210,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         for number in signals:
             signal.raise_signal(number)
         return started
+
+    def _folder_of(self, round_: int) -> str:
+        return os.path.join(self._folder, "round-%d" % round_)
 
     def _may_swap(self, folder: str, local: Iterable[int], all_ranks: Sequence[int] = ()) -> None:
         """Let the code of those of this node's ranks be swapped, in a round that has begun."""
