@@ -292,6 +292,8 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "lab": spec.lab,
         "pool": spec.fresh,
         "values": not call.plain or call.given or may_swap(call, spec) or _names_cloudpickle(call),
+        # Of any class another Python writes some methods itself.
+        "generated": b"make_class" in call.pickle or b"runtime.objects.generated" in call.pickle,
         "threads": b"runtime.objects.threads" in call.pickle,
         "debugger": _debug(call, spec),
         "data": spec.data,

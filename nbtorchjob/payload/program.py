@@ -60,7 +60,11 @@ PARTS = {
         "lab/",
         "pool/",
     ),
-    "values": (*(f"objects/{name}.py" for name in ("codenames", "pickler", "threads")), "cloudpickle/"),
+    "values": (
+        *(f"objects/{name}.py" for name in ("codenames", "generated", "pickler", "threads")),
+        "cloudpickle/",
+    ),
+    "generated": ("objects/generated.py",),
     "threads": ("objects/threads.py",),
     "debugger": ("debug/",),
     "data": ("data/",),

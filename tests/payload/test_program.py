@@ -163,6 +163,14 @@ def test_what_makes_a_lock_travels_with_code_that_has_one():
     assert packed > without + 800
 
 
+def test_what_writes_methods_of_classes_travels_with_code_that_has_one():
+    plain, own = [1], type("Own", (), {"__module__": "__main__"})
+    calls = (capture.from_cell("print(len(names))", {"names": names}) for names in (plain, [own]))
+    without, packed = (len(pack(call, JobSpec(backend="kubernetes")).data) for call in calls)
+
+    assert packed > without + 2_000
+
+
 def test_torch_settings_travel_with_what_lays_them_where_any_has_changed():
     spec = JobSpec(backend="kubernetes", carry_settings=True)
     plain = pack(capture.from_cell("1", {}), spec).data

@@ -22,7 +22,7 @@ import types
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from nbtorchjob.runtime.objects import generated, sources
+from nbtorchjob.runtime.objects import sources
 
 _lock = threading.Lock()
 _tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
@@ -217,8 +217,11 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> No
         return
     _unfilled.discard(cls)
     attributes, registered, python = state
-    if python != sources.HERE and issubclass(cls, enum.Enum):
-        attributes = generated.fill_enum(cls, attributes)
+    if python != sources.HERE:
+        from nbtorchjob.runtime.objects import generated  # late: it travels only with classes
+
+        if issubclass(cls, enum.Enum):
+            attributes = generated.fill_enum(cls, attributes)
     for name, value in attributes.items():
         # Not through the metaclass, which may forbid it, as that of enums does.
         type.__setattr__(cls, name, value)
