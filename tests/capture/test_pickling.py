@@ -183,6 +183,12 @@ def test_ipythons_open_becomes_pythons():
     assert back(pickling.dump({"open": shell._modified_open}))["open"] is open
 
 
+def test_a_class_is_pickled_the_same_whether_or_not_an_instance_was_before():
+    space = notebook("class A:\n    def other(self): return A()\na = A()")
+    first, second = (pickling.dump({"A": space["A"], "a": space["a"]}) for _ in range(2))
+    assert first.data == second.data
+
+
 def test_what_was_pickled_is_let_go_at_once():
     class Thing:
         def go(self): ...

@@ -291,6 +291,7 @@ class Pickler(pickle.Pickler):
             return isinstance(value, types_) and value.__objclass__ is cls
 
         state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
+        state.pop("__slotnames__", None)  # which pickle keeps in a class once it has pickled an instance
         lazy = _ANNOTATIONS.intersection(state)
         if lazy:
             for name in lazy:
