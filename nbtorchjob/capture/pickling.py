@@ -567,7 +567,9 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((".__self__", value.__self__), (".__func__", value.__func__))
     elif isinstance(value, type):
         inner = (GetSetDescriptorType, MemberDescriptorType)  # these refer back to the class
-        yield from ((f".{k}", part) for k, part in vars(value).items() if not isinstance(part, inner))
+        # A copy: pickling an instance has pickle note its slots in the class.
+        own = vars(value).copy()
+        yield from ((f".{k}", part) for k, part in own.items() if not isinstance(part, inner))
     else:
         if isinstance(value, dict):
             yield from ((f"[{key!r}]", part) for key, part in value.items())

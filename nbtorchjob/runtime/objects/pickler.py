@@ -470,14 +470,19 @@ def _reduce_member(member: Any) -> Any:
     cls = type(member)
     if cls._member_map_.get(member._name_) is not member:
         return cls, (member._value_,)
-    base = cls._member_type_
-    raw = None
-    if base in (int, float, complex, str, bytes, tuple):
-        raw = base.__getnewargs__(member)[0]
+    # The class in C whose objects these are: only its own ``__new__`` makes them.
+    base: Any = next(item for item in cls.__mro__ if isinstance(vars(item).get("__new__"), type(len)))
+    if base is object:
+        args: Tuple[Any, ...] = ()
+    elif hasattr(base, "__getnewargs__"):
+        args = base.__getnewargs__(member)
     else:
-        base = None
-    own = dict(vars(member))
-    return rebuilt.make_member, (cls, member._name_, base, raw), own, None, None, rebuilt.fill_member
+        maker, args, *_ = base.__reduce_ex__(member, 5)
+        if maker is not cls or base.__hash__ is None:  # a container, which ``__init__`` fills
+            raise pickle.PicklingError("members of %s can't be made again" % base.__name__)
+    slots = [name for name in copyreg._slotnames(cls) if hasattr(member, name)]  # type: ignore[attr-defined]
+    state = (dict(vars(member)), {name: getattr(member, name) for name in slots})
+    return rebuilt.make_member, (cls, member._name_, base, args), state, None, None, rebuilt.fill_member
 
 
 # Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.

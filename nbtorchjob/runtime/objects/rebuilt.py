@@ -233,18 +233,18 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> No
         generated.renew(cls, attributes)
 
 
-def make_member(cls: Any, name: str, base: Optional[type], raw: Any) -> Any:
-    """Return the member ``name`` of an enum; for an enum that is being made, a new object."""
+def make_member(cls: Any, name: str, base: Any, args: Tuple[Any, ...]) -> Any:
+    """Return the member ``name`` of an enum; for an enum that is being made, a new object of ``base``."""
     member = None if cls in _unfilled else cls._member_map_.get(name)
-    if member is not None:
-        return member
-    return object.__new__(cls) if base is None else base.__new__(cls, raw)
+    return base.__new__(cls, *args) if member is None else member
 
 
-def fill_member(member: Any, attributes: Dict[str, Any]) -> None:
-    """Fill in the attributes of a member that was just made."""
+def fill_member(member: Any, state: Tuple[Dict[str, Any], Dict[str, Any]]) -> None:
+    """Fill in the attributes of a member that was just made, and those in slots."""
+    attributes, slots = state
     if "_name_" not in vars(member):
         vars(member).update(attributes)
+        fill_object(member, slots)
 
 
 # Others
