@@ -13,6 +13,7 @@ import contextlib
 import enum
 import functools
 import importlib
+import inspect
 import io
 import os
 import pickle
@@ -172,7 +173,8 @@ def make_class(
     """Make a class without attributes; ``maker`` is the first of ``kind``'s bases that a module has.
 
     The effects of a notebook's own metaclass and ``__init_subclass__``, in registries for instance, have
-    travelled along: the two aren't called again.
+    travelled along: the two aren't called again. A module's are, as its registries are made anew here, unless
+    they want keywords: a class doesn't keep those of its statement.
     """
     known = _tagged.get(known_as)
     if known is not None:
@@ -181,20 +183,19 @@ def make_class(
         base
         for derived in bases
         for base in derived.__mro__
-        if base in _tags and "__init_subclass__" in vars(base)
+        if "__init_subclass__" in vars(base) and (base in _tags or _wants_keywords(base))
     ]
     saved = [(base, vars(base)["__init_subclass__"]) for base in hushed]
     for base in hushed:
         type.__setattr__(base, "__init_subclass__", classmethod(functools.partial(_skip, base)))
     try:
-        space = maker.__prepare__(name, bases)
-        space.update(own)
         try:
+            space = maker.__prepare__(name, bases)
+            space.update(own)
             cls = maker.__new__(type_, name, bases, space)
-        except TypeError:  # such as typing's for a TypedDict, whose classes have bases that it refuses itself
-            cls = type.__new__(type_, name, bases, own)
-        else:
             maker.__init__(cls, name, bases, space)
+        except TypeError:  # typing's refuses the bases of a TypedDict; others want the class's keywords
+            cls = type.__new__(type_, name, bases, own)
     finally:
         for base, method in reversed(saved):
             type.__setattr__(base, "__init_subclass__", method)
@@ -205,6 +206,16 @@ def make_class(
     if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
         differences.append("its %s is the class of that name of the rank, not the notebook's" % name)
     return cls
+
+
+def _wants_keywords(base: Any) -> bool:
+    try:
+        inspect.signature(base.__init_subclass__).bind()
+    except TypeError:
+        return True
+    except ValueError:  # in C, without a signature
+        pass
+    return False
 
 
 def _skip(base: Any, cls: Any, **_: Any) -> None:
