@@ -189,6 +189,15 @@ def test_a_class_is_pickled_the_same_whether_or_not_an_instance_was_before():
     assert first.data == second.data
 
 
+def test_what_goes_by_a_name_of_the_notebook_is_what_has_it_there(monkeypatch):
+    space = notebook("class A:\n    def __reduce__(self): return 'ONE'\nONE = A()\nONE.n = 1")
+    monkeypatch.setitem(sys.modules, "__main__", types.SimpleNamespace(**space))
+    pickled = pickling.dump({"one": space["ONE"]})
+    space["ONE"].n = 2
+    assert back(pickled)["one"] is space["ONE"]
+    assert space["ONE"].n == 2
+
+
 def test_what_was_pickled_is_let_go_at_once():
     class Thing:
         def go(self): ...

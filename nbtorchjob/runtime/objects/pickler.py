@@ -151,8 +151,12 @@ class Pickler(pickle.Pickler):
             return _reduce_member
         if torch is not None and issubclass(type_, torch.nn.Module):
             return self.reduce_net
-        trapped = hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__")
-        return _reduce_trapped if trapped and type_ not in self.dispatch_table else _leave
+        if type_ in self.dispatch_table:
+            return _leave
+        if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
+            return _reduce_trapped
+        plain = (type_.__reduce__, type_.__reduce_ex__) == (object.__reduce__, object.__reduce_ex__)
+        return _leave if plain else _reduced
 
     def reduce_tensor(self, tensor: Any) -> Any:
         """Reduce a tensor that is of no subclass."""
@@ -470,19 +474,27 @@ def _reduce_member(member: Any) -> Any:
     cls = type(member)
     if cls._member_map_.get(member._name_) is not member:
         return cls, (member._value_,)
-    # The class in C whose objects these are: only its own ``__new__`` makes them.
-    base: Any = next(item for item in cls.__mro__ if isinstance(vars(item).get("__new__"), type(len)))
+    args = (cls, member._name_, *_maker(member))
+    return rebuilt.make_member, args, _attributes(member), None, None, rebuilt.fill_member
+
+
+def _maker(obj: Any) -> Tuple[Any, Tuple[Any, ...]]:
+    """Return the class in C whose ``__new__`` makes the like of ``obj``, and what it takes."""
+    base: Any = next(cls for cls in type(obj).__mro__ if isinstance(vars(cls).get("__new__"), type(len)))
     if base is object:
-        args: Tuple[Any, ...] = ()
-    elif hasattr(base, "__getnewargs__"):
-        args = base.__getnewargs__(member)
-    else:
-        maker, args, *_ = base.__reduce_ex__(member, 5)
-        if maker is not cls or base.__hash__ is None:  # a container, which ``__init__`` fills
-            raise pickle.PicklingError("members of %s can't be made again" % base.__name__)
-    slots = [name for name in copyreg._slotnames(cls) if hasattr(member, name)]  # type: ignore[attr-defined]
-    state = (dict(vars(member)), {name: getattr(member, name) for name in slots})
-    return rebuilt.make_member, (cls, member._name_, base, args), state, None, None, rebuilt.fill_member
+        return base, ()
+    if hasattr(base, "__getnewargs__"):
+        return base, base.__getnewargs__(obj)
+    maker, args, *_ = base.__reduce_ex__(obj, 5)
+    if maker is not type(obj) or base.__hash__ is None:  # a container, which ``__init__`` fills
+        raise pickle.PicklingError("an object of a class below %s can't be made again" % base.__name__)
+    return base, args
+
+
+def _attributes(obj: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+    """Return an object's attributes, and those in slots."""
+    slots = [name for name in copyreg._slotnames(type(obj)) if hasattr(obj, name)]  # type: ignore[attr-defined]
+    return dict(getattr(obj, "__dict__", ())), {name: getattr(obj, name) for name in slots}
 
 
 # Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.
@@ -617,8 +629,17 @@ def _reduce_exception(exc: Any) -> Any:
     return (*reduced[:2], (state, rebuilt.raised(exc)), None, None, rebuilt.fill_exception)
 
 
-def _reduce_trapped(obj: Any) -> Any:
+def _reduced(obj: Any) -> Any:
+    """Return how an object says itself that it is pickled; by a name of the notebook's it comes along."""
     reduced = obj.__reduce_ex__(5)
+    if not isinstance(reduced, str) or type(obj).__module__ != "__main__":
+        return reduced
+    state = (reduced, *_attributes(obj))
+    return rebuilt.make_named, (reduced, type(obj), *_maker(obj)), state, None, None, rebuilt.fill_named
+
+
+def _reduce_trapped(obj: Any) -> Any:
+    reduced = _reduced(obj)
     if not isinstance(reduced, tuple) or len(reduced) > 5 or len(reduced) < 3 or reduced[2] is None:
         return reduced
     plain = isinstance(reduced[2], dict) and type(obj).__dictoffset__

@@ -258,6 +258,24 @@ def fill_member(member: Any, state: Tuple[Dict[str, Any], Dict[str, Any]]) -> No
         fill_object(member, slots)
 
 
+def make_named(name: str, cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
+    """Return the object of ``__main__`` that goes by its name; where there is none, a new one of ``base``."""
+    known = _of_main(name)
+    return known if type(known) is cls else base.__new__(cls, *args)
+
+
+def fill_named(obj: Any, state: Tuple[str, Dict[str, Any], Dict[str, Any]]) -> None:
+    """Fill in the attributes of one that was just made, and those in slots."""
+    name, *own = state
+    if _of_main(name) is not obj:
+        fill_object(obj, tuple(own))
+
+
+def _of_main(name: str) -> Any:
+    main: Any = sys.modules["__main__"]
+    return functools.reduce(lambda owner, step: getattr(owner, step, None), name.split("."), main)
+
+
 # Others
 
 
