@@ -22,6 +22,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -62,6 +63,7 @@ _STAYS = {
     "memory": "it shares memory with others here, on ranks it has its own",
     "cache": "what it has cached stays here",
     "library": "ranks have their own, without what was set on it here",
+    "finalizer": "finalizers stay here, ranks call none",
 }
 # Classes of what a library has one of in each process. A copy isn't what the library uses; generators would
 # start alike on all ranks, and the environment would bring what is secret.
@@ -84,7 +86,8 @@ class Seen:
     ``modules`` are the names of modules that it refers to, ``surely`` of those that are imported where it is
     loaded, ``sources`` the text of the notebook
     cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
-    in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``stays`` what
+    in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, ``weakly`` what weak
+    references lead to, and ``stays`` what
     isn't taken along of objects, as a word of what, and ``held`` where a library holds some of these, by
     their ``id``. ``rank_names`` are names of ``namespace`` that a lab's
     ranks have, which code finds there. ``codes`` are those of the notebook's functions, ``code`` is all that
@@ -100,6 +103,7 @@ class Seen:
     sources: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     names: list[tuple[str, Any]] = field(default_factory=list)
+    weakly: list[Any] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
     held: dict[int, str] = field(default_factory=dict)
     codes: list[CodeType] = field(default_factory=list)
@@ -129,20 +133,21 @@ def dump(
     rank_names: frozenset[str] = frozenset(),
     push: Mapping[str, Any] = _EMPTY,
 ) -> Pickled:
-    """Pickle ``call`` with one more key, ``names``: pairs of what its code finds by name in ``namespace``.
+    """Pickle ``call`` with two more keys: ``names``, pairs of what its code finds by name in ``namespace``.
 
-    Those in ``rank_names`` stay here, and what is in ``push`` is among them. Raises whatever an object's own
-    pickling raises.
+    Those in ``rank_names`` stay here, and what is in ``push`` is among them. ``held`` is what weak references
+    lead to and something else holds here, so that ranks hold it too. Raises whatever an object's own pickling
+    raises.
     """
 
     def pickled(*, by_reference: bool) -> Pickled:
         seen = Seen(namespace, rank_names)
         seen.names += push.items()
         buffers: list[memoryview] = []
-        # The list is pickled last, so by then it is complete.
+        # The lists are pickled last, so by then they are complete.
         whole = {**call, "names": seen.names}
         data = pickler.dumps(
-            whole,
+            {**whole, "held": _Held(seen.weakly, whole)},
             lambda file, out_of_band: Pickler(file, out_of_band, seen, by_reference=by_reference),
             lambda buffer: buffers.append(buffer.raw()),
         )
@@ -156,11 +161,19 @@ def dump(
         return pickled(by_reference=True)
 
 
+class _Held(FrozenDataclass):
+    """Those of ``weakly`` that nothing in ``call`` refers to otherwise."""
+
+    weakly: list[Any]
+    call: dict[str, Any]
+
+
 class Pickler(pickler.Pickler):
     """Pickles what a notebook holds, and notes what it comes across.
 
     ``by_reference`` goes what can't be pickled, or has locks, and is held by the library that it comes from:
     ``logger`` of loguru, which writes to an open file here. Without that, nothing with locks is pickled.
+    Without ``weak`` nothing is that weak references lead to.
     """
 
     def __init__(
@@ -170,9 +183,11 @@ class Pickler(pickler.Pickler):
         seen: Seen | None = None,
         *,
         by_reference: bool = True,
+        weak: bool = True,
     ) -> None:
         super().__init__(file, buffer_callback)
         self._by_reference = by_reference
+        self._weak = weak
         self.seen = seen if seen is not None else Seen(_EMPTY)
         self.codes = self.seen.code
         self._copied = memory.Memory()  # of what doesn't share it where it is loaded
@@ -196,7 +211,13 @@ class Pickler(pickler.Pickler):
             return _refuse_file  # cloudpickle would send the file's text instead
         if not self._by_reference and issubclass(type_, _OF_PROCESS):
             return _refuse_lock
+        if type_ is _Held:
+            return self._reduce_held_weakly
+        if type_ is weakref.finalize:
+            return self._finalizer
         reducer = super()._reducer(type_)
+        if type_ in _REFERENTS:
+            return partial(self._reduce_weak, _REFERENTS[type_], reducer)
         if (type_.__module__, type_.__qualname__) in _GLOBAL_STATE:
             state = importable.held(type_)
             return lambda obj: (getattr, state[id(obj)]) if id(obj) in state else reducer(obj)
@@ -217,6 +238,31 @@ class Pickler(pickler.Pickler):
             return reducer(obj)
         self._note_held(obj, *held[id(obj)])
         return getattr, held[id(obj)]
+
+    def _reduce_weak(
+        self, referents: Callable[[Any], Iterable[Any]], reducer: Callable[[Any], Any], obj: Any
+    ) -> Any:
+        if not self._weak:
+            return rebuilt.dead, (weakref.ref,)
+        self.seen.weakly += referents(obj)
+        return reducer(obj)
+
+    def _reduce_held_weakly(self, held: _Held) -> Any:
+        objects = {id(obj): obj for obj in held.weakly if obj is not None}
+        if objects:
+            seen = Seen(self.seen.namespace, self.seen.rank_names)
+            strong = Pickler(
+                _Nowhere(), lambda buffer: None, seen, by_reference=self._by_reference, weak=False
+            )
+            strong.dump(held.call)
+            for reached in strong.memo.copy():
+                objects.pop(reached, None)
+        return list, ([*objects.values()],)
+
+    def _finalizer(self, finalizer: Any) -> Any:
+        if finalizer.alive:
+            self.seen.stays.append((finalizer, "finalizer"))
+        return NotImplemented  # which makes it a dead one
 
     def _note_held(self, obj: Any, module: ModuleType, name: str) -> None:
         self.seen.stays.append((obj, "library"))
@@ -416,6 +462,15 @@ def _refuse_lock(lock: Any) -> Any:
     raise pickle.PicklingError("what has it may be held by a library")
 
 
+# What each kind of weak reference leads to.
+_REFERENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    weakref.ref: lambda reference: [reference()],
+    weakref.ProxyType: lambda proxy: [pickler.proxied(proxy)],
+    weakref.CallableProxyType: lambda proxy: [pickler.proxied(proxy)],
+    weakref.WeakKeyDictionary: list,
+    weakref.WeakValueDictionary: lambda mapping: mapping.values(),
+    weakref.WeakSet: list,
+}
 # What has one of these is often the only one of a process.
 _OF_PROCESS = (*threads.OF_PROCESS, threading.local, ContextVar)
 _SECONDS = 5.0

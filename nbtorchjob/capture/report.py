@@ -175,7 +175,7 @@ class _Sizer(Pickler):
         self.memory: _Memory = _Memory()
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, FunctionType) and obj.__module__ == "__main__":
+        if type(obj) is FunctionType and obj.__module__ == "__main__":  # a proxy may have lost its class
             state = (obj.__code__, obj.__defaults__, obj.__kwdefaults__, obj.__closure__)
             return object, (), (*state, obj.__dict__)
         return super().reducer_override(obj)

@@ -325,6 +325,30 @@ class Pickler(pickle.Pickler):
             self.codes.made(method.__code__)
         return rebuilt.make_class, args, (state, registered, sources.HERE), None, None, rebuilt.fill_class
 
+    # Weak references: what they lead to travels along, but lives on only where something else holds it.
+
+    def reduce_reference(self, reference: Any) -> Any:
+        """Reduce a weak reference, with its callback."""
+        referent = reference()
+        if referent is None:
+            return rebuilt.dead, (weakref.ref,)
+        return weakref.ref, (referent, reference.__callback__)
+
+    def reduce_weak_proxy(self, proxy: Any) -> Any:
+        """Reduce a weak proxy, with its callback."""
+        referent = proxied(proxy)
+        if referent is None:
+            return rebuilt.dead, (weakref.proxy,)
+        return weakref.proxy, (referent, *gc.get_referents(proxy))
+
+    def reduce_weak_dict(self, mapping: Any) -> Any:
+        """Reduce a dictionary with weak keys or values."""
+        return type(mapping), (), None, None, iter(list(mapping.items()))
+
+    def reduce_weak_set(self, weak_set: Any) -> Any:
+        """Reduce a weak set by what is in it: how it keeps that differs between Pythons."""
+        return type(weak_set), (list(weak_set),)
+
     # Others
 
     def reduce_module(self, module: types.ModuleType) -> Any:
@@ -359,15 +383,6 @@ class Pickler(pickle.Pickler):
         """Reduce a ``cached_property`` without the lock that it has on Python 3.11 and before."""
         own = {name: value for name, value in vars(prop).items() if name != "lock"}
         return type(prop), (prop.func,), own
-
-    def reduce_weak(self, mapping: Any) -> Any:
-        """Reduce a weak dictionary."""
-        return type(mapping), (), None, None, iter(list(mapping.items()))
-
-    def reduce_reference(self, reference: Any) -> Any:
-        """Reduce a weak reference, together with what it refers to, if that is still there."""
-        referent = reference()
-        return (rebuilt.dead_reference, ()) if referent is None else (weakref.ref, (referent,))
 
     def reduce_proxy(self, proxy: Any) -> Any:
         """Reduce a view of a mapping, together with the mapping."""
@@ -424,6 +439,14 @@ class _Bare:
     def __init__(self, function: Any, args: Tuple[Any, ...]) -> None:
         self.function = function
         self.args = args
+
+
+def proxied(proxy: Any) -> Any:
+    """Return what a weak proxy stands for, or None once that is gone."""
+    try:
+        return proxy.__reduce_ex__.__self__  # a method of that
+    except ReferenceError:
+        return None
 
 
 def by_name(obj: Any) -> bool:
@@ -705,8 +728,11 @@ _BY_TYPE: Dict[Any, str] = {
     getattr(functools, "cached_property", None): "reduce_cached_property",
     contextvars.ContextVar: "reduce_context_variable",
     weakref.ref: "reduce_reference",
-    weakref.WeakKeyDictionary: "reduce_weak",
-    weakref.WeakValueDictionary: "reduce_weak",
+    weakref.ProxyType: "reduce_weak_proxy",
+    weakref.CallableProxyType: "reduce_weak_proxy",
+    weakref.WeakKeyDictionary: "reduce_weak_dict",
+    weakref.WeakValueDictionary: "reduce_weak_dict",
+    weakref.WeakSet: "reduce_weak_set",
     types.MappingProxyType: "reduce_proxy",
     _Bare: "reduce_bare",
     **dict.fromkeys(_VARIABLES, "reduce_variable"),

@@ -30,6 +30,7 @@ _tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its 
 _tagged: Any = weakref.WeakValueDictionary()
 _unfilled: Any = weakref.WeakSet()
 differences: List[str] = []  # what differs after loading, for whoever asks
+held: List[Any] = []  # what weak references lead to, of names that stay for as long as this process
 
 
 def tag(type_: Any) -> str:
@@ -144,9 +145,9 @@ def fill_function(
         setattr(function, name, value)
 
 
-def dead_reference() -> Any:
-    """Return a weak reference to what is gone."""
-    return weakref.ref(set())
+def dead(refer: Callable[[Any], Any]) -> Any:
+    """Return a weak reference, or a proxy, to what is gone."""
+    return refer(set())
 
 
 def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
@@ -376,8 +377,6 @@ def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
 
 def exported(data: bytes) -> Any:
     """Make a program that ``torch.export`` saved."""
-    import io
-
     import torch
 
     return torch.export.load(io.BytesIO(data))

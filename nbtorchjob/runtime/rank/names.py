@@ -56,6 +56,8 @@ class Names:
 
         content: Dict[str, Any] = rebuilt.loads(payload.call(), payload.buffers(), load)
         self._lay(dict(content["names"]))
+        if self.laid:
+            rebuilt.held.extend(content.get("held", ()))
         return content
 
     def _lay(self, names: Dict[str, Any]) -> None:

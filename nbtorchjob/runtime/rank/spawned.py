@@ -58,6 +58,7 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
     payload = Payload(path)
     payload.show_sources()
     packed = rebuilt.loads(payload.call(), payload.buffers())
+    rebuilt.held.extend(packed.get("held", ()))
     if payload.header.get("given"):
         lay_given(packed, None)
     space = call.namespace_of(packed)

@@ -189,6 +189,26 @@ def test_a_process_that_is_spawned_knows_what_came_along_with_later_cells(lab):
     assert lab.gives(use, ranks=[0]) == [30, 32]
 
 
+def test_what_weak_references_lead_to_stays_as_long_as_the_names_that_came_along(lab):
+    notebook: dict[str, Any] = {"__name__": "__main__"}
+    text = """
+import weakref
+class Node:
+    def __init__(self, parent=None): self.parent, self.word = parent and weakref.ref(parent), "here"
+root = Node()
+leaf = Node(root)
+def up(_): return leaf.parent().word
+"""
+    exec(text, notebook)
+    lab.run("import multiprocessing")
+    round_ = lab.take(lab.cell("up(0)", notebook), ranks=[0])["round"]
+    assert lab.over(round_) == []
+    assert lab.value(round_) == "here"
+    assert lab.gives("import gc; gc.collect(); up(0)", ranks=[0]) == "here"
+    use = "with multiprocessing.get_context('spawn').Pool(1) as pool: found = pool.map(up, [0])\nfound"
+    assert lab.gives(use, ranks=[0]) == ["here"]
+
+
 def test_a_cell_may_run_on_some_ranks(lab):
     assert lab.gives("mine = os.environ['RANK']; mine", ranks=[1]) == "1"
     assert (lab.names(["mine"], [1])["has"], lab.names(["mine"])["has"]) == (["mine"], [])
