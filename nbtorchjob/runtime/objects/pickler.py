@@ -21,6 +21,7 @@ import gc
 import importlib
 import inspect
 import io
+import itertools
 import pickle
 import sys
 import types
@@ -34,6 +35,13 @@ from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.objects import codenames, generated, importable, memory, rebuilt, sources, threads
 from nbtorchjob.runtime.objects.importable import made_by_hand
 
+_HEAP = 1 << 9  # of a class that code has made
+_LOOKED = 1000  # objects, of containers
+_MAPPINGS = (
+    *(dict, collections.OrderedDict, collections.defaultdict),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
+)
+_COLLECTIONS = (list, tuple, set, frozenset, collections.deque, weakref.WeakSet)
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
 
 
@@ -94,6 +102,9 @@ class Pickler(pickle.Pickler):
         self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
         self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the variables that come with them
         self._bare: Dict[int, _Bare] = {}
+        self._classes: Dict[int, _Class] = {}
+        self._open = 0  # classes that aren't complete where they are loaded
+        self._late: List[_Late] = []  # what is filled in once they are
 
     def dump(self, obj: Any) -> None:
         """Pickle ``obj``; raises whatever an object's own pickling raises."""
@@ -226,13 +237,14 @@ class Pickler(pickle.Pickler):
         reads = {} if isinstance(self._space(function), types.ModuleType) else self.reads(function)
         cells = [(cell, cell.cell_contents) for cell in self._functions[id(function)][1] if _full(cell)]
         values = [*reads.values(), *(content for _, content in cells)]
-        return (
-            attributes,
-            own,
-            reads,
-            cells,
-            importable.submodules(values, codenames.all_names(function.__code__)),
-        )
+        submodules = importable.submodules(values, codenames.all_names(function.__code__))
+        if self._open:
+            late = [_taken_late(values) for values in (attributes, own, reads)]
+            late_cells = [(cell, content) for cell, content in cells if _is_late(content)]
+            cells = [(cell, content) for cell, content in cells if not _is_late(content)]
+            if late_cells or any(late):
+                self._late.append(_Late(rebuilt.fill_function, function, (*late, late_cells, ())))
+        return attributes, own, reads, cells, submodules
 
     def reduce_cell(self, cell: Any) -> Any:
         """Reduce a closure's variable: its value comes with a function, or else behind it."""
@@ -288,6 +300,16 @@ class Pickler(pickle.Pickler):
             return generated.reduce_name(cls)
         if cls in _TYPES:
             return getattr, (types, _TYPES[cls])
+        # Its instances, among attributes or in what methods read, come last: to be hashed they need methods.
+        if id(cls) in self._classes:
+            return rebuilt.same, (self._classes[id(cls)],)
+        self._classes[id(cls)] = _Class(cls)
+        self._open += 1
+        return rebuilt.same, (self._classes[id(cls)], _End())
+
+    def reduce_open(self, opened: _Class) -> Any:
+        """Reduce a class without what comes last."""
+        cls = opened.cls
         # What stands in a class, without what Python puts there when it makes one
 
         def made(value: Any) -> bool:
@@ -323,7 +345,24 @@ class Pickler(pickle.Pickler):
         args = (rebuilt.tag(cls), type_, maker, "".join(cls.__name__), cls.__bases__, own)
         for method in generated.methods(cls):
             self.codes.made(method.__code__)
-        return rebuilt.make_class, args, (state, registered, sources.HERE), None, None, rebuilt.fill_class
+        late: Dict[str, Any] = {}
+        if not issubclass(cls, enum.Enum):  # whose members are made with it
+            # What Python's makers of classes write is read at once, by those of another Python.
+            makers = ("__", "_field")
+            late = {k: v for k, v in state.items() if not k.startswith(makers) and _is_late(v)}
+        if late:
+            state.update(dict.fromkeys(late))  # their places in the class
+            self._late.append(_Late(rebuilt.complete_class, cls, late))
+        filled = (state, registered, sources.HERE, not late)
+        return rebuilt.make_class, args, filled, None, None, rebuilt.fill_class
+
+    def reduce_end(self, end: Any) -> Any:
+        """Reduce what comes last of a class, and of those inside it."""
+        self._open -= 1
+        late: List[_Late] = []
+        if not self._open:
+            late, self._late = self._late, late
+        return tuple, (late,) if late else ()
 
     # Weak references: what they lead to travels along, but lives on only where something else holds it.
 
@@ -439,6 +478,51 @@ class _Bare:
     def __init__(self, function: Any, args: Tuple[Any, ...]) -> None:
         self.function = function
         self.args = args
+
+
+class _Class:
+    """A class before it is complete."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+
+
+class _End:
+    """Stands behind a class that then is complete."""
+
+
+class _Late:
+    """A call that fills in what had to wait for a class."""
+
+    def __init__(self, fill: Any, *args: Any) -> None:
+        self._call = (fill, args)
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def _taken_late(values: Dict[str, Any]) -> Dict[str, Any]:
+    """Take from values those that wait until classes are complete."""
+    return {name: values.pop(name) for name in [*values] if _is_late(values[name])}
+
+
+def _is_late(value: Any) -> bool:
+    """Whether a value is an object of a class that goes by value, or holds some, as far as one looks."""
+    waiting = [value]
+    for _ in range(_LOOKED):
+        if not waiting:
+            break
+        value = waiting.pop()
+        type_ = type(value)
+        if type_ in _MAPPINGS:
+            waiting += itertools.chain.from_iterable(itertools.islice(value.items(), _LOOKED))
+        elif type_ in _COLLECTIONS:
+            waiting += itertools.islice(value, _LOOKED)
+        elif type_ is types.MethodType:
+            waiting.append(value.__self__)
+        elif type_.__flags__ & _HEAP and not issubclass(type_, type) and not by_name(type_):
+            return True
+    return False
 
 
 def proxied(proxy: Any) -> Any:
@@ -735,5 +819,7 @@ _BY_TYPE: Dict[Any, str] = {
     weakref.WeakSet: "reduce_weak_set",
     types.MappingProxyType: "reduce_proxy",
     _Bare: "reduce_bare",
+    _Class: "reduce_open",
+    _End: "reduce_end",
     **dict.fromkeys(_VARIABLES, "reduce_variable"),
 }

@@ -1,7 +1,8 @@
 """Recreates functions, classes and the like that travelled by value: their pickles call it.
 
-Each is made empty first and filled afterwards, so that they may refer to each other in circles. A class
-has a tag of its own: where the tag is known already, as in the notebook, it means that class, as it is now.
+Each is made empty first and filled afterwards, so that they may refer to each other in circles. What holds
+instances of a class comes once it has its methods. A class has a tag of its own: where the tag is known
+already, as in the notebook, it means that class, as it is now.
 
 ``loads`` loads such a pickle; where an object can't be made again, its error names the variable.
 """
@@ -51,7 +52,7 @@ def tags() -> List[str]:
     return list(_tagged)
 
 
-def same(value: Any) -> Any:
+def same(value: Any, *_: Any) -> Any:
     """Return ``value``: one whose pickle is in two parts."""
     return value
 
@@ -223,12 +224,16 @@ def _skip(base: Any, cls: Any, **_: Any) -> None:
     super(base, cls).__init_subclass__()
 
 
-def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> None:
-    """Fill in attributes and virtual subclasses of a class that was just made; leave others as they are."""
+def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str, bool]) -> None:
+    """Fill in attributes and virtual subclasses of a class that was just made; leave others as they are.
+
+    One that isn't complete then is given to :func:`complete_class` as well.
+    """
     if cls not in _unfilled:
         return
-    _unfilled.discard(cls)
-    attributes, registered, python = state
+    attributes, registered, python, complete = state
+    if complete:
+        _unfilled.discard(cls)
     if python != sources.HERE:
         from nbtorchjob.runtime.objects import generated  # late: it travels only with classes
 
@@ -243,6 +248,14 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str]) -> No
         cls.register(subclass)
     if python != sources.HERE:
         generated.renew(cls, attributes)
+
+
+def complete_class(cls: Any, attributes: Dict[str, Any]) -> None:
+    """Fill in attributes that need the class."""
+    if cls in _unfilled:
+        _unfilled.discard(cls)
+        for name, value in attributes.items():
+            type.__setattr__(cls, name, value)
 
 
 def make_member(cls: Any, name: str, base: Any, args: Tuple[Any, ...]) -> Any:
