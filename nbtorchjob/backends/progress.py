@@ -36,7 +36,7 @@ _UNSORTED = 4096  # lines: of a job that has ended few are looked at
 # A whole line, as ``report()`` writes it; letters are of NaN and Infinity.
 _plain = re.compile(
     rb'\{"event": "Reported", "time": [\d.e+]+, "rank": (\d+), "round": (\d+), "seq": (\d+), '
-    rb'"metrics": \{(?:"[^"\\]*(?:\\.[^"\\]*)*": [\d.e+NaInfity-]+(?:, )?)*\}\}'
+    rb'"metrics": \{((?:"[^"\\]*(?:\\.[^"\\]*)*": [\d.e+NaInfity-]+(?:, )?)*)\}\}'
 ).fullmatch
 
 
@@ -46,18 +46,22 @@ def lasting(lines: list[bytes]) -> list[bytes]:
     Those of rank 0, which stands for all, stay. Of the others a state thins out nearly all in a wide job, and
     to read and fold a line takes four times as long as to see that.
     """
-    reports = [(line, _plain(line) if line.startswith(REPORTED) else None) for line in lines]
-    places = [(match[1], match[2], int(match[3])) for _, match in reports if match]
+    plain = (_plain(line) if line.startswith(REPORTED) else None for line in lines)
+    places = [
+        ((match[1], match[2]), (*_names(match[4]),), int(match[3])) if match else None for match in plain
+    ]
     newest: dict[tuple[bytes, bytes], int] = {}
-    for rank, round_, seq in places:
-        newest[rank, round_] = max(seq, newest.get((rank, round_), 0))
+    newest_of: dict[tuple[tuple[bytes, bytes], tuple[bytes, ...]], int] = {}  # by the metrics' names, too
+    for which, names, seq in filter(None, places):
+        newest[which] = max(seq, newest.get(which, 0))
+        newest_of[which, names] = max(seq, newest_of.get((which, names), 0))
     most = points_each(len({rank for rank, _ in newest}))
     steps = {which: stride(seq, most) for which, seq in newest.items()}
 
-    def lasts(rank: bytes, round_: bytes, seq: int) -> bool:
-        return rank == b"0" or seq % steps[rank, round_] == 0 or seq == newest[rank, round_]
+    def lasts(which: tuple[bytes, bytes], names: tuple[bytes, ...], seq: int) -> bool:
+        return which[0] == b"0" or seq % steps[which] == 0 or seq == newest_of[which, names]
 
-    return [line for line, match in reports if not match or lasts(match[1], match[2], int(match[3]))]
+    return [line for line, place in zip(lines, places, strict=True) if not place or lasts(*place)]
 
 
 class Telling:

@@ -83,7 +83,8 @@ def test_a_state_is_the_same_without_the_reports_of_which_nothing_stays(ranks, m
         for round_ in range(1 + rank % 2):
             for seq in range(many):
                 record = {"event": "Reported", "time": 1.0 + seq, "rank": rank, "round": round_, "seq": seq}
-                lines.append(json.dumps({**record, "metrics": {"loss": 1 / (seq + 1), "step": seq}}).encode())
+                metrics = {"val_loss": seq} if seq % 30 == 7 else {"loss": 1 / (seq + 1), "step": seq}
+                lines.append(json.dumps({**record, "metrics": metrics}).encode())
     odd = b'{"event": "Reported", "time": 1.0, "rank": 1, "round": 0, "seq": 1, "metrics": {"loss": "?"}}'
     lines += [odd, *lines[:7], b'{"event": "Reported", "rank": 1', b'{"event": "Closed", "time": 9.0}']
     random.Random(ranks).shuffle(lines)

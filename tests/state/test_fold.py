@@ -231,6 +231,38 @@ def test_thinned_reports_do_not_depend_on_their_order(seed):
     assert points[-1].seq == 3 * MAX_POINTS - 1
 
 
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0))
+def test_the_newest_value_of_a_rare_metric_stays_whatever_the_order(seed):
+    last = 2 * MAX_POINTS
+    facts = [
+        ev.Reported(float(n), rank, 0, n, {"loss": n, **({"val_loss": n} if n % 251 == 200 else {})})
+        for n in range(last)
+        for rank in range(2)
+    ]
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # all have less room then
+
+    state = fold(*facts)
+
+    assert [state.series[rank].newest["val_loss"] for rank in range(2)] == [953, 953]
+    assert state.series[0].points[-1].seq == last - 1
+    assert len(state.series[0].points) <= MAX_POINTS + 2
+    assert state == fold(*random.Random(seed).sample(facts, k=len(facts)))
+    again = ev.Reported(2e3, 0, 1, 0, {"loss": 0})
+    assert fold(*facts, again).series[0].newest == {"loss": 0}
+    assert fold(again, *facts).series[0] == fold(*facts, again).series[0]
+
+
+def test_a_metric_with_a_new_name_each_time_takes_bounded_room():
+    facts = [ev.Reported(float(n), 0, 0, n, {f"loss_{n}": n}) for n in range(4 * MAX_POINTS)]
+
+    state = fold(*facts)
+
+    assert len(state.series[0].points) < 2 * MAX_POINTS
+    assert "loss_2046" in state.series[0].newest
+    assert state == fold(*reversed(facts))
+
+
 def test_what_is_kept_of_each_of_many_ranks_does_not_depend_on_their_order():
     facts: list[ev.Event] = []
     facts += [ev.Reported(float(n), rank, 0, n, {"loss": n}) for rank in range(4) for n in range(700)]

@@ -19,6 +19,7 @@ _EARLIER_POINTS = 64
 _EARLIER = 8
 # Of all ranks together, apart from the one that stands for all: each drawing reads all of them.
 _ALL_POINTS = 1 << 15
+_NAMES = 256  # of metrics, whose newest reports are kept whichever are thinned out
 UNITS = ("step", "epoch")  # what counts a rank's progress, the finer first
 
 
@@ -54,13 +55,24 @@ class Series(FrozenDataclass):
     """The reports of one rank in its newest round, thinned evenly to at most ``most``.
 
     Every 2^k-th report is kept, and the newest: which ones depends on the newest alone. Of some rounds
-    before fewer are kept, and of one where each of many ranks has little room.
+    before fewer are kept, and of one where each of many ranks has little room. The newest report of each
+    metric is kept besides: one that is reported once an epoch may be in none of the others.
     """
 
     round: int = -1
-    points: tuple[Point, ...] = ()
+    thinned: tuple[Point, ...] = ()
     earlier: tuple[Stretch, ...] = ()  # by round
     most: int = MAX_POINTS
+    newest_of: Mapping[str, Point] = field(default_factory=dict)  # by metric
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """All that is kept of its newest round, in order."""
+        newest = {point.seq: point for point in self.newest_of.values()}
+        if newest.keys() <= {point.seq for point in self.thinned[-1:]}:  # as nearly always
+            return self.thinned
+        numbered = newest | {point.seq: point for point in self.thinned}
+        return tuple(numbered[seq] for seq in sorted(numbered))
 
     @property
     def stretches(self) -> tuple[Stretch, ...]:
@@ -95,21 +107,24 @@ class Series(FrozenDataclass):
     def add(self, round: int, point: Point) -> Series:
         """Take in one report."""
         if round == self.round:
-            points = _added(self.points, point, self.most)
-            return Series(round, points, self.earlier, self.most)  # in a third of the time of ``replace``
+            points, newest_of = _added(self.thinned, point, self.most), _with_newest(self.newest_of, point)
+            # In a third of the time of ``replace``
+            return Series(round, points, self.earlier, self.most, newest_of)
         if round > self.round:
             before = (
-                [Stretch(self.round, _thinned([*self.points], self._most_earlier))] if self.points else []
+                [Stretch(self.round, _thinned([*self.thinned], self._most_earlier))] if self.thinned else []
             )
-            return Series(round, (point,), (*self.earlier, *before)[-self._rounds :], self.most)
+            earlier = (*self.earlier, *before)[-self._rounds :]
+            return Series(round, (point,), earlier, self.most, _with_newest({}, point))
         known = {stretch.round: stretch.points for stretch in self.earlier}
         known[round] = _added(known.get(round, ()), point, self._most_earlier)
-        earlier = tuple(Stretch(*item) for item in sorted(known.items()))
-        return replace(self, earlier=earlier[-self._rounds :])
+        stretches = [Stretch(*item) for item in sorted(known.items())]
+        return replace(self, earlier=tuple(stretches[-self._rounds :]))
 
     def within(self, most: int) -> Series:
         """Return the series that the same reports make where fewer are kept."""
-        fewer = Series(self.round, _thinned([*self.points], most) if self.points else (), (), most)
+        thinned = _thinned([*self.thinned], most) if self.thinned else ()
+        fewer = Series(self.round, thinned, (), most, self.newest_of)
         earlier = [Stretch(r, _thinned([*points], fewer._most_earlier)) for r, points in self.earlier]
         return replace(fewer, earlier=tuple(earlier[-fewer._rounds :]))
 
@@ -135,6 +150,18 @@ def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, .
         return tuple(kept)
     kept.insert(at, point)
     return _thinned(kept, most)
+
+
+def _with_newest(newest_of: Mapping[str, Point], point: Point) -> Mapping[str, Point]:
+    many = {**newest_of}
+    for name in point.metrics:
+        known = many.get(name)
+        if known is None or known.seq < point.seq or (known.seq == point.seq and repr(known) < repr(point)):
+            many[name] = point
+    if len(many) <= _NAMES:
+        return many
+    ordered = sorted(many, key=lambda name: (many[name].seq, name))
+    return {name: many[name] for name in ordered[-_NAMES:]}
 
 
 def stride(newest: int, most: int) -> int:
