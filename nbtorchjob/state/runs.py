@@ -141,7 +141,7 @@ class Judge:
         self._units: dict[str, tuple[Series, str]] = {}  # by address, here and below
         self._tracks: dict[str, _Track] = {}
         # When a run was where, as it was first seen: of a long job fewer and fewer reports are kept.
-        self._arrivals: dict[tuple[str, float], _Arrival] = {}
+        self._arrivals: dict[tuple[str, float], dict[str, _Arrival]] = {}  # by unit and rung
 
     def stops(self, states: Sequence[JobState]) -> dict[str, str]:
         """Return why runs are to be stopped, by their addresses."""
@@ -152,7 +152,7 @@ class Judge:
             if known is None or known.series is not reports or known.by != by:
                 self._tracks[address] = _Track(reports, by)
         tracks = {address: track for address in series if (track := self._tracks[address]).marks}
-        reasons = {**self._halved(tracks), **_met(self._early, tracks)}
+        reasons = {**self._halved(tracks, by), **_met(self._early, tracks)}
         # Not one that somebody debugs at a stopped rank.
         running = [state for state in states if state.phase is Phase.RUNNING and not state.stopped]
         runs = (state.info.address for state in running if state.cancelled is None)
@@ -167,16 +167,20 @@ class Judge:
         return f"{', '.join(missing)}: they report {', '.join(sorted(reported))}" if missing else ""
 
     def _unit(self, series: Mapping[str, Series]) -> str:
-        """Return what counts how far all the runs are: the finest that each reports."""
+        """Return what counts how far the runs are: the finest that each reports of those that count.
+
+        One that counts nothing yet may begin to: measured by reports, the others would seem further than
+        ``at_least`` until then.
+        """
         for address, reports in series.items():
             if address not in self._units or self._units[address][0] is not reports:
-                self._units[address] = reports, unit_of(reports)
-        units = {self._units[address][1] for address in series}
-        if len(units) == 1:
-            return units.pop()
-        return "epoch" if all("epoch" in latest(reports) for reports in series.values()) else REPORT
+                units = [unit_of(Series(*stretch)) for stretch in reversed(reports.stretches)]
+                self._units[address] = reports, next((unit for unit in units if unit != REPORT), REPORT)
+        counting = {self._units[address][1] for address in series} - {REPORT}
+        # Steps of some that begin anew with each epoch compare with nobody's.
+        return "epoch" if len(counting) > 1 else next(iter(counting), REPORT)
 
-    def _halved(self, tracks: Mapping[str, _Track]) -> dict[str, str]:
+    def _halved(self, tracks: Mapping[str, _Track], by: str) -> dict[str, str]:
         """Return who wasn't among the best of a rung, when it got there."""
         early, reasons = self._early, dict[str, str]()
         if early.halve is None:
@@ -184,10 +188,11 @@ class Judge:
         most = max((track.done for track in tracks.values()), default=0.0)
         rung = float(early.at_least)
         while rung <= most:
+            arrivals = self._arrivals.setdefault((by, rung), {})
             for address, track in tracks.items():
-                if (address, rung) not in self._arrivals and (arrival := track.arrival(rung, early.halve)):
-                    self._arrivals[address, rung] = arrival
-            there = [(at, self._arrivals[at, rung]) for at in tracks if (at, rung) in self._arrivals]
+                if address not in arrivals and (arrival := track.arrival(rung, early.halve)):
+                    arrivals[address] = arrival
+            there = [(address, arrivals[address]) for address in tracks if address in arrivals]
             before: list[float] = []  # the best one first
             for address, (_, value) in sorted(there, key=lambda item: (item[1].time, item[0])):
                 worth = -value if early.halve in early.largest else value
@@ -196,7 +201,6 @@ class Judge:
                 before.insert(place - 1, worth)
                 goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
                 if not goes_on and rung < tracks[address].total:
-                    by = tracks[address].by
                     progress = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
                     many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
                     reasons.setdefault(

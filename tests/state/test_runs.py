@@ -74,6 +74,52 @@ def test_who_counts_nothing_is_as_far_as_it_has_reports():
     assert stops(early, *runs, reported(5, [{"acc": 0.1}])) == {}
 
 
+@pytest.mark.parametrize("early", [{"stop_when": "loss > 2 * best_loss"}, {"halve": "loss"}])
+def test_a_run_that_counts_nothing_yet_makes_no_other_one_seem_further(early):
+    early = Early(**early, at_least=5)
+    slow = reported(1, [{"epoch": 0, "loss": 9.0}] * 8, begins=9.0)
+    done = reported(2, [{"epoch": 0, "loss": 1.0}] * 8, *ENDED)
+    late = reported(3, [{"params": 1e8}] * 8)
+
+    judge = Judge(early)
+
+    assert judge.stops([slow, done, late]) == {}
+    late = reported(3, [{"params": 1e8}, {"epoch": 0, "loss": 1.0}])
+    assert judge.stops([slow, done, late]) == {}
+    slow = losses(1, [9.0] * 5, begins=9.0)
+    done = losses(2, [1.0] * 5, *ENDED)
+    assert [*judge.stops([slow, done, late])] == ["g-r1"]
+
+
+def test_what_counted_before_a_restart_counts_until_the_first_report_that_does():
+    again = [ev.WorkersStarted(60.0, 0, 1, 1, (0,), 1), ev.Reported(61.0, 0, 1, 0, {"params": 1e8})]
+    runs = [reported(int(n), [{"epoch": 0, "loss": n}] * 8, *again, begins=n) for n in (1.0, 2.0)]
+
+    assert stops(Early(halve="loss", at_least=5), *runs) == {}
+
+
+def test_epochs_count_where_the_steps_of_one_run_begin_anew():
+    early = Early(stop_when="loss > 2 * best_loss", at_least=2)
+    batches = [{"step": step, "loss": 1.0} for step in (0, 1)]
+    further = reported(1, [*batches, {"epoch": 0}, *batches, {"epoch": 1}, {"step": 0, "loss": 1.0}])
+    behind = reported(2, [{"step": step, "loss": 9.0} for step in range(4)])
+
+    assert stops(early, further, behind) == {}
+
+
+def test_arrivals_by_one_count_are_none_by_another():
+    judge = Judge(Early(halve="loss", at_least=2))
+    counts_nothing = [reported(n, [{"loss": loss}] * 3, begins=n) for n, loss in ((1, 9.0), (2, 1.0))]
+    assert judge.stops(counts_nothing) == {}
+
+    counts = [
+        reported(n, [{"loss": loss}] * 3 + [{"step": s, "loss": 5.0 + n} for s in range(2)], begins=n)
+        for n, loss in ((1, 9.0), (2, 1.0))
+    ]
+
+    assert [*judge.stops(counts)] == ["g-r2"]
+
+
 def test_only_what_runs_is_stopped_and_once():
     early = Early(stop_when="loss > 1")
     values = [2.0]
