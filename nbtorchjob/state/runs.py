@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -222,10 +222,10 @@ class _Track:
 
     def __init__(self, series: Series, by: str) -> None:
         self.series, self.by = series, by
-        points = [point for stretch in series.stretches for point in stretch.points]
-        self._points = [point for point in points if math.isfinite(_count(point, by))]
+        counted = [item for stretch in series.stretches for item in _counted(stretch.points, by)]
+        self._points = [point for point, _ in counted]
+        counts = [count for _, count in counted]
         first: dict[float, int] = {}
-        counts = [_count(point, by) for point in self._points]
         marks = [(n, p.seq - first.setdefault(n, p.seq)) for n, p in zip(counts, self._points, strict=True)]
         self.marks = [*accumulate(marks, max)]  # after a restart it is behind for a while
         self.latest = latest(series)
@@ -280,8 +280,13 @@ class _Track:
         return None
 
 
-def _count(point: Point, by: str) -> float:
-    return point.seq + 1.0 if by == REPORT else as_float(point.metrics.get(by, math.nan))
+def _counted(points: Sequence[Point], by: str) -> Iterator[tuple[Point, float]]:
+    """Yield a round's reports with how far it was: one without a count is as far as the one before."""
+    count = math.nan
+    for point in points:
+        count = point.seq + 1.0 if by == REPORT else as_float(point.metrics.get(by, count))
+        if math.isfinite(count):
+            yield point, count
 
 
 def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:

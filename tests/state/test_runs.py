@@ -120,6 +120,18 @@ def test_arrivals_by_one_count_are_none_by_another():
     assert [*judge.stops(counts)] == ["g-r2"]
 
 
+@pytest.mark.parametrize("early", [{"stop_when": "val_loss > 2 * best_val_loss"}, {"halve": "val_loss"}])
+def test_what_is_reported_without_a_count_is_as_far_as_the_newest_one(early):
+    def train(number, loss, *more):
+        reports = []
+        for epoch in range(2):
+            reports += [{"step": 10 * epoch + batch, "loss": loss} for batch in range(10)]
+            reports.append({"epoch": epoch, "val_loss": loss})
+        return reported(number, [{"val_loss": 0.0}, *reports], *more, begins=number)
+
+    assert [*stops(Early(**early, at_least=5), train(1, 1.0, *ENDED), train(2, 100.0))] == ["g-r2"]
+
+
 def test_only_what_runs_is_stopped_and_once():
     early = Early(stop_when="loss > 1")
     values = [2.0]
