@@ -231,6 +231,15 @@ def test_thinned_reports_do_not_depend_on_their_order(seed):
     assert points[-1].seq == 3 * MAX_POINTS - 1
 
 
+def test_reports_after_a_gap_thin_those_before_it():
+    facts = [ev.Reported(float(n), 0, 0, n, {"loss": n}) for n in (*range(500), 5 * MAX_POINTS)]
+
+    state = fold(*facts)
+
+    assert state == fold(*reversed(facts))
+    assert len(state.series[0].points) < 100
+
+
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0))
 def test_the_newest_value_of_a_rare_metric_stays_whatever_the_order(seed):

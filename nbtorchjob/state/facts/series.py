@@ -141,7 +141,7 @@ def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, .
     if points and point.seq > points[-1].seq:  # the usual case: the next report
         step = stride(point.seq, most)
         kept_before = points[:-1] if points[-1].seq % step else points
-        unchanged = step == stride(point.seq - 1, most)
+        unchanged = step == stride(points[-1].seq, most)
         return (*kept_before, point) if unchanged else _thinned([*kept_before, point], most)
     kept = list(points)
     at = bisect_left(kept, point.seq, key=lambda p: p.seq)
