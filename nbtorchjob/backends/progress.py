@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from nbtorchjob.state.facts.series import points_each, stride
 from nbtorchjob.state.progress import RECENT
@@ -39,6 +40,8 @@ _plain = re.compile(
     rb'"metrics": \{((?:"[^"\\]*(?:\\.[^"\\]*)*": [\d.e+NaInfity-]+(?:, )?)*)\}\}'
 ).fullmatch
 
+_RankRound: TypeAlias = tuple[bytes, bytes]
+
 
 def lasting(lines: list[bytes]) -> list[bytes]:
     """Return a job's lines without reports of which nothing stays once all are folded.
@@ -50,16 +53,22 @@ def lasting(lines: list[bytes]) -> list[bytes]:
     places = [
         ((match[1], match[2]), (*_names(match[4]),), int(match[3])) if match else None for match in plain
     ]
-    newest: dict[tuple[bytes, bytes], int] = {}
-    newest_of: dict[tuple[tuple[bytes, bytes], tuple[bytes, ...]], int] = {}  # by the metrics' names, too
-    for which, names, seq in filter(None, places):
+    newest: dict[_RankRound, int] = {}
+    for which, _, seq in filter(None, places):
         newest[which] = max(seq, newest.get(which, 0))
-        newest_of[which, names] = max(seq, newest_of.get((which, names), 0))
     most = points_each(len({rank for rank, _ in newest}))
     steps = {which: stride(seq, most) for which, seq in newest.items()}
+    # By the names of a report's metrics, too
+    newest_of: dict[tuple[_RankRound, tuple[bytes, ...]], int] = {}
+    first_of: dict[tuple[_RankRound, tuple[bytes, ...], int], int] = {}
+    for which, names, seq in filter(None, places):
+        newest_of[which, names] = max(seq, newest_of.get((which, names), 0))
+        step = which, names, seq // steps[which]
+        first_of[step] = min(seq, first_of.get(step, seq))
 
-    def lasts(which: tuple[bytes, bytes], names: tuple[bytes, ...], seq: int) -> bool:
-        return which[0] == b"0" or seq % steps[which] == 0 or seq == newest_of[which, names]
+    def lasts(which: _RankRound, names: tuple[bytes, ...], seq: int) -> bool:
+        first = first_of[which, names, seq // steps[which]]
+        return which[0] == b"0" or seq % steps[which] == 0 or seq in (first, newest_of[which, names])
 
     return [line for line, place in zip(lines, places, strict=True) if not place or lasts(*place)]
 

@@ -240,7 +240,7 @@ def test_reports_after_a_gap_thin_those_before_it():
     assert len(state.series[0].points) < 100
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.integers(0))
 def test_the_newest_value_of_a_rare_metric_stays_whatever_the_order(seed):
     last = 2 * MAX_POINTS
@@ -255,20 +255,44 @@ def test_the_newest_value_of_a_rare_metric_stays_whatever_the_order(seed):
 
     assert [state.series[rank].newest["val_loss"] for rank in range(2)] == [953, 953]
     assert state.series[0].points[-1].seq == last - 1
-    assert len(state.series[0].points) <= MAX_POINTS + 2
+    assert len(state.series[0].points) <= MAX_POINTS + 8
     assert state == fold(*random.Random(seed).sample(facts, k=len(facts)))
     again = ev.Reported(2e3, 0, 1, 0, {"loss": 0})
     assert fold(*facts, again).series[0].newest == {"loss": 0}
     assert fold(again, *facts).series[0] == fold(*facts, again).series[0]
 
 
-def test_a_metric_with_a_new_name_each_time_takes_bounded_room():
-    facts = [ev.Reported(float(n), 0, 0, n, {f"loss_{n}": n}) for n in range(4 * MAX_POINTS)]
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0), st.sampled_from([2, 251]))
+def test_each_metric_is_thinned_by_its_own_reports_whatever_their_order(seed, often):
+    numbers = range(2 * MAX_POINTS + 9)
+    facts = [
+        ev.Reported(float(n), rank, 0, n, {"val_loss": n} if n % often == 1 else {"loss": n})
+        for n in numbers
+        for rank in range(2)
+    ]
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # all have less room then
 
     state = fold(*facts)
 
-    assert len(state.series[0].points) < 2 * MAX_POINTS
-    assert "loss_2046" in state.series[0].newest
+    points = state.series[0].points
+    course = [point.metrics["val_loss"] for point in points if "val_loss" in point.metrics]
+    assert course[:2] == [1, 5 if often == 2 else 252]
+    assert min(len(numbers) // often, MAX_POINTS // 2) <= len(course) <= MAX_POINTS + 1
+    assert len(points) <= 2 * MAX_POINTS
+    assert state == fold(*random.Random(seed).sample(facts, k=len(facts)))
+    again = ev.Reported(2e3, 0, 1, 0, {"loss": 0})
+    assert fold(again, *facts).series == fold(*facts, again).series
+
+
+def test_a_metric_with_a_new_name_each_time_takes_bounded_room():
+    facts = [ev.Reported(float(n), 1, 0, n, {f"loss_{n}": n}) for n in range(2 * MAX_POINTS)]
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # all have less room then
+
+    state = fold(*facts)
+
+    assert len(state.series[1].points) < 0.8 * 2 * MAX_POINTS
+    assert "loss_1022" in state.series[1].newest
     assert state == fold(*reversed(facts))
 
 

@@ -132,6 +132,16 @@ def test_what_is_reported_without_a_count_is_as_far_as_the_newest_one(early):
     assert [*stops(Early(**early, at_least=5), train(1, 1.0, *ENDED), train(2, 100.0))] == ["g-r2"]
 
 
+def test_a_rare_metric_of_a_long_run_is_known_where_a_slower_one_is():
+    def train(number, many, loss):
+        reports = [{"val_loss": loss} if n % 2 else {"step": n, "loss": loss} for n in range(many)]
+        return reported(number, reports)
+
+    early = Early(stop_when="val_loss > 2 * best_val_loss")
+
+    assert [*stops(early, train(1, 1400, 1.0), train(2, 700, 100.0))] == ["g-r2"]
+
+
 def test_only_what_runs_is_stopped_and_once():
     early = Early(stop_when="loss > 1")
     values = [2.0]

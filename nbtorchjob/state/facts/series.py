@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass, cached_property
@@ -20,6 +20,7 @@ _EARLIER = 8
 # Of all ranks together, apart from the one that stands for all: each drawing reads all of them.
 _ALL_POINTS = 1 << 15
 _NAMES = 256  # of metrics, whose newest reports are kept whichever are thinned out
+_OF_STEP = 16  # metrics, whose reports are thinned apart; of more, those that come first by name
 UNITS = ("step", "epoch")  # what counts a rank's progress, the finer first
 
 
@@ -52,11 +53,11 @@ class Stretch(NamedTuple):
 
 
 class Series(FrozenDataclass):
-    """The reports of one rank in its newest round, thinned evenly to at most ``most``.
+    """The reports of one rank in its newest round, of each metric thinned evenly to at most ``most``.
 
-    Every 2^k-th report is kept, and the newest: which ones depends on the newest alone. Of some rounds
-    before fewer are kept, and of one where each of many ranks has little room. The newest report of each
-    metric is kept besides: one that is reported once an epoch may be in none of the others.
+    Of every 2^k reports the first is kept, and the first of each metric: one may be reported once an epoch.
+    The newest report is kept, too, and that of each metric. What k is depends on the newest alone. Of some
+    rounds before fewer are kept, and of one where each of many ranks has little room.
     """
 
     round: int = -1
@@ -140,9 +141,14 @@ class Series(FrozenDataclass):
 def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, ...]:
     if points and point.seq > points[-1].seq:  # the usual case: the next report
         step = stride(point.seq, most)
-        kept_before = points[:-1] if points[-1].seq % step else points
-        unchanged = step == stride(points[-1].seq, most)
-        return (*kept_before, point) if unchanged else _thinned([*kept_before, point], most)
+        if step != stride(points[-1].seq, most):
+            return _thinned([*points, point], most)
+        if step == 1:
+            return (*points, point)
+        begins = len(points) - 1  # where the stretch of the newest so far begins, which may go now
+        while begins and points[begins - 1].seq // step == points[-1].seq // step:
+            begins -= 1
+        return (*points[:begins], *_leading(points[begins:], step), point)
     kept = list(points)
     at = bisect_left(kept, point.seq, key=lambda p: p.seq)
     if at < len(kept) and kept[at].seq == point.seq:
@@ -170,9 +176,26 @@ def stride(newest: int, most: int) -> int:
 
 
 def _thinned(points: list[Point], most: int) -> tuple[Point, ...]:
-    newest = points[-1].seq
-    step = stride(newest, most)
-    return tuple(p for p in points if p.seq % step == 0 or p.seq == newest)
+    step = stride(points[-1].seq, most)
+    if step == 1:
+        return tuple(points)
+    stretches = (tuple(some) for _, some in groupby(points[:-1], key=lambda p: p.seq // step))
+    return (*(p for some in stretches for p in _leading(some, step)), points[-1])
+
+
+def _leading(points: tuple[Point, ...], step: int) -> tuple[Point, ...]:
+    """Return, of the reports that one step spans, the first and the first of each metric."""
+    first = points[0]
+    if first.metrics and all(point.metrics.keys() <= first.metrics.keys() for point in points):
+        return points[:1]  # as nearly always
+    names = {name for point in points for name in point.metrics}
+    left = {*sorted(names)[:_OF_STEP]}
+    leading = []
+    for point in points:
+        if point.seq % step == 0 or not left.isdisjoint(point.metrics):
+            leading.append(point)
+            left -= point.metrics.keys()
+    return tuple(leading)
 
 
 _POINTS = 128
