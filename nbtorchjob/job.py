@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -21,8 +22,11 @@ from nbtorchjob.backends import backend_of, downloads, naming, stacks
 from nbtorchjob.backends.base import Backend, Exports, Queues, Retries, Suspends, able
 from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.errors import (
+    ClusterError,
+    DamagedError,
     JobCancelledError,
     JobFailedError,
+    JobNotFoundError,
     JobStoppedError,
     NBTorchJobError,
     ResultError,
@@ -32,7 +36,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.interrupts import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
-from nbtorchjob.state.facts.events import Event
+from nbtorchjob.state.facts.events import Closed, Event, Removed
 from nbtorchjob.state.facts.logs import LogLine, Stream, Wanted, check_stream, compiled
 from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
@@ -211,6 +215,22 @@ class Job(Generic[T]):
         return self._backend, self._backend.login, self.info.address, self.info.created
 
     @property
+    def _replaced(self) -> bool:
+        """Whether another job has the address by now; of what can't be read there that is unknown."""
+        if self.info.of_lab:  # a turn of a lab never is, and to ask about one takes several requests
+            return False
+        with suppress(DamagedError, JobNotFoundError):
+            return self.info.is_another(self._backend.info(self.info.address))
+        return False
+
+    @property
+    def _address(self) -> str:
+        """Where the backend has the job; raises ``JobNotFoundError`` where it has another one there."""
+        if self._replaced:
+            raise naming.replaced(self.info)
+        return self.info.address
+
+    @property
     def _ended(self) -> Once[None]:
         return self._follow().ended
 
@@ -222,7 +242,7 @@ class Job(Generic[T]):
     @property
     def trusted(self) -> bool:
         """Whether the job is this user's own, or was said to be trusted: nobody else chose what it shows."""
-        return self.trust or self._backend.ours(self.info.address)
+        return self.trust or (self._backend.ours(self.info.address) and not self._replaced)
 
     @property
     def state(self) -> JobState:
@@ -237,16 +257,29 @@ class Job(Generic[T]):
             known: JobState | None = None
             with suppress(NBTorchJobError):
                 known = self._backend.snapshot(self.info.address)
+            if known is not None and self.info.is_another(known.info):
+                self._following = self._deleted()
+                return self._following.state
             following = self._following = others or self._shared(known)
             if since is not None:
                 following.adopt(known, since)
             return known if known is not None and not following.current else following.state
 
+    def _deleted(self) -> _Following:
+        """Return what who followed the job to its deletion knows."""
+        following, now = _Following(self.info), time.time()
+        following.state = apply(apply(following.state, Removed(now)), Closed(now))
+        following.ended.bring(None)
+        return following
+
     def _known(self) -> JobState:
-        """Return what is known of the job now, without following it."""
+        """Return what is known of the job now, without following it; raises ``JobNotFoundError``."""
         if self._following is not None and self._following.ended.come:
+            with suppress(ClusterError):  # it may be away: what the job came to is known anyway
+                self._address  # noqa: B018
             return self._following.state
-        return self._backend.snapshot(self.info.address)  # who follows it may have only begun to
+        # Who follows it may have only begun to.
+        return naming.own(self.info, self._backend.snapshot(self.info.address))
 
     def done(self) -> bool:
         """Whether the job has ended, one way or another."""
@@ -338,7 +371,7 @@ class Job(Generic[T]):
         if value is None:
             suffix = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
             raise ResultError(f"{self.name} succeeded, but rank {rank} returned no value{suffix}")
-        return self._backend.fetch(self.info.address, value)
+        return self._backend.fetch(self._address, value)
 
     def raw(self, rank: int | None = None, timeout: float | None = None) -> bytes:
         """Wait for the end and return a rank's value as the bytes it came in, which nothing has unpickled.
@@ -373,7 +406,7 @@ class Job(Generic[T]):
         """
         self.check_rank(rank)
         check_stream(stream)
-        return downloads.log(self._backend, self.info.address, rank, stream)
+        return downloads.log(self._backend, self._address, rank, stream)
 
     def check_rank(self, rank: int) -> None:
         """Raise ``SpecError`` where the job can have no such rank."""
@@ -592,33 +625,39 @@ class Job(Generic[T]):
         self._annotate(remove=tags)
 
     def _annotate(self, **changes: Any) -> None:
-        annotation = naming.annotate(self._backend, self._backend.known(self.info.address), **changes)
+        state = naming.own(self.info, self._backend.known(self.info.address))
+        annotation = naming.annotate(self._backend, state, **changes)
         following = self._following
         if following is not None and following.ended.come:  # it reads nothing any more
             following.state = apply(following.state, annotation)
 
     def cancel(self, *, gently: bool = False) -> None:
         """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""
-        self._backend.cancel(self.info.address, gently=gently)
+        if not self._replaced:
+            self._backend.cancel(self.info.address, gently=gently)
 
     def delete(self) -> None:
         """End the job if it runs, and remove its record, logs and values."""
-        self._backend.delete(self.info.address)
+        if not self._replaced:
+            self._backend.delete(self.info.address)
 
     def suspend(self) -> None:
         """Take the job's nodes away and keep the job; ``SpecError`` where that can't be done."""
-        able(self._backend, Suspends, "suspend", self.info.address).suspend(self.info.address)
+        address = self._address
+        able(self._backend, Suspends, "suspend", address).suspend(address)
 
     def resume(self) -> None:
         """Start a suspended job's nodes again."""
-        able(self._backend, Suspends, "resume", self.info.address).resume(self.info.address)
+        address = self._address
+        able(self._backend, Suspends, "resume", address).resume(address)
 
     def start(self) -> None:
         """Start a job that waits for its turn on this machine, beside the jobs that it waits for.
 
         Raises ``SpecError`` on a cluster, where a queue decides.
         """
-        able(self._backend, Queues, "start", self.info.address).start(self.info.address)
+        address = self._address
+        able(self._backend, Queues, "start", address).start(address)
 
     def retry(self, *, resume: bool = False) -> Job[T]:
         """Run what this job ran once more, as a new job with a copy of its payload.
@@ -629,7 +668,8 @@ class Job(Generic[T]):
         a job that hasn't ended, or whose payload is no longer kept; with ``resume`` also where there are no
         checkpoints, or pods of the job still run.
         """
-        new = able(self._backend, Retries, "retry", self.info.address).retry(self.info.address, resume=resume)
+        address = self._address
+        new = able(self._backend, Retries, "retry", address).retry(address, resume=resume)
         return Job(self._backend, new, trust=self.trust)
 
     def export(self, folder: str | Path) -> list[Path]:
@@ -638,9 +678,9 @@ class Job(Generic[T]):
         On Kubernetes ``kubectl apply -f folder`` then submits it. Where its ranks have told what they could
         import, that is there as ``requirements.txt``.
         """
-        exporter = able(self._backend, Exports, "export", self.info.address)
-        files = exporter.export(self.info.address, Path(folder))
-        state = self._backend.snapshot(self.info.address)  # not all of it is told to who follows
+        address = self._address
+        files = able(self._backend, Exports, "export", address).export(address, Path(folder))
+        state = self._backend.snapshot(address)  # not all of it is told to who follows
         if state.importable is not None:
             from nbtorchjob.environment import requirements  # late, as above
 

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, overload
 
 from nbtorchjob import tables
+from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Suspends, able, who_tends
 from nbtorchjob.errors import (
     DamagedError,
@@ -108,8 +109,9 @@ class Runs(Sequence[Job[T]]):
 
     def states(self) -> list[JobState]:
         """Return what is known of each run now, without logs; of one that has ended all reports, too."""
-        left = [address for job in self._jobs if (address := job.info.address) not in self._ended]
-        now = dict(zip(left, self._backend.several(left), strict=True))
+        left = {job.info.address: job.info for job in self._jobs if job.info.address not in self._ended}
+        states = zip(left.items(), self._backend.several([*left]), strict=True)
+        now = {address: naming.own(info, state) for (address, info), state in states}
         for address, state in now.items():
             if state.phase.terminal:
                 self._ended[address] = _light(self._backend.snapshot(address))

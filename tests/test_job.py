@@ -5,12 +5,13 @@ import concurrent.futures
 import pickle
 import queue
 import threading
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import pytest
 
-from nbtorchjob import JobCancelledError, JobEndedError, JobFailedError, ResultError
+from nbtorchjob import JobCancelledError, JobEndedError, JobFailedError, JobNotFoundError, ResultError
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.job import Job
 from nbtorchjob.machine import loop
@@ -46,6 +47,7 @@ class Scripted(Logs, Questions):
         self.known: tuple[ev.Event, ...] = ()  # before anybody follows
         self.written = ""  # on every rank
         self.answers: list[NodeAnswer] = []
+        self.record = JobInfo("")  # of the job that has the name
 
     def tell(self, *facts):
         for fact in facts:
@@ -60,7 +62,10 @@ class Scripted(Logs, Questions):
             yield fact
 
     def snapshot(self, name):
-        return reduce(apply, self.known, JobState(JobInfo(name)))
+        return reduce(apply, self.known, JobState(self.info(name)))
+
+    def info(self, name):
+        return replace(self.record, name=name)
 
     def value(self, rank, value):
         path = self.folder / f"{rank}.value"
@@ -70,6 +75,9 @@ class Scripted(Logs, Questions):
     def fetch(self, name, value):
         self.asked.append("fetch")
         return Fetched(self.folder / f"{value.rank}.value", KEY)
+
+    def ours(self, name):
+        return True
 
     def log(self, name, rank):
         whole = (self.written or f"{name} {rank}\nzwei €\ndrei\n").encode()
@@ -96,7 +104,8 @@ def backend(folder):
 
 
 def handle(backend, **info):
-    return Job(backend, JobInfo(name="swift-otter", **info))
+    backend.record = JobInfo(name="swift-otter", **info)
+    return Job(backend, backend.record)
 
 
 def until(job, condition):
@@ -375,6 +384,42 @@ def test_cancel_and_delete_are_done_by_the_backend(backend):
     job.delete()
 
     assert backend.asked == ["cancel swift-otter", "delete swift-otter"]
+
+
+def test_a_handle_on_a_deleted_job_leaves_a_later_job_of_its_name_alone(backend, folder):
+    old = handle(backend, created=1.0)
+    handle(backend, created=2.0)
+
+    old.cancel()
+    old.delete()
+    assert backend.asked == []
+    for act in (
+        *(old.logs, old.files, old.stacks, old.release, old.suspend, old.resume, old.start, old.retry),
+        *(lambda: old.sync(folder), lambda: old.forward(6006), lambda: old.export(folder)),
+    ):
+        with pytest.raises(JobNotFoundError, match="swift-otter was deleted; another job has its name"):
+            act()
+    assert not old.trusted
+
+
+def test_a_handle_on_a_deleted_job_says_so_and_not_how_a_later_job_of_its_name_is(backend):
+    old = handle(backend, created=1.0)
+    handle(backend, created=2.0)
+    backend.known = STARTED
+
+    assert (old.state.phase, old.state.deleted) == (Phase.CANCELLED, True)
+    with pytest.raises(JobCancelledError, match="swift-otter deleted"):
+        old.result(LIMIT)
+
+
+def test_the_value_of_a_deleted_job_is_not_that_of_a_later_job_of_its_name(backend):
+    old = handle(backend, created=1.0)
+    backend.tell(*STARTED, backend.value(0, "the later job's"), *ENDED)
+    old.wait(LIMIT)
+    handle(backend, created=2.0)
+
+    with pytest.raises(JobNotFoundError, match="swift-otter was deleted"):
+        old.result()
 
 
 @pytest.mark.parametrize(

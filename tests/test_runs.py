@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from dataclasses import replace
 
 import cloudpickle
 import pytest
@@ -17,9 +18,14 @@ from nbtorchjob import (
     JobStoppedError,
     ResultError,
     SpecError,
+    capture,
     torchjob,
 )
 from nbtorchjob.backends.local import directory
+from nbtorchjob.job import Job
+from nbtorchjob.runs import Runs
+from nbtorchjob.state import JobInfo, Phase
+from tests.backends.minimal import MinimalBackend
 from tests.patience import LIMIT
 
 # As in a notebook, whose functions no node can import.
@@ -179,6 +185,19 @@ def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(points, more,
         nbtorchjob.map(train, points, **more)
 
     assert {*directory.jobs_dir().iterdir()} == before
+
+
+def test_the_runs_of_a_deleted_group_are_not_those_of_a_later_one_of_its_name():
+    backend, call = MinimalBackend(), capture.from_function(train, (1,))
+    info = JobInfo("rates-r1", created=1.0)
+    runs = Runs("rates", backend, [Job(backend, info)])
+    backend.submit(call, JobSpec(env={"HELD": "1"}), replace(info, created=2.0))
+
+    for act in (runs.states, runs.rows, runs.cancel, lambda: runs.wait(0)):
+        with pytest.raises(JobNotFoundError, match="rates-r1 was deleted; another job has its name"):
+            act()
+    assert backend.known("rates-r1").phase is Phase.RUNNING
+    backend.delete("rates-r1")
 
 
 def test_a_group_that_is_nowhere_is_not_found():

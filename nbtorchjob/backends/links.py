@@ -20,11 +20,19 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from nbtorchjob.backends import downloads
+from nbtorchjob.backends import downloads, naming
 from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.backends.files import Reader, RefusedFileError, RunFile
 from nbtorchjob.backends.talk import Talk
-from nbtorchjob.errors import AskError, ClusterError, JobEndedError, NBTorchJobError, ResultError, SpecError
+from nbtorchjob.errors import (
+    AskError,
+    ClusterError,
+    JobEndedError,
+    JobNotFoundError,
+    NBTorchJobError,
+    ResultError,
+    SpecError,
+)
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from nbtorchjob.runtime.ask.files import ARTIFACTS
 from nbtorchjob.runtime.ask.ports import Channels, Message
@@ -85,7 +93,7 @@ class Sync:
         Raises ``ResultError`` where the folder can't be written to.
         """
         self.trouble = ""
-        state = self._backend.known(self._state.info.address)
+        state = naming.own(self._state.info, self._backend.known(self._state.info.address))
         if state.phase.terminal:
             # Write what nodes have sent at their end
             complete_state = self._backend.snapshot(self._state.info.address)
@@ -186,7 +194,7 @@ class Forward:
         """Open it; raises ``AskError``, ``JobEndedError``, and ``SpecError`` for a port that can't be had."""
         self.name, self.port, self.rank = state.info.name, port, rank
         self.trouble = ""
-        self._backend, self._address = backend, state.info.address
+        self._backend, self._info = backend, state.info
         self._numbers = itertools.count(1)
         self._peers: dict[int, socket.socket] = {}  # connections that the node hasn't made yet
         self._heard: queue.SimpleQueue[tuple[Talk, Message | None]] = queue.SimpleQueue()
@@ -220,7 +228,7 @@ class Forward:
 
     @property
     def open(self) -> bool:
-        """Whether it still takes connections: not once it was closed, or the job was seen to have ended."""
+        """Whether it still takes connections: not once it was closed, or the job was seen to be over."""
         return not self._closed.is_set()
 
     def close(self) -> None:
@@ -230,7 +238,7 @@ class Forward:
         self._thread.join()
 
     def _begin(self) -> Talk:
-        state = self._backend.snapshot(self._address)
+        state = naming.own(self._info, self._backend.snapshot(self._info.address))
         node = next(
             (number for number, node in state.nodes.items() if self.rank in node.ranks and node.working), None
         )
@@ -238,8 +246,8 @@ class Forward:
             raise JobEndedError(f"{self.name} has ended: none of its ports can be reached any more")
         if node is None:
             raise AskError(f"rank {self.rank} of {self.name} isn't running now")
-        return able(self._backend, Talks, "forward", self._address).talk(
-            self._address, node, {"question": "forward"}, _BEGIN_S
+        return able(self._backend, Talks, "forward", self._info.address).talk(
+            self._info.address, node, {"question": "forward"}, _BEGIN_S
         )
 
     def _listen_to(self, talk: Talk) -> None:
@@ -309,7 +317,7 @@ class Forward:
         except NBTorchJobError as exc:
             self.trouble = str(exc)
             peer.close()
-            if isinstance(exc, JobEndedError):
+            if isinstance(exc, JobEndedError | JobNotFoundError):
                 self._closed.set()
             return
         number = next(self._numbers)

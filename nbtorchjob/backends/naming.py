@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from nbtorchjob.backends.base import Annotates, Backend, able
-from nbtorchjob.errors import NameTakenError, SpecError
+from nbtorchjob.errors import JobNotFoundError, NameTakenError, SpecError
 from nbtorchjob.spec import digits
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.facts.events import Annotated
@@ -104,6 +104,21 @@ def busy(name: str, info: JobInfo) -> NameTakenError:
 def beside(base: str, running: str) -> str:
     """Return the name for a job that is to run beside one of a given name: ``train-2``."""
     return run(base, (digits(running.rpartition("-")[2]) or 1) + 1 if running != base else 2)
+
+
+def own(info: JobInfo, there: JobState) -> JobState:
+    """Return the state that was looked up by a job's address.
+
+    Raises ``JobNotFoundError`` where it is that of another job, which has the name of this deleted one.
+    """
+    if info.is_another(there.info):
+        raise replaced(info)
+    return there
+
+
+def replaced(info: JobInfo) -> JobNotFoundError:
+    """Return the error for a job that was deleted before another one was given its name."""
+    return JobNotFoundError(f"{info.name} was deleted; another job has its name")
 
 
 def _stem(label: str) -> str:

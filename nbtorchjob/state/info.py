@@ -187,6 +187,11 @@ class JobInfo(FrozenDataclass):
         """What tells it from other jobs of its name, and from those that repeat it with its key."""
         return run_at(self.created)
 
+    def is_another(self, there: JobInfo) -> bool:
+        """Whether the job that has this one's address now is another one: this one was deleted."""
+        # A lab tells its turns apart by itself, and may know only when one of them was taken.
+        return not self.of_lab and there.run != self.run
+
     def sent_again(self, name: str | None = None) -> JobInfo:
         """Return the record of a job that is sent now with the same payload, maybe under another name."""
         new = replace(self, name=name or self.name, created=time.time())

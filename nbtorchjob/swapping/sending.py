@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nbtorchjob import capture
-from nbtorchjob.backends import backend, stacks
+from nbtorchjob.backends import backend, naming, stacks
 from nbtorchjob.backends.base import Backend, Signs, Talks, able
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.capture import RankNames, cells, identity
@@ -160,7 +160,7 @@ def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any
     """Do what :func:`swap` does to a job that is known by its record; of a lab's cell to the lab."""
     address = info.address.rpartition(MARK)[0] if info.of_lab else info.address
     chosen = backend(info.backend)
-    return swap(chosen, chosen.snapshot(address), text, namespace, **options)
+    return swap(chosen, naming.own(info, chosen.snapshot(address)), text, namespace, **options)
 
 
 def _checked(state: JobState, within: object) -> float:

@@ -275,6 +275,22 @@ def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeyp
     assert going.trouble == ""
 
 
+def test_a_folder_is_not_kept_in_step_with_a_later_job_of_the_name(act, here, tmp_path):
+    deleted = act()
+    going = links.Sync(here, here.snapshot(deleted.name), "checkpoints", tmp_path / "synced")
+    assert going.step()
+    deleted.remove()
+    later = act(deleted.name)
+    later.folder.checkpoints.mkdir()
+    (later.folder.checkpoints / "step-1.pt").write_text("weights")
+    later.end()
+
+    going.start()
+    assert going.wait(60)
+    assert going.trouble == f"{deleted.name} was deleted; another job has its name"
+    assert not (tmp_path / "synced").exists()
+
+
 def test_of_a_job_that_has_ended_what_came_home_is_listed_and_copied(job, tmp_path):
     job.go.touch()
     job.wait(60)

@@ -158,6 +158,20 @@ def test_a_node_that_is_replaced_is_found_by_the_next_connection(forward):
         assert until(lambda: not opened.open)
 
 
+def test_a_port_of_a_deleted_job_never_leads_to_a_later_job_of_its_name(forward, act):
+    opened = forward.of(6006)
+    answering.close(str(forward.job.folder.node(0)))
+    forward.job.remove()
+    act(forward.job.name).begin()
+    opened._talk.close()
+    assert until(lambda: opened._talk is None)
+
+    with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", opened.local)) as peer:
+        assert peer.recv(1) == b""
+    assert until(lambda: not opened.open)
+    assert opened.trouble == f"{forward.job.name} was deleted; another job has its name"
+
+
 def test_what_can_not_be_forwarded_is_refused(forward):
     with pytest.raises(AskError, match=r"rank 7 of .* isn't running now"):
         forward.of(6006, rank=7)
