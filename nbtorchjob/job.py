@@ -510,7 +510,8 @@ class Job(Generic[T]):
     def sync(self, folder: str | Path, path: str = "") -> Sync:
         """Keep a folder in step with what ranks write at or below ``path``, in the background.
 
-        It ends with the job, complete, or by its ``stop()``; ``wait()`` waits for that.
+        It ends with the job, complete, or by its ``stop()``; ``wait()`` waits for that. On a cluster the
+        last checkpoints can't be had once the job has ended, which ``trouble`` says.
         """
         from nbtorchjob.backends import (
             files,

@@ -234,27 +234,6 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
     return tuple(artifact.artifact for artifact in artifacts)
 
 
-def refresh(backend: Backend, state: JobState, folder: Path, below: str = "") -> int:
-    """Write the newest attempt's artifacts below a path over a folder's copies; return the bytes that came.
-
-    Raises ``ResultError`` as :func:`listed` does, and where the folder can't be written to.
-    """
-    count = 0
-    try:
-        for artifact in stored(backend, state, None):
-            path = artifact.artifact.path
-            if below and path != below and not path.startswith(f"{below}/"):
-                continue
-            target = folder / (path[len(below) :].strip("/") or path.rpartition("/")[2])
-            if not _is_at(target, artifact):
-                target.unlink(missing_ok=True)
-                _write(target, artifact)
-                count += artifact.artifact.size
-    except OSError as exc:
-        raise ResultError(f"the artifacts of {state.info.name} can't be written to {folder}: {exc}") from exc
-    return count
-
-
 def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[bytes]:
     """Return what :func:`copy` would write as a zip archive in pieces: ``JOB/runs/events…``.
 

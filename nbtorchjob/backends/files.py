@@ -143,6 +143,36 @@ def fetch(
         raise ResultError("; ".join(refused[:_MOST_REFUSED]))
 
 
+def refresh(backend: Backend, state: JobState, path: str, folder: Path) -> int:
+    """Write what came home of an ended job at or below a path over a folder's copies.
+
+    Return the bytes that were written. Raises ``ResultError`` for a file that can't be had, or written.
+    """
+    count = 0
+    for kept in _home(backend, state, path):
+        source, target = kept.file, folder / within(kept.file.path, path)
+        half = target.with_name(f".{target.name}{PARTIAL}")
+        try:
+            if _is_at(target, kept):
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(half, "wb") as file:
+                file.writelines(kept.pieces())
+            os.replace(half, target)
+        except OSError as exc:
+            raise ResultError(f"{source.path} can't be written to {target}: {exc.strerror or exc}") from exc
+        finally:
+            with suppress(OSError):
+                half.unlink()
+        count += source.size
+    return count
+
+
+def within(path: str, folder: str) -> str:
+    """Return where a file lies in the copy of a folder; its name where the folder is the file itself."""
+    return path[len(folder) :].strip("/") or path.rpartition("/")[2]
+
+
 class Content(FrozenDataclass):
     """One file to be read: its ``pieces`` may be fewer bytes than its size where it is written to."""
 
@@ -208,6 +238,14 @@ def _pieces(root: str, rest: str) -> Iterator[bytes]:
                 yield piece
     except RefusedPath as exc:
         raise ResultError(str(exc)) from exc
+
+
+def _is_at(target: Path, kept: _Kept) -> bool:
+    """Whether what is there already is a file of the same content."""
+    if not target.is_file() or target.stat().st_size != kept.file.size:
+        return False
+    with open(target, "rb") as file:
+        return all(file.read(len(piece)) == piece for piece in kept.pieces())
 
 
 def _copied_home(kept: _Kept, target: Path) -> Copied:

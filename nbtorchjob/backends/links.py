@@ -4,8 +4,8 @@ All connections to a port share one conversation with the rank's node (``runtime
 begins with the first connection after the node was replaced: by then the rank may be on another node.
 
 In a synced folder, a file that grows is read from where the copy ends: what is here is compared first, of a
-big file its last bytes. One that was written anew is replaced in one step. A node sends the rest once its
-ranks have ended.
+big file its last bytes. One that was written anew is replaced in one step. Once the job has ended the folder
+is completed from what came home.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from nbtorchjob.backends import downloads, naming
+from nbtorchjob.backends import files, naming
 from nbtorchjob.backends.base import Backend, Talks, able
 from nbtorchjob.backends.files import Reader, RefusedFileError, RunFile
 from nbtorchjob.backends.talk import Talk
@@ -34,7 +34,7 @@ from nbtorchjob.errors import (
     SpecError,
 )
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
-from nbtorchjob.runtime.ask.files import ARTIFACTS
+from nbtorchjob.runtime.ask.files import CHECKPOINTS
 from nbtorchjob.runtime.ask.ports import Channels, Message
 from nbtorchjob.state import JobState
 from nbtorchjob.text.words import line
@@ -43,6 +43,9 @@ EVERY_S = 2.0
 _WHOLE_BYTES = 1 << 23  # of a copy, which is compared whole
 _PIECE_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16  # of a bigger one, where the file has grown
+_LAST_MISSING = (
+    "the last checkpoints may be missing: on a cluster they can't be copied once their job has ended"
+)
 
 
 class Sync:
@@ -95,15 +98,13 @@ class Sync:
         self.trouble = ""
         state = naming.own(self._state.info, self._backend.known(self._state.info.address))
         if state.phase.terminal:
-            # Write what nodes have sent at their end
             complete_state = self._backend.snapshot(self._state.info.address)
-            below = self._path.partition("/")[2]
-            if complete_state.artifacts and self._path.partition("/")[0] in ("", ARTIFACTS):
-                inside = self._folder / ARTIFACTS if not self._path else self._folder
-                try:
-                    self.copied += downloads.refresh(self._backend, complete_state, inside, below)
-                except NBTorchJobError as exc:
-                    self.trouble = str(exc)
+            try:
+                self.copied += files.refresh(self._backend, complete_state, self._path, self._folder)
+                if state.info.cluster and self._has_checkpoints:
+                    self.trouble = _LAST_MISSING
+            except NBTorchJobError as exc:
+                self.trouble = str(exc)
             return False
         for node in sorted(index for index, node in state.nodes.items() if node.life.running):
             try:
@@ -117,6 +118,12 @@ class Sync:
                 self._leave(node)
         return True
 
+    @property
+    def _has_checkpoints(self) -> bool:
+        """Whether checkpoints are wanted, or were copied."""
+        seen = (path for _, path in self._seen)
+        return any(path.partition("/")[0] == CHECKPOINTS for path in (self._path, *seen))
+
     def close(self) -> None:
         """Leave the nodes."""
         for node in list(self._readers):
@@ -128,7 +135,7 @@ class Sync:
 
     def _renew(self, reader: Reader, file: RunFile) -> None:
         """Bring a file to what its node has; one that was removed or renamed meanwhile is passed over."""
-        below = file.path[len(self._path) :].strip("/") or file.path.rpartition("/")[2]
+        below = files.within(file.path, self._path)
         own = self._owners.setdefault(file.path, file.node) == file.node
         target = self._folder / below if own else self._folder / f"node-{file.node}" / below
         key = file.node, file.path

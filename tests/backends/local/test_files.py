@@ -275,6 +275,34 @@ def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeyp
     assert going.trouble == ""
 
 
+@pytest.mark.parametrize(
+    ("path", "below"), [("", "checkpoints/"), ("checkpoints", ""), ("checkpoints/final.pt", None)]
+)
+def test_a_synced_folder_has_the_checkpoints_that_ranks_wrote_last(act, here, tmp_path, path, below):
+    job = act()
+    job.folder.checkpoints.mkdir()
+    (job.folder.checkpoints / "last.pt").write_text("step 2")
+    (job.folder.checkpoints / "final.pt").write_text("weights")
+    synced = tmp_path / "synced"
+    if below is not None:  # as of an earlier look
+        (synced / below).mkdir(parents=True)
+        (synced / below / "last.pt").write_text("step 1")
+    job.end()
+
+    going = links.Sync(here, here.snapshot(job.name), path, synced)
+    assert not going.step()
+    assert going.trouble == ""
+    assert (synced / (below or "") / "final.pt").read_text() == "weights"
+    if below is not None:
+        assert (synced / below / "last.pt").read_text() == "step 2"
+    assert going.copied == (7 if below is None else 13)
+    assert not [*synced.rglob(".*")]
+
+    again = links.Sync(here, here.snapshot(job.name), path, synced)
+    assert not again.step()
+    assert again.copied == 0
+
+
 def test_a_folder_is_not_kept_in_step_with_a_later_job_of_the_name(act, here, tmp_path):
     deleted = act()
     going = links.Sync(here, here.snapshot(deleted.name), "checkpoints", tmp_path / "synced")

@@ -78,6 +78,17 @@ def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_pa
     assert (copied.growing, cuts, os.listdir(tmp_path / "home")) == (False, [], ["big"])
 
 
+def test_a_sync_says_that_the_last_checkpoints_of_an_ended_job_may_be_missing(stage, tmp_path):
+    job = stage.submit("begin(); value(1)")
+    assert job.wait(60)
+    checkpoints, everything = job.sync(tmp_path / "some", "checkpoints"), job.sync(tmp_path / "all")
+
+    assert checkpoints.wait(60)
+    assert everything.wait(60)
+    assert checkpoints.trouble.startswith("the last checkpoints may be missing: ")
+    assert everything.trouble == ""  # none were seen
+
+
 def test_tensorboard_and_an_offline_run_of_wandb_are_synced_as_they_grow(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(links, "EVERY_S", 0.1)
     job = stage.submit(GROWING)
