@@ -15,6 +15,7 @@ from nbtorchjob import tables
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.base import Backend, Suspends, able, who_tends
 from nbtorchjob.errors import (
+    ClusterError,
     DamagedError,
     JobFailedError,
     JobStoppedError,
@@ -56,6 +57,7 @@ class Runs(Sequence[Job[T]]):
         self._jobs = [*jobs]
         self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
         self._begun: set[str] = set()  # by address: those whose turn had come, on a cluster
+        self._refused: set[str] = set()  # by address: those that a cluster didn't start when asked
         self._plain: dict[str, Any] = {}  # the values of those that were asked for
         self._judge: Judge | None = None  # None where nothing stops runs early
         try:
@@ -150,8 +152,13 @@ class Runs(Sequence[Job[T]]):
             left = {state.info.address: runs.waits(state) for state in states if self._at_once}
             left |= {address: False for address in self._begun if left.get(address)}
             for address in runs.due(left, self._at_once or 0):
-                able(self._backend, Suspends, "begin", address).begin(address)
-                self._begun.add(address)
+                try:
+                    able(self._backend, Suspends, "begin", address).begin(address)
+                    self._begun.add(address)
+                except ClusterError as exc:  # the next look tries again
+                    if address not in self._refused:
+                        self._refused.add(address)
+                        warnings.warn(f"{address} could not be started yet: {exc}", stacklevel=3)
             yield states
             if all(state.phase.terminal for state in states):
                 return

@@ -51,7 +51,7 @@ _LAST_MISSING = (
 class Sync:
     """What lies at or below ``path`` on a job's nodes, in ``folder``.
 
-    ``copied`` counts the bytes that came, and ``trouble`` is why a node is missing now, "" if none is.
+    ``copied`` counts the bytes that came, and ``trouble`` is why something is missing now, "" if nothing is.
     """
 
     def __init__(self, backend: Backend, state: JobState, path: str, folder: Path) -> None:
@@ -91,11 +91,19 @@ class Sync:
         self._stopped.set()
 
     def step(self) -> bool:
-        """Bring what is new; return whether the job goes on.
+        """Bring what is new; return whether there may be more, as there may be on a cluster that is away.
 
         Raises ``ResultError`` where the folder can't be written to.
         """
         self.trouble = ""
+        try:
+            return self._look()
+        except ClusterError as exc:
+            self.trouble = str(exc)
+            return True
+
+    def _look(self) -> bool:
+        """Bring what is new; return whether the job goes on."""
         state = naming.own(self._state.info, self._backend.known(self._state.info.address))
         if state.phase.terminal:
             complete_state = self._backend.snapshot(self._state.info.address)
@@ -103,7 +111,7 @@ class Sync:
                 self.copied += files.refresh(self._backend, complete_state, self._path, self._folder)
                 if state.info.cluster and self._has_checkpoints:
                     self.trouble = _LAST_MISSING
-            except NBTorchJobError as exc:
+            except ResultError as exc:
                 self.trouble = str(exc)
             return False
         for node in sorted(index for index, node in state.nodes.items() if node.life.running):

@@ -213,8 +213,11 @@ def _keep_in_step(job: Job[Any], path: str, folder: Path) -> Answers:
     yield Answer(f"Keeping {folder} in step with {job.name} until it ends …", aside=True)
     try:
         with interrupts.message(f"Stopped: {folder} has what {job.name} had written until now."):
+            trouble = ""
             while not sync.wait(_LOOK_S):
-                pass
+                if sync.trouble not in ("", trouble):
+                    trouble = sync.trouble
+                    yield Answer(trouble, aside=True)
     finally:
         sync.stop()
     text = f"{folder}: {words.size(sync.copied)} copied" + (f"; {sync.trouble}" if sync.trouble else "")

@@ -127,3 +127,22 @@ def test_a_job_without_artifacts_says_so(phase, text):
     verb = VERBS["artifacts"]
     assert verb.answers is not None
     assert [answer.text for answer in verb.answers(verb.parse(["job"]), lambda name: job)] == [text]
+
+
+def test_a_sync_says_once_why_something_is_missing_meanwhile():
+    troubles = ["", "the cluster is away", "", "the cluster is away", ""]
+    sync: Any = SimpleNamespace(copied=7, trouble="", stop=lambda: None)
+
+    def wait(seconds):
+        sync.trouble = troubles.pop(0)
+        return not troubles
+
+    sync.wait = wait
+    job: Any = SimpleNamespace(name="job", sync=lambda folder, path: sync)
+    verb = VERBS["files"]
+    assert verb.answers is not None
+
+    first, meanwhile, last = verb.answers(verb.parse(["job", "--sync", "there"]), lambda name: job)
+    assert first.text == "Keeping there in step with job until it ends …"
+    assert (meanwhile.text, meanwhile.aside) == ("the cluster is away", True)
+    assert (last.text, last.good) == ("there: 7 B copied", True)

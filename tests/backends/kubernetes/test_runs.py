@@ -7,10 +7,18 @@ from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import package
 from nbtorchjob.backends.kubernetes.submit import submitter
-from nbtorchjob.errors import AlreadyExistsError, JobFailedError, JobStoppedError, SpecError, SubmitError
+from nbtorchjob.errors import (
+    AlreadyExistsError,
+    JobFailedError,
+    JobStoppedError,
+    SpecError,
+    SubmitError,
+    UnreachableError,
+)
 from nbtorchjob.machine import folders
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state import Phase
+from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
@@ -105,6 +113,24 @@ def test_who_waits_for_a_group_starts_the_next_one(stage, kind):
     until(lambda: begun() == [True, True, True])
     stage.sign("go-3")
     assert api.group("sweep").results(LIMIT) == [1, 2, 3]
+
+
+def test_a_run_that_a_cluster_did_not_start_is_started_once_it_does(stage, monkeypatch):
+    def refused_twice(name):
+        tries.append(name)
+        if len(tries) < 3:
+            raise UnreachableError("the API server can't be reached")
+        begin(name)
+
+    here, tries = cluster_backend(), []
+    begin = here.begin
+    monkeypatch.setattr(here, "begin", refused_twice)  # as an outage would refuse other requests, too
+    runs = sweep(stage, "begin(); value(lr)", at_once=1)
+
+    with pytest.warns(UserWarning, match=r"sweep-r2 could not be started yet: the API server") as warned:
+        assert runs.results(LIMIT) == [1, 2, 3]
+    assert len(warned) == 1
+    assert tries[0] == tries[1] == tries[2]
 
 
 def held(secret):

@@ -11,7 +11,7 @@ import pytest
 from nbtorchjob import Elastic, ResultError, SpecError, artifacts_dir, checkpoint_dir, submit
 from nbtorchjob.backends import files, links
 from nbtorchjob.backends.base import NodeAnswer
-from nbtorchjob.errors import AskError
+from nbtorchjob.errors import AskError, UnreachableError
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from tests.backends.kubernetes.stage import until
 
@@ -272,6 +272,31 @@ def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeyp
     job.go.touch()
     assert going.wait(60)
     assert (tmp_path / "last").read_text() == "words"
+    assert going.trouble == ""
+
+
+def test_a_sync_goes_on_once_a_cluster_that_was_away_answers(act, here, tmp_path, monkeypatch):
+    def away(name):
+        raise UnreachableError("the API server can't be reached")
+
+    job = act()
+    job.folder.checkpoints.mkdir()
+    (job.folder.checkpoints / "final.pt").write_text("weights")
+    going = links.Sync(here, here.snapshot(job.name), "checkpoints", tmp_path)
+    with monkeypatch.context() as outage:  # as this machine is never away
+        outage.setattr(here, "known", away)
+        assert going.step()
+        assert going.trouble == "the API server can't be reached"
+    assert going.step()
+    assert going.trouble == ""
+
+    job.end()
+    with monkeypatch.context() as outage:
+        outage.setattr(here, "snapshot", away)
+        assert going.step()
+        assert going.trouble == "the API server can't be reached"
+    assert not going.step()
+    assert (tmp_path / "final.pt").read_text() == "weights"
     assert going.trouble == ""
 
 
