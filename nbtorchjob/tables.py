@@ -104,10 +104,11 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
-    mixed = {}
+    objects = {}
     for name, values in columns.items():
-        # polars would turn values of several types into texts, or drop some (2.1).
+        # polars would turn values of several types into texts, or drop some, also within containers, and give
+        # each dict the keys of all (2.1).
         types = {type(value) for value in values if value is not None}
-        if len(types) > 1 and not types <= {int, float}:
-            mixed[name] = polars.Object
-    return polars.DataFrame(columns, schema_overrides=mixed, strict=False)
+        if (len(types) > 1 and not types <= {int, float}) or not types.isdisjoint((list, tuple, dict)):
+            objects[name] = polars.Object
+    return polars.DataFrame(columns, schema_overrides=objects, strict=False)

@@ -116,6 +116,20 @@ def test_rows_become_a_frame_of_polars_where_pandas_is_not_installed(monkeypatch
     assert isinstance(JOBS.frame(), polars.DataFrame)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[[1, 2], ["x", 2.5]], [{"a": 1}, {"b": "x"}], [(1, 2.5), None], [[{"a": 1}], [{"b": 2}]]],
+    ids=["lists", "dicts", "a tuple", "dicts in lists"],
+)
+def test_a_frame_of_polars_keeps_what_is_in_lists_tuples_and_dicts(monkeypatch, values):
+    pytest.importorskip("polars")
+    monkeypatch.setattr("nbtorchjob.tables._FRAMES", ("polars",))
+
+    kept = frame([{"value": value} for value in values])["value"].to_list()
+
+    assert [(type(value), value) for value in kept] == [(type(value), value) for value in values]
+
+
 def test_without_pandas_and_polars_a_frame_says_what_to_install(monkeypatch):
     # A name that is None can't be imported, as if it weren't installed.
     for name in ("pandas", "polars"):
