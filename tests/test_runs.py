@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -190,7 +191,7 @@ def test_what_cannot_be_a_group_is_refused_before_anything_is_sent(points, more,
 def test_the_runs_of_a_deleted_group_are_not_those_of_a_later_one_of_its_name():
     backend, call = MinimalBackend(), capture.from_function(train, (1,))
     info = JobInfo("rates-r1", created=1.0)
-    runs = Runs("rates", backend, [Job(backend, info)])
+    runs: Runs[Any] = Runs("rates", backend, [Job(backend, info)])
     backend.submit(call, JobSpec(env={"HELD": "1"}), replace(info, created=2.0))
 
     for act in (runs.states, runs.rows, runs.cancel, lambda: runs.wait(0)):

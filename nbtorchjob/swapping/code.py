@@ -20,8 +20,8 @@ from nbtorchjob.capture import cells
 from nbtorchjob.errors import SwapError
 from nbtorchjob.runtime.facts.secret import is_secret
 from nbtorchjob.runtime.objects import codenames
+from nbtorchjob.runtime.rank.names import set_by
 from nbtorchjob.runtime.rank.optimizers import VALUES
-from nbtorchjob.runtime.rank.swapping import set_by
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.text.hints import hint
 

@@ -1,11 +1,12 @@
-"""The names of ``__main__``, for what is loaded into a rank that runs already."""
+"""The names of ``__main__``, for what is loaded into a rank that runs already; and those in statements."""
 
 from __future__ import annotations
 
+import ast
 import io
 import pickle
 from types import FunctionType
-from typing import Any, Dict
+from typing import Any, Dict, Iterator, Set
 
 from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.store.payload import Payload
@@ -74,3 +75,42 @@ class _Loader(pickle.Unpickler):
         """See the base class."""
         obj = super().find_class(module, name)
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
+
+
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def set_by(statement: ast.stmt) -> Set[str]:
+    """Return the names that a statement sets; those that loops set, again and again, aren't among them."""
+    names: Set[str] = set()
+    for node in walk(statement, ast.ClassDef, *FUNCTIONS, *LOOPS, *_COMPREHENSIONS):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    return names
+
+
+def read_by(part: ast.AST) -> Set[str]:
+    """Return the names that a statement itself reads, and not only a function in it once that is called."""
+    names: Set[str] = set()
+    for node in walk(part, *FUNCTIONS):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, FUNCTIONS):
+            names.update(*map(read_by, (node.args, *getattr(node, "decorator_list", ()))))
+    return names
+
+
+def walk(top: ast.AST, *leaves: type) -> Iterator[ast.AST]:
+    """Yield what a part of a cell consists of, but not what is in ``leaves``."""
+    waiting = [top]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, leaves):
+            waiting += ast.iter_child_nodes(node)

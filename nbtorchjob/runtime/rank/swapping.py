@@ -37,13 +37,13 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple, cast
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple, cast
 
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
 from nbtorchjob.runtime.facts.errors import from_exception, is_a
 from nbtorchjob.runtime.rank import call, optimizers, streams, swapped
-from nbtorchjob.runtime.rank.names import Names
+from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, read_by, set_by, walk
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError, restore
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
@@ -303,7 +303,7 @@ class Replay:
         left, self._left = self._left, []
         sets, reads = set(awaited), set(ahead)
         for statement, content in left:
-            if not (set_by(statement) & sets or _read_by(statement) & reads):
+            if not (set_by(statement) & sets or read_by(statement) & reads):
                 try:
                     self._make(statement, content)
                     continue
@@ -374,7 +374,7 @@ class _Later(NamedTuple):
         """Return the same for the place before these statements."""
         names, ahead, loops = self
         for statement in reversed(statements):
-            if not loops and any(isinstance(node, _LOOPS) for node in _walk(statement, *_FUNCTIONS)):
+            if not loops and any(isinstance(node, LOOPS) for node in walk(statement, *FUNCTIONS)):
                 ahead, loops = frozenset(), True
             here = set_by(statement)
             names, ahead = names | here, ahead | here
@@ -419,42 +419,3 @@ def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
             yield handler, "body", final
     for case in getattr(statement, "cases", ()):
         yield case, "body", []
-
-
-def set_by(statement: ast.stmt) -> Set[str]:
-    """Return the names that a statement sets; those that loops set, again and again, aren't among them."""
-    names: Set[str] = set()
-    for node in _walk(statement, ast.ClassDef, *_FUNCTIONS, *_LOOPS, *_COMPREHENSIONS):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-    return names
-
-
-def _read_by(part: ast.AST) -> Set[str]:
-    """Return the names that a statement itself reads, and not only a function in it once that is called."""
-    names: Set[str] = set()
-    for node in _walk(part, *_FUNCTIONS):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            names.add(node.id)
-        elif isinstance(node, _FUNCTIONS):
-            names.update(*map(_read_by, (node.args, *getattr(node, "decorator_list", ()))))
-    return names
-
-
-def _walk(top: ast.AST, *leaves: type) -> Iterator[ast.AST]:
-    """Yield what a part of a cell consists of, but not what is in ``leaves``."""
-    waiting = [top]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, leaves):
-            waiting += ast.iter_child_nodes(node)
-
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

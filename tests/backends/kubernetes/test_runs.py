@@ -122,7 +122,8 @@ def test_a_run_that_a_cluster_did_not_start_is_started_once_it_does(stage, monke
             raise UnreachableError("the API server can't be reached")
         begin(name)
 
-    here, tries = cluster_backend(), []
+    here = cluster_backend()
+    tries: list[str] = []
     begin = here.begin
     monkeypatch.setattr(here, "begin", refused_twice)  # as an outage would refuse other requests, too
     runs = sweep(stage, "begin(); value(lr)", at_once=1)
