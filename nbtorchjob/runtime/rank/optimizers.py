@@ -99,7 +99,7 @@ class Setting:
         undo: List[Callable[[], None]] = []
         groups, before = self._optimizer.param_groups, self.current()
         if self.key == "lr" and before:
-            # First: the rate's own tensor may be among what a scheduler has (torch 2.4).
+            # First: the rate's own tensor may be among what a scheduler has.
             for group in groups:
                 _scale(group, _SCALED, self._value / before, undo)
             for scheduler in self._schedulers():
@@ -167,7 +167,7 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
                     setting.apply()
                     setting.mark(swap)
 
-    # It stays: torch goes through all hooks at a step, which fails where one removes itself (2.13).
+    # It stays: torch goes through all hooks at a step, which fails where one removes itself.
     optimizer.register_optimizer_step_pre_hook(step)
 
 
