@@ -49,7 +49,9 @@ class Mirror:
         core: Any = importlib.import_module("fsspec.core")
         spec: Any = importlib.import_module("fsspec.spec")
         self._fs, self._root = core.url_to_fs(url)
-        self._renames = type(self._fs).mv is not spec.AbstractFileSystem.mv
+        # A store of objects copies; gcsfs has a `mv` of its own, which takes patterns as well (2026.10).
+        own_mv = type(self._fs).mv is not spec.AbstractFileSystem.mv
+        self._renames = own_mv and not self._fs.async_impl
         self._folder = folder
         self._quiet_s = quiet_s
         self._removed: Set[str] = set()  # here, as the last ``send`` saw

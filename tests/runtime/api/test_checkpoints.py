@@ -26,7 +26,8 @@ memory = pytest.importorskip("fsspec.implementations.memory")
 @pytest.fixture(params=["file", "memory"])
 def store(request, folder):
     """Return the URL of an empty store."""
-    memory.MemoryFileSystem.store.clear()
+    for scheme in ("memory", "buckets", "patterns"):
+        fsspec.filesystem(scheme).store.clear()
     return f"{request.param}://{folder}/store"
 
 
@@ -103,6 +104,7 @@ def test_what_one_node_wrote_another_finds(node, store):
         assert here() == {"deep/er/step": "1", "last": "deep/er/step"}
 
 
+@pytest.mark.parametrize("store", ["file", "memory", "patterns"], indirect=True)
 def test_a_file_arrives_whatever_its_name_has(node, store):
     files = {"best1.pt": "1", "best?.pt": "2", "layers=[64,64]/last.ckpt": "3", "*": "4"}
     node("one")
@@ -119,7 +121,7 @@ def test_a_file_arrives_whatever_its_name_has(node, store):
     assert stored(store) == {name: text for name, text in files.items() if name != "best?.pt"}
 
 
-@pytest.mark.parametrize("store", ["file", "buckets"], indirect=True)
+@pytest.mark.parametrize("store", ["file", "buckets", "patterns"], indirect=True)
 def test_a_file_takes_the_place_of_a_folder(node, store):
     node("one")
     last = checkpoint_dir() / "last"
@@ -432,6 +434,33 @@ def test_notes_that_were_cut_short_cost_nothing_but_a_transfer(node, store):
     with saving():
         assert here() == {"step": "1"}
     assert stored(store) == {"step": "1"}
+
+
+def test_a_worker_that_is_forked_during_a_transfer_holds_up_no_other(folder, monkeypatch):
+    workers = []
+
+    def get_file(*args, **options):
+        workers.append(os.fork())
+        if not workers[-1]:
+            try:
+                signal.pause()
+            finally:
+                os._exit(0)
+        return before(*args, **options)
+
+    store = fsspec.filesystem("buckets")
+    before = store.get_file
+    monkeypatch.setattr(store, "get_file", get_file)
+    store.pipe_file("mine/step", b"7")
+    try:
+        mirror.Mirror("buckets://mine", str(folder / "checkpoints"), quiet_s=0).fill()
+
+        with open(folder / "checkpoints.json") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
 
 
 @pytest.mark.parametrize("target", ["/proc/nosuch", "nosuch://bucket"])
