@@ -13,7 +13,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -150,21 +150,11 @@ def refresh(backend: Backend, state: JobState, path: str, folder: Path) -> int:
     """
     count = 0
     for kept in _home(backend, state, path):
-        source, target = kept.file, folder / within(kept.file.path, path)
-        half = target.with_name(f".{target.name}{PARTIAL}")
-        try:
-            if _is_at(target, kept):
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open(half, "wb") as file:
-                file.writelines(kept.pieces())
-            os.replace(half, target)
-        except OSError as exc:
-            raise ResultError(f"{source.path} can't be written to {target}: {exc.strerror or exc}") from exc
-        finally:
-            with suppress(OSError):
-                half.unlink()
-        count += source.size
+        target = folder / within(kept.file.path, path)
+        with _beside(target, kept) as partial:
+            if not target.is_file() or not filecmp.cmp(partial, target, shallow=False):
+                os.replace(partial, target)
+                count += kept.file.size
     return count
 
 
@@ -240,36 +230,37 @@ def _pieces(root: str, rest: str) -> Iterator[bytes]:
         raise ResultError(str(exc)) from exc
 
 
-def _is_at(target: Path, kept: _Kept) -> bool:
-    """Whether what is there already is a file of the same content."""
-    if not target.is_file() or target.stat().st_size != kept.file.size:
-        return False
-    with open(target, "rb") as file:
-        return all(file.read(len(piece)) == piece for piece in kept.pieces())
+@contextmanager
+def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
+    """Write a file of an ended job beside its place, and yield where: what isn't moved from there is removed.
+
+    Raises ``ResultError`` for what can't be written, here or within.
+    """
+    partial = target.with_name(f".{target.name}{PARTIAL}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.writelines(kept.pieces())
+        yield partial
+    except OSError as exc:
+        raise ResultError(f"{kept.file.path} can't be written to {target}: {exc.strerror or exc}") from exc
+    finally:
+        with suppress(OSError):
+            partial.unlink()
 
 
 def _copied_home(kept: _Kept, target: Path) -> Copied:
     """Copy a file of an ended job; one with the same content stays."""
-    source, half = kept.file, target.with_name(f".{target.name}{PARTIAL}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(half, "wb") as file:
-            file.writelines(kept.pieces())
+    size = kept.file.size
+    with _beside(target, kept) as partial:
         try:
-            os.link(half, target)
+            os.link(partial, target)
         except FileExistsError:
-            if not filecmp.cmp(half, target, shallow=False):
-                folder = str(target.parent)
-                raise SpecError(
-                    "folder", folder, f"a folder without another file named {target.name}"
-                ) from None
-            return Copied(target, source.size, source.size, growing=False)
-    except OSError as exc:
-        raise ResultError(f"{source.path} can't be written to {target}: {exc.strerror or exc}") from exc
-    finally:
-        with suppress(OSError):
-            half.unlink()
-    return Copied(target, source.size, 0, growing=False)
+            if not filecmp.cmp(partial, target, shallow=False):
+                allowed = f"a folder without another file named {target.name}"
+                raise SpecError("folder", str(target.parent), allowed) from None
+            return Copied(target, size, size, growing=False)
+    return Copied(target, size, 0, growing=False)
 
 
 def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:

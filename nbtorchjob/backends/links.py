@@ -104,12 +104,13 @@ class Sync:
 
     def _look(self) -> bool:
         """Bring what is new; return whether the job goes on."""
-        state = naming.own(self._state.info, self._backend.known(self._state.info.address))
+        state = naming.unreplaced(self._state.info, self._backend.known(self._state.info.address))
         if state.phase.terminal:
             complete_state = self._backend.snapshot(self._state.info.address)
             try:
                 self.copied += files.refresh(self._backend, complete_state, self._path, self._folder)
-                if state.info.cluster and self._has_checkpoints:
+                paths = (self._path, *(path for _, path in self._seen))  # what is wanted, and was copied
+                if state.info.cluster and any(path.partition("/")[0] == CHECKPOINTS for path in paths):
                     self.trouble = _LAST_MISSING
             except ResultError as exc:
                 self.trouble = str(exc)
@@ -125,12 +126,6 @@ class Sync:
                 self.trouble = f"node {node}: {exc or 'it does not answer'}"
                 self._leave(node)
         return True
-
-    @property
-    def _has_checkpoints(self) -> bool:
-        """Whether checkpoints are wanted, or were copied."""
-        seen = (path for _, path in self._seen)
-        return any(path.partition("/")[0] == CHECKPOINTS for path in (self._path, *seen))
 
     def close(self) -> None:
         """Leave the nodes."""
@@ -253,7 +248,7 @@ class Forward:
         self._thread.join()
 
     def _begin(self) -> Talk:
-        state = naming.own(self._info, self._backend.snapshot(self._info.address))
+        state = naming.unreplaced(self._info, self._backend.snapshot(self._info.address))
         node = next(
             (number for number, node in state.nodes.items() if self.rank in node.ranks and node.working), None
         )
