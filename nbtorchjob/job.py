@@ -279,7 +279,7 @@ class Job(Generic[T]):
                 self._address  # noqa: B018
             return self._following.state
         # Who follows it may have only begun to.
-        return naming.own(self.info, self._backend.snapshot(self.info.address))
+        return naming.unreplaced(self.info, self._backend.snapshot(self.info.address))
 
     def done(self) -> bool:
         """Whether the job has ended, one way or another."""
@@ -626,7 +626,7 @@ class Job(Generic[T]):
         self._annotate(remove=tags)
 
     def _annotate(self, **changes: Any) -> None:
-        state = naming.own(self.info, self._backend.known(self.info.address))
+        state = naming.unreplaced(self.info, self._backend.known(self.info.address))
         annotation = naming.annotate(self._backend, state, **changes)
         following = self._following
         if following is not None and following.ended.come:  # it reads nothing any more

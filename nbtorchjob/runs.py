@@ -113,7 +113,7 @@ class Runs(Sequence[Job[T]]):
         """Return what is known of each run now, without logs; of one that has ended all reports, too."""
         left = {job.info.address: job.info for job in self._jobs if job.info.address not in self._ended}
         states = zip(left.items(), self._backend.several([*left]), strict=True)
-        now = {address: naming.own(info, state) for (address, info), state in states}
+        now = {address: naming.unreplaced(info, state) for (address, info), state in states}
         for address, state in now.items():
             if state.phase.terminal:
                 self._ended[address] = _light(self._backend.snapshot(address))

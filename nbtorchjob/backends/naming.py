@@ -106,7 +106,7 @@ def beside(base: str, running: str) -> str:
     return run(base, (digits(running.rpartition("-")[2]) or 1) + 1 if running != base else 2)
 
 
-def own(info: JobInfo, there: JobState) -> JobState:
+def unreplaced(info: JobInfo, there: JobState) -> JobState:
     """Return the state that was looked up by a job's address.
 
     Raises ``JobNotFoundError`` where it is that of another job, which has the name of this deleted one.

@@ -21,7 +21,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from nbtorchjob.capture.model import Call
-from nbtorchjob.capture.pickling import by_reference
+from nbtorchjob.capture.pickling import goes_by_reference
 from nbtorchjob.runtime.objects import codenames, importable
 from nbtorchjob.text import words
 
@@ -206,7 +206,7 @@ def copies(paths: Mapping[str, Path], captured: Mapping[str, Any], texts: Iterab
         for module, _ in _loaded(files)
         for key, held in [*importable.attributes(module).items()]
         for name, value in captured.items()
-        if value is held and not issubclass(type(value), _NO_COPIES) and not by_reference(value)
+        if value is held and not issubclass(type(value), _NO_COPIES) and not goes_by_reference(value)
     ]
     if not shared:
         return []

@@ -600,7 +600,7 @@ def fails(value: Any, *, by_reference: bool = True) -> Exception | None:
     return None
 
 
-def by_reference(value: Any) -> bool:
+def goes_by_reference(value: Any) -> bool:
     """Whether a value that isn't a function or a class goes by the place that a module has it at."""
     reduced = Pickler(_Nowhere(), lambda buffer: None).reducer_override(value)
     return isinstance(reduced, tuple) and reduced[0] is getattr

@@ -112,7 +112,7 @@ class Lock:
             self.close()
 
     def close(self) -> None:
-        """Have it no longer here, as a fork; who was forked still does."""
+        """Close the file here alone: the process that this one was forked from keeps its lock."""
         _held.discard(self)
         file, self._file = self._file, -1
         os.close(file)

@@ -162,7 +162,7 @@ def _alike(members: dict[str, bytes]) -> Iterable[str]:
     spoken = {name: Counter(_all_words(source)) for name, source in members.items()}
 
     def following(first: str) -> list[str]:
-        names, left = [first], {name: None for name in members if name != first}
+        names, left = [first], [name for name in members if name != first]
         while left:
             seen: set[bytes] = set()
             room = _LOOKS_BACK
@@ -178,7 +178,7 @@ def _alike(members: dict[str, bytes]) -> Iterable[str]:
                 return known / len(members[name]), len(members[name])
 
             names.append(max(left, key=share))
-            del left[names[-1]]
+            left.remove(names[-1])
         return names
 
     def size(names: list[str]) -> int:

@@ -20,8 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
-from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.runtime.api.trainerstatus import total
+from nbtorchjob.runtime.api.report import TOTALS, total
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
 from nbtorchjob.state.diagnosis.seen import ASKED

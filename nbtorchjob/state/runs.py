@@ -22,8 +22,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from nbtorchjob.runtime.api.report import TOTALS
-from nbtorchjob.runtime.api.trainerstatus import total
+from nbtorchjob.runtime.api.report import TOTALS, total
 from nbtorchjob.spec.condition import BEST, OWN, Name
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.facts.events import AWAITED, HELD

@@ -160,7 +160,7 @@ def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any
     """Do what :func:`swap` does to a job that is known by its record; of a lab's cell to the lab."""
     address = info.address.rpartition(MARK)[0] if info.of_lab else info.address
     chosen = backend(info.backend)
-    return swap(chosen, naming.own(info, chosen.snapshot(address)), text, namespace, **options)
+    return swap(chosen, naming.unreplaced(info, chosen.snapshot(address)), text, namespace, **options)
 
 
 def _checked(state: JobState, within: object) -> float:

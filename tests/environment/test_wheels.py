@@ -31,35 +31,23 @@ def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(fold
 
 
 @pytest.mark.parametrize(
-    "files",
+    ("files", "name"),
     [
-        {"pyproject.toml": '[[tool.uv.index]]\nname = "pytorch"\n[project]\nname = "My.Lib"'},
-        {"pyproject.toml": "project.name = 'my_lib'"},
-        {"pyproject.toml": '[tool.poetry]\nname = "my-lib"'},
-        {"pyproject.toml": "[build-system]\nrequires = []", "setup.cfg": "[metadata]\nname = my-lib\n"},
-        {"setup.py": "setup()", "setup.cfg": "[metadata]\nname: my_lib\nversion = 50%\n"},
+        ({"pyproject.toml": '[[tool.uv.index]]\nname = "pytorch"\n[project]\nname = "My.Lib"'}, "my-lib"),
+        ({"pyproject.toml": "project.name = 'my_lib'"}, "my-lib"),
+        ({"pyproject.toml": '[tool.poetry]\nname = "my-lib"'}, "my-lib"),
+        ({"pyproject.toml": "[build-system]", "setup.cfg": "[metadata]\nname = my-lib\n"}, "my-lib"),
+        ({"setup.py": "", "setup.cfg": "[metadata]\nname: my_lib\nversion = 50%\n"}, "my-lib"),
+        ({"setup.py": "setup(name='my-lib')"}, "folder"),  # only a build is sure
+        ({"pyproject.toml": "name = 'my-lib'\n[", "setup.cfg": "name = my-lib"}, "folder"),
+        ({"pyproject.toml": "project = 3\ntool.poetry = []", "setup.cfg": "[metadata]\n"}, "folder"),
     ],
 )
-def test_a_project_has_the_name_that_its_files_declare(files, folder):
-    for name, text in files.items():
-        (folder / name).write_text(text)
+def test_a_project_has_the_name_that_its_files_declare_or_else_its_folders(files, name, folder):
+    for file, text in files.items():
+        (folder / file).write_text(text)
 
-    assert wheels.distribution(folder) == "my-lib"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"setup.py": "setup(name='my-lib')"},
-        {"pyproject.toml": "name = 'my-lib'\n[", "setup.cfg": "name = my-lib"},
-        {"pyproject.toml": "project = 3\ntool.poetry = []", "setup.cfg": "[metadata]\n"},
-    ],
-)
-def test_a_project_that_declares_no_name_has_its_folders(files, folder):
-    for name, text in files.items():
-        (folder / name).write_text(text)
-
-    assert wheels.distribution(folder) == "folder"
+    assert wheels.distribution(folder) == name
 
 
 def test_a_project_is_built_when_what_a_file_is_linked_to_was_edited(folder):

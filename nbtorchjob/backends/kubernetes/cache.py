@@ -62,7 +62,7 @@ class JobCache:
         self._lock: Lock | None = None
         self._spools: dict[Pod, _Spool] = {}
         self._noted: set[bytes] = set()
-        self._facts_file = _Lines(folder / "facts.jsonl")
+        self._facts_file = _LineFile(folder / "facts.jsonl")
 
     def claim(self, info: JobInfo) -> bool:
         """Become the writer, if there is none; the kernel releases the lock when a process ends."""
@@ -225,7 +225,7 @@ class JobCache:
         partial.replace(self._folder / name)
 
 
-class _Lines:
+class _LineFile:
     """A file to which whole lines are added; between two it is closed, as there are many.
 
     What a full disk has no room for is added with what comes next, up to some megabytes.
@@ -270,7 +270,7 @@ class _Spool:
     """The cached log of one pod."""
 
     def __init__(self, path: Path, known: Iterable[Lines]) -> None:
-        self._file = _Lines(path)
+        self._file = _LineFile(path)
         self._file.cut()
         # Lines written close together on stdout and stderr may swap places when a log is read again.
         self._recent = deque(chain.from_iterable(lines.stamps for lines in known), _RECENT)

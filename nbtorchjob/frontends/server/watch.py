@@ -125,15 +125,14 @@ class Look(FrozenDataclass):
             id_: self.records[id_] if self.made.get(id_) is job else below(job, roots)
             for id_, job in jobs.items()
         }
-        changed = [
-            job
-            for id_, job in records.items()
-            if (known := self.records.get(id_)) is not job
-            # The clock's numbers pages count themselves.
-            and (known is None or _lasting(known) != _lasting(job))
-        ]
+        changed = [job for id_, job in records.items() if not _same(self.records.get(id_), job)]
         gone = [id_ for id_ in self.records if id_ not in records]
         return Look(jobs, records), Changes(changed, gone)
+
+
+def _same(known: Record | None, job: Record) -> bool:
+    """Whether only the clock's numbers changed, which pages count themselves."""
+    return known is job or (known is not None and _lasting(known) == _lasting(job))
 
 
 def _lasting(job: Record) -> Record:

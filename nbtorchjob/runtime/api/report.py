@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from nbtorchjob.runtime.api import points
 from nbtorchjob.runtime.facts import APPEND, EVENTS, emit
@@ -67,3 +68,10 @@ def begin() -> None:
     global last
     last = {}
     watched.clear()
+
+
+def total(unit: str, metrics: Mapping[str, float]) -> Optional[float]:
+    """Return how many of a unit there will be, by the newest metrics; None where they don't say."""
+    most = metrics.get(TOTALS.get(unit, ""), 0)
+    # What a count has passed is no total of it, only called like one.
+    return most if 0 < most < math.inf and -math.inf < metrics.get(unit, math.nan) <= most else None

@@ -7,15 +7,14 @@ gives them a token for that job and the authority of its certificate. ``init`` p
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
 from collections import deque
-from typing import Any, Deque, Dict, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, Optional, Tuple
 from urllib.parse import urlsplit
 
-from nbtorchjob.runtime.api.report import TOTALS
+from nbtorchjob.runtime.api.report import TOTALS, total
 from nbtorchjob.runtime.facts import emit
 
 URL, CA, TOKEN = ("KUBEFLOW_TRAINER_SERVER_" + name for name in ("URL", "CA_CERT", "TOKEN"))
@@ -28,13 +27,6 @@ _TOLD_AFTER = 3  # failures in a row: the trainer may just be starting again
 _MOST, _LONGEST = 256, 64
 _MOST_SECONDS = (1 << 31) - 1
 _RECENT = 8  # reports that tell how fast it goes
-
-
-def total(unit: str, metrics: Mapping[str, float]) -> Optional[float]:
-    """Return how many of a unit there will be, by the newest metrics; None where they don't say."""
-    most = metrics.get(TOTALS.get(unit, ""), 0)
-    # What a count has passed is no total of it, only called like one.
-    return most if 0 < most < math.inf and -math.inf < metrics.get(unit, math.nan) <= most else None
 
 
 class Poster(threading.Thread):

@@ -157,7 +157,6 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
             os.rename(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-            fcntl.flock(lock, fcntl.LOCK_UN)  # a fork may have it open as well
     return target, by
 
 

@@ -239,7 +239,10 @@ class Pickler(pickle.Pickler):
         values = [*reads.values(), *(content for _, content in cells)]
         submodules = importable.submodules(values, codenames.all_names(function.__code__))
         if self._open:
-            late = [_taken_late(values) for values in (attributes, own, reads)]
+            late = [
+                {name: names.pop(name) for name in [*names] if _is_late(names[name])}
+                for names in (attributes, own, reads)
+            ]
             late_cells = [(cell, content) for cell, content in cells if _is_late(content)]
             cells = [(cell, content) for cell, content in cells if not _is_late(content)]
             if late_cells or any(late):
@@ -501,13 +504,8 @@ class _Late:
         return self._call
 
 
-def _taken_late(values: Dict[str, Any]) -> Dict[str, Any]:
-    """Take from values those that wait until classes are complete."""
-    return {name: values.pop(name) for name in [*values] if _is_late(values[name])}
-
-
 def _is_late(value: Any) -> bool:
-    """Whether a value is an object of a class that goes by value, or holds some, as far as one looks."""
+    """Whether a value has to wait for a class that goes by value: it is, or holds, an object of one."""
     waiting = [value]
     for _ in range(_LOOKED):
         if not waiting:

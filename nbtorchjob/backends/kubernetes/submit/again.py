@@ -9,7 +9,7 @@ import asyncio
 import base64
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -154,10 +154,7 @@ async def dry_run(session: Session, sender: Submitter) -> str:
             raise  # there is a server, or there should be
         draft = await sender.draft(blind=True)
         comment = f"# not checked by a server: {exc}"
-    shown = [*draft.manifests]
-    for secret in reversed(draft.secrets):
-        sizes = {key: f"<{words.size(len(base64.b64decode(text)))}>" for key, text in secret["data"].items()}
-        shown.insert(0, {**secret, "data": sizes})
+    shown = [*map(_with_sizes, draft.secrets), *draft.manifests]
     return "---\n".join(map(to_yaml, shown)) + comment
 
 
@@ -253,3 +250,9 @@ def _private(path: Path, text: str) -> Path:
     path.touch(mode=0o600)  # Secrets are among them
     path.write_text(text)
     return path
+
+
+def _with_sizes(secret: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a Secret with the sizes of its values in their place."""
+    sizes = {key: f"<{words.size(len(base64.b64decode(value)))}>" for key, value in secret["data"].items()}
+    return {**secret, "data": sizes}
