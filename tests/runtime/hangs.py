@@ -274,10 +274,26 @@ def pipeline():
 
 
 def one_step_more():
-    """Rank 1 has a batch more than the others, which have returned by then."""
+    """Rank 1 has a batch more than the others, which have returned by then, and leave their group slowly."""
     batches = 5 if begin() == 1 else 4
     for _ in range(batches):
         dist.all_reduce(torch.ones(8))
+    leave = dist.destroy_process_group
+
+    def leave_slowly():
+        leave()
+        time.sleep(LONG)
+
+    dist.destroy_process_group = leave_slowly
+
+
+def one_step_more_in_the_group():
+    """Rank 1 has a batch more than the others, which have left the group by then, and work on their own."""
+    batches = 5 if begin() == 1 else 4
+    for _ in range(batches):
+        dist.all_reduce(torch.ones(8))
+    dist.destroy_process_group()
+    time.sleep(LONG)
 
 
 def too_big():
@@ -327,6 +343,6 @@ ALL = {
         lock_of_python_held, busy_in_c, subgroup, store_wait, read_of_a_pipe, crossed_groups, returned_early,
         swallowed_exception, endless_loop, missing_sender, awaited_sender, monitored_barrier,
         other_root, other_group, missing_receiver, other_tag, ring, pipeline, all_compute,
-        one_step_more, too_big, objects_for_tensors, backward_pass, straggler,
+        one_step_more, one_step_more_in_the_group, too_big, objects_for_tensors, backward_pass, straggler,
     )
 }  # fmt: skip

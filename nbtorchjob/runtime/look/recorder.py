@@ -41,7 +41,8 @@ _DTYPES = {
 def groups(*, left: bool = False) -> "tuple[Group, ...]":
     """Return this process's groups: those that a call is pending in first, then the last used.
 
-    With ``left`` those that it has left are among them, whose ranks nothing tells any more.
+    With ``left``, or where it has none any more, those that it has left are among them. Nothing tells their
+    ranks then, and none waits in their calls.
     """
     entries: Dict[str, List[Dict[str, Any]]] = {}
     for entry in _entries():
@@ -57,7 +58,7 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
             in_order = sorted(ranks.items(), key=lambda pair: pair[1])
             label = "" if label == "undefined" else label
             known.append((str(name), label, backend, tuple(rank for rank, _ in in_order)))
-    if left:
+    if left or not known:
         names = {item[0] for item in known}
         gone = {name: calls[-1]["process_group"][1] for name, calls in entries.items() if name not in names}
         known += [(name, label, "", ()) for name, label in gone.items()]
@@ -65,7 +66,7 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
         calls = entries.get(name, [])
         # A group that was destroyed may have had the same name.
         calls = [item for item in calls if item["pg_id"] == calls[-1]["pg_id"]]
-        last = tuple(_collective(entry) for entry in calls[-MAX_CALLS:])
+        last = tuple(_collective(entry, gone=not ranks) for entry in calls[-MAX_CALLS:])
         described.append(Group(name, ranks, last, backend, label))
     described.sort(
         key=lambda group: (
@@ -187,7 +188,7 @@ def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "
         yield from json.loads(dump(True, False).decode()).get("entries", ())
 
 
-def _collective(entry: Dict[str, Any]) -> Collective:
+def _collective(entry: Dict[str, Any], *, gone: bool = False) -> Collective:
     p2p = bool(entry["is_p2p"])
     name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
     timeout = entry["timeout_ms"] / 1000
@@ -196,7 +197,7 @@ def _collective(entry: Dict[str, Any]) -> Collective:
         op=name,
         since=entry["time_created_ns"] / 1e9,
         # What is retired has completed, or timed out; gloo's stay "scheduled".
-        done=bool(entry["retired"]) or entry["state"] == "completed",
+        done=gone or bool(entry["retired"]) or entry["state"] == "completed",
         sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
         dtypes=tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in entry["input_dtypes"]),
         timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),

@@ -80,8 +80,8 @@ def run_rank(
     try:
         act(Rank(rank, path, header, folder, key, round_, meeting, sampler, flusher))
         _end_program()
+        sampler.returned()  # before others can fail of it that this rank leaves its groups
         groups.leave()
-        sampler.returned()
     except BaseException as exc:
         try:
             mute_handlers()

@@ -39,7 +39,8 @@ The first of these that applies:
     another operation, size or type at one number           the fewer; both, if as many  yes   ``_differing``
     the newest call of a rank that a collective ended:      as above                     yes   ``_broken``
     another operation, size or type there
-    the same, and all others had returned before            the fewer; all, if as many   yes   ``_broken``
+    the same, and all others had returned, or destroyed     the fewer; all, if as many   yes   ``_broken``
+    the group, before
     another root or reduction in one call, or another       the fewer; both, if as many  yes   ``_arguments``
     group of the same ranks in one line
     absent, and it waits in no call: it is somewhere else,  it, and where it is          yes   ``_absent``
@@ -174,7 +175,7 @@ def _broken(seen: Seen) -> _Finding | None:
         fewer = {
             rank: calls[-1].seq
             for rank, calls in by_rank.items()
-            if calls[-1].seq < call.seq and seen.returned(rank)
+            if calls[-1].seq < call.seq and seen.has_left(rank, group.name)
         }
         if fewer and {*there, *fewer} == {*seen.members(group.name)}:
             more = sorted(there)

@@ -349,6 +349,11 @@ class Seen(FrozenDataclass):
         """Whether a rank had ended well."""
         return rank in self.ended and self.ended[rank].how == End.RETURNED
 
+    def has_left(self, rank: int, name: str) -> bool:
+        """Whether a rank had ended well, or destroyed a group."""
+        groups = self.of[rank].groups if rank in self.of else ()
+        return self.returned(rank) or any(group.name == name and not group.ranks for group in groups)
+
     @cached_property
     def pending(self) -> Mapping[str, list[tuple[int, Group, Collective]]]:
         """The calls that aren't done, with the ranks that they are of, by group."""

@@ -39,7 +39,7 @@ class OtherOperation(FrozenDataclass):
 
 
 class Uneven(FrozenDataclass):
-    """Some ranks of a group made more calls than others, which returned after fewer."""
+    """Some ranks of a group made more calls than others, which returned or left it after fewer."""
 
     group: Group
     last: Collective

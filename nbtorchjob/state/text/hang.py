@@ -151,7 +151,8 @@ class _Wording(FrozenDataclass):
         leaders = f"{ranks(verdict.more)} made {verdict.last.seq} calls in {self._group(verdict.group)}"
         last = ", ".join(filter(None, [what(verdict.last), self._lines(verdict.more)]))
         why = "the usual causes are uneven batches and a branch that some ranks skip"
-        return f"{leaders}, and {others} before returning; the last is {last}; {why}"
+        left = "returning" if all(map(self.seen.returned, verdict.fewer)) else "leaving it"
+        return f"{leaders}, and {others} before {left}; the last is {last}; {why}"
 
     def _verb(self, word: str, subjects: Sequence[int]) -> str:
         """Return a verb as so many ranks do it: ``wait``."""

@@ -392,18 +392,22 @@ def test_the_node_of_a_missing_rank_is_asked_by_the_other_one():
     assert (prints.rank, prints.threads[0].frames[0].name) == (1, "rank_1_prints")
 
 
+UNEVEN = "rank 1 made 8 calls in the default group, and ranks 0, 2 made 7 before"
+TOO_BIG = "rank 2 entered all_reduce float32[4000], but ranks 0-1 all_reduce float32[8]"
+
+
 @pytest.mark.torch
 @needs_records
 @pytest.mark.parametrize(
-    ("case", "words"),
+    ("nodes", "case", "words"),
     [
-        ("one_step_more", "rank 1 made 8 calls in the default group, and ranks 0, 2 made 7 before returning"),
-        ("too_big", "rank 2 entered all_reduce float32[4000], but ranks 0-1 all_reduce float32[8]"),
+        *((nodes, "one_step_more", f"{UNEVEN} returning") for nodes in (1, 3)),
+        (1, "one_step_more_in_the_group", f"{UNEVEN} leaving it"),
+        *((nodes, "too_big", TOO_BIG) for nodes in (1, 3)),
     ],
 )
-@pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.filterwarnings("ignore:nproc_per_node=")
-def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(case, words, nodes):
+def test_a_collective_that_broke_off_is_told_with_what_each_rank_called(nodes, case, words):
     job = submit(hangs.ALL[case], spec=JobSpec(Elastic(nnodes=nodes, nproc_per_node=3 // nodes)))
     job.wait(LIMIT)
 
