@@ -12,9 +12,16 @@ from tests.runtime.trained import STEPS, curve, train
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nbtorchjob itself starts")]
 
 
-def test_a_training_goes_on_from_parts_that_two_nodes_have_sent(stage, tmp_path):
-    undisturbed, log = str(tmp_path / "undisturbed"), str(tmp_path / "log")
-    submit(train, log=undisturbed, folder=str(tmp_path / "own")).result(LIMIT)
+@pytest.fixture
+def undisturbed(tmp_path):
+    """Return the log of an undisturbed training; before a stage, whose pool would outlive the test."""
+    log = str(tmp_path / "undisturbed")
+    submit(train, log=log, folder=str(tmp_path / "own")).result(LIMIT)
+    return log
+
+
+def test_a_training_goes_on_from_parts_that_two_nodes_have_sent(undisturbed, stage, tmp_path):
+    log = str(tmp_path / "log")
     place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m", "kind": "indexedjob"}
     place["checkpoints"] = f"file://{tmp_path}/checkpoints"
     spec = stage.spec(Elastic(2), retry=Retry(preemptions=1, backoff=0), **place)
