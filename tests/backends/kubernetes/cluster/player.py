@@ -134,7 +134,11 @@ class Player:
         ]
         between = [*turns(self.recorded), *(step.t for step in plan)]
         if self._name not in UNSTARTED:
-            plan += [Step(group[0].t, partial(self._end, group)) for group in _groups(self.recorded, between)]
+            groups = _groups(self.recorded, between)
+            # Of pods that are signalled one after the other, a slow machine would show one end before the next.
+            signals = [action["t"] for action in map(json.loads, lines) if action.get("signal")]
+            plan[:0] = [Step(self._begun(group, signals), partial(self._bind, group)) for group in groups]
+            plan += [Step(group[0].t, partial(self._end, group)) for group in groups]
             plan += [Step(t, partial(self._let_go, t, pod)) for t, pod in removals(self.recorded)]
         for mark, fault in FAULTS.items():
             if mark in self._name:
@@ -144,10 +148,20 @@ class Player:
     def _strike(self, fault: Fault) -> None:
         fault(self._cluster, self._space, self._wait(self._up, "all pods to run"))
 
+    def _begun(self, group: list[Ending], signals: list[float]) -> float:
+        """Return when containers ended, or when the first of the signals was sent that ended them."""
+        end = group[0].t
+        before = max((event.t for event in self.recorded if event.t < end), default=0.0)
+        return min((t for t in signals if before < t <= end), default=end)
+
+    def _bind(self, group: list[Ending]) -> None:
+        """Have it seen only together that containers end."""
+        uids = self._come(group[0].t, *(ending.pod for ending in group))
+        self._cluster.end_together(*(uids[ending.pod] for ending in group))
+
     def _end(self, group: list[Ending]) -> None:
         """End containers as they ended then: by themselves, or as their grace period was over."""
         uids = self._come(group[0].t, *(ending.pod for ending in group))
-        self._cluster.end_together(*(uids[ending.pod] for ending in group))
         for ending in group:
             if ending.killed:
                 self._cluster.end_grace(uids[ending.pod])
