@@ -16,8 +16,10 @@ can't be pulled, a quota. A job in a queue, and an image on its way, may take as
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 from nbtorchjob.frozen import FrozenDataclass, remembered
 from nbtorchjob.runtime.api.report import TOTALS, total
@@ -59,6 +61,7 @@ REPORT = "report"  # what is counted where neither steps nor epochs are
 PERCENT = "percent"  # what an operator counts that is told how far its job is
 
 RECENT = 8  # reports that tell how fast a rank is now
+_MANY = 3  # reports of the first count, from which on it is taken to be under way
 OVERDUE = 1.5  # times the usual time between two reports, and
 OVERDUE_S = 3.0  # so long beside: from a cluster a report may take a second or two
 STALLED_S = 60.0  # at least; 10 usual times between reports, if that is more
@@ -69,7 +72,8 @@ QUIET_S = 120.0
 class Progress(FrozenDataclass):
     """How much the slowest rank has done; ``total`` is None where nobody said how much there is.
 
-    Times are in seconds, ``heard`` since the epoch; None where they aren't known.
+    Times are in seconds, None where they aren't known; ``heard``, and ``reached``, when so much was done, are
+    since the epoch.
     """
 
     unit: str  # step, epoch, PERCENT or REPORT
@@ -78,12 +82,13 @@ class Progress(FrozenDataclass):
     pace: float | None  # for one unit
     every: float | None  # between two reports
     heard: float
+    reached: float
 
     def left(self, now: float) -> float | None:
         """Return how long the rest will take; None where nobody knows, as when a report is overdue."""
         if self.total is None or self.pace is None or self.overdue(now) is not None:
             return None
-        return max(0.0, (self.total - self.done) * self.pace - max(0.0, now - self.heard))
+        return max(0.0, (self.total - self.done) * self.pace - max(0.0, now - self.reached))
 
     def overdue(self, now: float) -> float | None:
         """Return for how long nothing was reported, once that is longer than usual; else None."""
@@ -94,9 +99,10 @@ class Progress(FrozenDataclass):
 
     @property
     def told_each(self) -> bool:
-        """Whether each one is reported: who reports every hundredth step may have done some since."""
-        known = self.unit != REPORT and self.pace is not None and self.every is not None
-        return known and (self.every or 0.0) <= OVERDUE * (self.pace or 0.0)
+        """Whether each one is reported, once: who reports every hundredth step may have done some since."""
+        if self.unit == REPORT or self.pace is None or self.every is None:
+            return False
+        return self.pace <= OVERDUE * self.every and self.every <= OVERDUE * self.pace
 
 
 class Stillness(FrozenDataclass):
@@ -119,8 +125,11 @@ def progress(state: JobState) -> Progress | None:
     known = {rank: item for rank, item in state.series.items() if item.round == round_}
     if round_ == state.round and state.world_size:
         known = {rank: item for rank, item in known.items() if rank < state.world_size}
+    over = state.phase is Phase.SUCCEEDED
     candidates = [
-        item for series in known.values() if (item := _progress(series, state.counted_from_zero)) is not None
+        item
+        for series in known.values()
+        if (item := _progress(series, state.counted_from_zero, over=over)) is not None
     ]
     units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
     alike = [item for item in candidates if item.unit == units[0]]
@@ -135,7 +144,7 @@ def progress(state: JobState) -> Progress | None:
     else:
         ahead = 100 - status.percent
         seconds = status.left / ahead if status.left is not None and ahead else None
-        of_operator = Progress(PERCENT, status.percent, 100, seconds, None, status.time)
+        of_operator = Progress(PERCENT, status.percent, 100, seconds, None, status.time, status.time)
     return of_operator or slowest
 
 
@@ -153,7 +162,17 @@ def setback(state: JobState) -> tuple[int, float, float] | None:
     if series.round < state.round:
         return state.round, reached, reached
     first, *_, newest = [many for _, many in counts(series.points, unit)] * 2
-    return None if newest + extra >= reached else (series.round, reached, first + extra - 1)
+    if newest + extra >= reached or not math.isfinite(first):
+        return None
+    # Who logs every tenth step, counting from 1, goes on from ten steps before the first that is logged.
+    logged = [many for s in before for many in _per_report(s.points)] if unit == "step" else []
+    begun = first if extra else max(0.0, math.ceil(first) - max([1.0, *logged]))
+    return series.round, reached, begun
+
+
+def _per_report(points: Sequence[Point]) -> Iterator[float]:
+    for one, other in pairwise(point for point in points if "step" in point.metrics):
+        yield (as_float(other.metrics["step"]) - as_float(one.metrics["step"])) / (other.seq - one.seq)
 
 
 def still(state: JobState, now: float) -> Stillness | None:
@@ -224,7 +243,7 @@ def measures(values: Mapping[str, float], *, counting: bool = False) -> list[str
 
 
 @remembered
-def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
+def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Progress | None:
     values = latest(series)
     counted = ((unit, most) for unit in TOTALS if (most := total(unit, values)) is not None)
     unit, most = next(counted, (unit_of(series), None))
@@ -232,13 +251,44 @@ def _progress(series: Series, from_zero: Collection[str]) -> Progress | None:
     if reached is None or not math.isfinite(reached):
         return None
     every = seconds = None
+    heard = at = series.points[-1].time
+    several = any(_repeats(stretch.points[-RECENT:], unit) for stretch in series.stretches)
     if len(series.points) > 1:  # of an ended job a list keeps one
         recent = series.points[-RECENT:]
         every = pace(counts(recent, REPORT))
-        # Of epochs of many reports each the newest few may be of one.
-        seconds = pace(counts(recent, unit)) or pace(counts(series.points, unit))
+        begun = [] if several else counts(recent, unit)
+        if len(begun) < 2:  # of an epoch there may be many reports, which have its number or none
+            begun = [alike[0] for alike in _by_count(series.points, unit)]
+        at = begun[-1][0]
+        seconds = pace(begun[-RECENT:]) or pace(counts(series.points, unit))
+    if several and not over and _told_throughout(series, unit):
+        reached -= 1
     many = min(max(reached, 0.0), reached if most is None else most)
-    return Progress(unit, many, most, seconds, every, series.points[-1].time)
+    return Progress(unit, many, most, seconds, every, heard, at)
+
+
+def _repeats(points: Sequence[Point], unit: str) -> bool:
+    counted = [point.metrics[unit] for point in points if unit in point.metrics]
+    return len({*counted}) < len(counted)
+
+
+def _by_count(points: Sequence[Point], unit: str) -> list[list[tuple[float, float]]]:
+    """Return what :func:`counts` does, those of one count together."""
+    return [[*alike] for _, alike in groupby(counts(points, unit), key=itemgetter(1))]
+
+
+def _told_throughout(series: Series, unit: str) -> bool:
+    """Whether a count that several reports have is under way then, as an epoch is in each step's report.
+
+    Else all of them come at its end: that of its training, and that of its validation.
+    """
+    within = between = 0.0
+    for stretch in series.stretches:
+        by_count = _by_count(stretch.points, unit)
+        for alike, following in pairwise(by_count):
+            within += alike[-1][0] - alike[0][0]
+            between += following[0][0] - alike[0][0]
+    return within >= between / 2 if between else len(by_count[-1]) >= _MANY
 
 
 _TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too

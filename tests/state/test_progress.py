@@ -15,6 +15,7 @@ from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.progress import QUIET_S, STALLED_S, Progress, hang, latest, missed, progress, still
 from nbtorchjob.state.text import attempts, facts
+from nbtorchjob.state.text import lifetime as words
 
 
 def job(*facts, world=2, **info):
@@ -107,8 +108,55 @@ def test_the_time_left_shrinks_between_steps_and_is_gone_once_one_is_overdue():
     assert [headway.overdue(now) for now in (12.0, 13.0)] == [None, 7.0]
 
 
+def epochs_of_steps(many, *, first, rank=0):
+    """Return reports, one a second, of 3 epochs of 100 steps that each tell the epoch."""
+    told = ({"epoch": n // 100 + first, "epochs": 3, "loss": 1.0} for n in range(many))
+    return reports(*told, rank=rank, every=1.0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    ("many", "done", "left"), [(60, 0, None), (101, 1, 200), (150, 1, 151), (201, 2, 100), (290, 2, 11)]
+)
+def test_an_epoch_that_each_of_its_steps_tells_is_done_once_the_next_begins(first, many, done, left):
+    headway = progress(job(*epochs_of_steps(many, first=first)))
+
+    assert headway is not None
+    assert (headway.done, headway.left(1.0 + many)) == (done, left)
+
+
+def test_a_job_can_stall_in_its_last_epoch_and_has_done_all_once_it_succeeds():
+    facts = epochs_of_steps(290, first=0)
+    assert since(job(*facts), 292.0 + STALLED_S) == (291.0, True)
+    status = words.progress_line(job(*facts), 292.0 + STALLED_S)
+    assert status == "2 of 3 epochs · no report for 1 min 01 s; one came every 1.0 s"
+
+    assert far(*facts, ev.NodeExited(400.0, 0, code=0), ev.Closed(401.0)) == (3, 3, "epoch")
+
+
+def test_an_epoch_that_is_told_at_its_end_is_done_however_often_it_is_told():
+    told = [
+        ev.Reported(10.0 * epoch + more, 0, 0, 2 * epoch + more, {"epoch": epoch, "epochs": 9, name: 1.0})
+        for epoch in range(1, 4)
+        for more, name in enumerate(("loss", "val_loss"))
+    ]
+    headway = progress(job(*told))
+
+    assert headway is not None
+    assert (headway.done, headway.left(31.0)) == (3, 59.0)
+
+
+def test_the_time_left_shrinks_while_reports_come_that_count_nothing():
+    facts = [*reports({"epoch": 1, "epochs": 3}, {"epoch": 2}, every=10.0)]
+    facts += [ev.Reported(13.0 + n, 0, 0, 2 + n, {"loss": 1.0}) for n in range(7)]
+    headway = progress(job(*facts))
+
+    assert headway is not None
+    assert headway.left(19.0) == 3.0
+
+
 def test_nothing_is_overdue_when_all_is_done():
-    headway = Progress("step", 10, 10, 2.0, 2.0, 6.0)
+    headway = Progress("step", 10, 10, 2.0, 2.0, 6.0, 6.0)
 
     assert (headway.left(500.0), headway.overdue(500.0)) == (0.0, None)
 

@@ -168,6 +168,17 @@ def test_a_job_that_starts_again_says_from_where_it_goes_on_until_it_has_caught_
     assert attempts.setback(job(*again)) == "attempt 2: step 48 was reached before"
     behind = attempts.setback(job(*again, *steps(1, 1064.0, 40, 41)))
     assert behind == "attempt 2: goes on from step 40, of 48 done before"
+
+    every_tenth = [*begun(1, 1000.0), *steps(0, 1003.0, *range(10, 210, 10)), *begun(2, 1060.0)]
+    behind = attempts.setback(job(*every_tenth, *steps(1, 1064.0, 110)))
+    assert behind == "attempt 2: goes on from step 100, of 200 done before"
+
+    def epochs(round_, since, *numbers):
+        return [ev.Reported(since + n, 0, round_, n, {"epoch": e}) for n, e in enumerate(numbers)]
+
+    told = [*begun(1, 1000.0), *epochs(0, 1003.0, *(1 + n // 9 for n in range(900))), *begun(2, 2060.0)]
+    behind = attempts.setback(job(*told, *epochs(1, 2064.0, 51)))
+    assert behind == "attempt 2: goes on from epoch 50, of 100 done before"
     assert attempts.setback(job(*again, *steps(1, 1064.0, *range(40, 48)))) == ""
 
 
