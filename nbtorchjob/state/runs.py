@@ -6,6 +6,10 @@ what others only reached later. With a condition, the group's best is the best t
 time that it was as far, and its median that of the runs that came as far. What is looked at is a run's newest
 report.
 
+A report that names an epoch may come at its end, or be one of many in it. Where any run has told a count
+twice, it is taken to be done once the next one is told, or the run has ended; until a second report tells
+which it is, nothing is judged.
+
 Halving is the rule of asynchronous successive halving, ASHA (Li et al. 2018, arXiv:1810.05934: the top
 ``1/factor`` of a rung go on), where runs are stopped instead of paused, as in Ray Tune. Rungs are at
 ``at_least``, ``at_least * factor``, ``at_least * factor**2`` and so on. A run is judged once at each, when it
@@ -19,7 +23,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from nbtorchjob.runtime.api.report import TOTALS, total
@@ -28,7 +32,7 @@ from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.facts.events import AWAITED, HELD
 from nbtorchjob.state.facts.series import Point, Series, as_float
 from nbtorchjob.state.job import JobState, Phase
-from nbtorchjob.state.progress import REPORT, latest, unit_of
+from nbtorchjob.state.progress import REPORT, counts, latest, unit_of
 from nbtorchjob.text import words
 
 T = TypeVar("T")  # whatever a run is known by
@@ -151,6 +155,12 @@ class Judge:
             if known is None or known.series is not reports or known.by != by:
                 self._tracks[address] = _Track(reports, by)
         tracks = {address: track for address in series if (track := self._tracks[address]).marks}
+        ended = {state.info.address for state in states if state.phase.terminal}
+        several = any(track.repeats for track in tracks.values())
+        if not several and not any(track.goes_on or address in ended for address, track in tracks.items()):
+            return {}
+        for address, track in tracks.items():
+            track.several, track.ended = several, address in ended
         reasons = {**self._halved(tracks, by), **_met(self._early, tracks)}
         # Not one that somebody debugs at a stopped rank.
         running = [state for state in states if state.phase is Phase.RUNNING and not state.stopped]
@@ -223,20 +233,25 @@ class _Track:
         self.series, self.by = series, by
         counted = [item for stretch in series.stretches for item in _counted(stretch.points, by)]
         self._points = [point for point, _ in counted]
-        counts = [count for _, count in counted]
         first: dict[float, int] = {}
-        marks = [(n, p.seq - first.setdefault(n, p.seq)) for n, p in zip(counts, self._points, strict=True)]
+        marks = [(count, point.seq - first.setdefault(count, point.seq)) for point, count in counted]
         self.marks = [*accumulate(marks, max)]  # after a restart it is behind for a while
         self.latest = latest(series)
         # Who counts from 0 has done one when it says so.
         self._more = 1 if by != REPORT and self.marks and self.marks[0][0] == 0 else 0
+        told = [[count for _, count in counts(stretch.points, by)] for stretch in series.stretches]
+        self.repeats = any(one == other for many in told for one, other in pairwise(many))
+        self.goes_on = by == REPORT or any(len(many) > 1 for many in told)
+        self.several = self.ended = False  # whether reports of the group may have the same count
         self._values: dict[str, list[float]] = {}
         self._bests: dict[tuple[str, bool], list[tuple[Mark, float]]] = {}
 
     @property
     def done(self) -> float:
         """How much it has done."""
-        return self.marks[-1][0] + self._more
+        under_way = self.several and not self.ended
+        at = bisect_left(self.marks, (self.marks[-1][0], 0)) if under_way else len(self.marks)
+        return self.marks[at - 1][0] + self._more if at else 0.0
 
     @property
     def total(self) -> float:
@@ -271,11 +286,16 @@ class _Track:
 
     def arrival(self, rung: float, metric: str) -> _Arrival | None:
         """Return when it had done so much and knew the metric, and what that was; None before that."""
-        first = bisect_left(self.marks, (rung - self._more, 0))
+        first = seen = bisect_left(self.marks, (rung - self._more, 0))
+        if self.several and first < len(self.marks):
+            seen = bisect_right(self.marks, (self.marks[first][0], math.inf))
+            if seen == len(self.marks) and not self.ended:
+                return None
+            first, seen = seen - 1, min(seen, len(self.marks) - 1)
         values = self.values(metric)
         for at in range(first, len(self.marks)):
             if not math.isnan(values[at]) or metric in self._points[at].metrics:
-                return _Arrival(self._points[at].time, values[at])
+                return _Arrival(self._points[max(at, seen)].time, values[at])
         return None
 
 

@@ -144,14 +144,14 @@ def test_a_rare_metric_of_a_long_run_is_known_where_a_slower_one_is():
 
 def test_only_what_runs_is_stopped_and_once():
     early = Early(stop_when="loss > 1")
-    values = [2.0]
+    values = [2.0, 2.0]
 
     assert [*stops(early, losses(1, values))] == ["g-r1"]
     assert stops(early, losses(1, values, *ENDED)) == {}
     assert stops(early, losses(1, values, ev.CancelRequested(50.0))) == {}
     stop = ev.RankStops(50.0, 0, 0, 0, 7, "train", "<cell>", ev.BREAKPOINT)
     assert stops(early, losses(1, values, stop)) == {}  # somebody looks at it
-    assert stops(Early(stop_when="loss > 1", at_least=2), losses(1, values)) == {}
+    assert stops(Early(stop_when="loss > 1", at_least=3), losses(1, values)) == {}
     assert [*stops(Early(stop_when="loss > 1", at_least=2), losses(1, [0.0, 2.0]))] == ["g-r1"]
     assert stops(Early(stop_when="acc < 1"), losses(1, values), reported(2, [])) == {}
 
@@ -168,7 +168,7 @@ def test_what_nobody_reports_is_told_once_a_run_is_through():
 
 def test_a_rung_is_judged_by_who_was_there_and_waits_for_nobody():
     early = Early(halve="loss", by="epoch", factor=3)
-    first = losses(1, [5.0], begins=0.0)
+    first = losses(1, [5.0, 5.0], begins=0.0)
     worse = losses(2, [6.0], begins=1.0)
     better = losses(3, [1.0], begins=2.0)
     late = losses(4, [3.0], begins=3.0)
@@ -178,7 +178,7 @@ def test_a_rung_is_judged_by_who_was_there_and_waits_for_nobody():
         "g-r2": "loss=6 after 1 epoch was number 2 of 2",
         "g-r4": "loss=3 after 1 epoch was number 2 of 4",
     }
-    many = [losses(n, [float(n)], begins=-n) for n in range(10, 16)]  # the worst first
+    many = [losses(n, [float(n)] * 2, begins=-n) for n in range(10, 16)]  # the worst first
     assert stops(early, *many) == {}
     assert [*stops(early, *many, losses(1, [11.5], begins=0), losses(2, [10.5], begins=1))] == ["g-r1"]
 
@@ -197,7 +197,7 @@ def test_the_next_rung_is_factor_times_as_far():
 def test_what_is_not_finite_never_goes_on_and_what_is_through_does():
     early = Early(halve="loss", by="epoch", factor=2)
 
-    assert stops(early, losses(1, [float("nan")])) == {"g-r1": "loss=nan after 1 epoch was no finite one"}
+    assert stops(early, losses(1, [float("nan")] * 2)) == {"g-r1": "loss=nan after 1 epoch was no finite one"}
     ends = [{"epoch": at, "epochs": 2, "loss": 9.0} for at in (1, 2)]
     assert stops(early, losses(1, [1.0, 1.0], *ENDED, first=1), reported(2, ends[1:], begins=50.0)) == {
         "g-r2": "loss=9 after 1 epoch was number 2 of 2"
@@ -208,9 +208,59 @@ def test_what_is_not_finite_never_goes_on_and_what_is_through_does():
 
 def test_the_largest_goes_on_where_that_is_best():
     early = Early(halve="acc", by="step", largest=("acc",), factor=2)
-    runs = [reported(n, [{"step": 1, "acc": acc}], begins=n) for n, acc in enumerate([0.5, 0.4, 0.9], 1)]
+    runs = [
+        reported(n, [{"step": step, "acc": acc} for step in (1, 2)], begins=n)
+        for n, acc in enumerate([0.5, 0.4, 0.9], 1)
+    ]
 
     assert [*stops(early, *runs)] == ["g-r2"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_epoch_that_each_of_its_steps_tells_is_done_once_the_next_begins(first):
+    def train(number, values, *more):
+        told = [{"epoch": step // 10 + first, "loss": value} for step, value in enumerate(values)]
+        return reported(number, told, *more, begins=number / 10)
+
+    early = Early(halve="loss", by="epoch", factor=2)
+    usual, warms_up = train(1, [2.0] * 25), [*[3.0] * 5, *[1.0] * 5, *[4.0] * 15]
+
+    assert stops(early, usual, train(2, warms_up[:1])) == {}
+    assert stops(early, usual, train(2, warms_up[:10])) == {}
+    assert stops(early, usual, train(2, warms_up[:15])) == {}  # 1.0 after its first
+    assert stops(early, usual, train(2, warms_up)) == {
+        "g-r2": "loss=4 after 2 epochs was number 2 of 2",
+    }
+    through = train(1, [2.0] * 20, *ENDED)
+    assert [*stops(early, through, train(2, warms_up))] == ["g-r2"]
+
+    at_least = Early(stop_when="loss > 2 * best_loss", by="epoch", at_least=2)
+    assert stops(at_least, usual, train(2, [9.0] * 20)) == {}
+    assert [*stops(at_least, usual, train(2, [9.0] * 21))] == ["g-r2"]
+
+
+def test_a_metric_that_comes_at_an_epochs_end_is_judged_with_that_epoch():
+    def train(number, *losses):
+        reports = []
+        for epoch, loss in enumerate(losses, 1):
+            reports += [*[{"epoch": epoch, "loss": 1.0}] * 9, {"epoch": epoch, "val_loss": loss}]
+        return reported(number, [*reports, {"epoch": len(losses) + 1, "loss": 1.0}], begins=number)
+
+    early = Early(halve="val_loss", by="epoch", at_least=3)
+
+    assert stops(early, train(1, 0.9, 0.5, 0.5), train(2, 0.9, 0.6, 0.1)) == {}
+    assert stops(early, train(1, 0.9, 0.5, 0.5), train(2, 0.9, 0.1, 0.6)) == {
+        "g-r2": "val_loss=0.6 after 3 epochs was number 2 of 2"
+    }
+
+
+def test_nothing_is_judged_until_it_is_known_whether_reports_come_at_an_epochs_end():
+    early = Early(halve="loss", by="epoch")
+    good, bad = losses(1, [1.0]), losses(2, [9.0], begins=1.0)
+
+    assert stops(early, good, bad) == {}
+    assert [*stops(early, losses(1, [1.0], *ENDED), bad)] == ["g-r2"]
+    assert [*stops(early, losses(1, [1.0, 1.0]), bad)] == ["g-r2"]
 
 
 def test_a_long_run_is_judged_by_what_was_seen_first():
