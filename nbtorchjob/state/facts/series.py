@@ -216,8 +216,11 @@ class Use(FrozenDataclass):
 
 
 def point(event: ev.Used) -> Point:
-    """Return what is kept of each time; CPU seconds and the GPUs' only grow."""
-    gpus = [gpu for gpu in event.gpus if gpu.memory >= _GPU_BYTES]
+    """Return what is kept of each time; CPU seconds and the GPUs' only grow.
+
+    All GPUs are watched from one moment on, whichever are used: the seconds of those alone that are used now
+    would grow by the whole past of one that comes into use.
+    """
     amounts = {
         "memory": event.memory,
         "limit": event.limit,
@@ -225,7 +228,8 @@ def point(event: ev.Used) -> Point:
         "cores": event.cores,
         "cpu": sum(use.cpu for use in event.uses),
         "running": sum(item.running for item in event.uses),
-        "busy": sum(item.busy for item in gpus),
-        "watched": sum(item.watched for item in gpus),
+        "gpus": sum(item.memory >= _GPU_BYTES for item in event.gpus),
+        "busy": sum(item.busy for item in event.gpus),
+        "watched": max((item.watched for item in event.gpus), default=0.0),
     }
     return Point(event.seq, event.time, amounts)

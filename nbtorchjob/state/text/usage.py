@@ -272,11 +272,12 @@ def _grown(points: Sequence[Point], name: str) -> Iterator[tuple[Point, Point, f
 
 
 def _watched(points: Sequence[Point]) -> Iterator[tuple[float, float, float]]:
-    """Yield times, and the seconds before in which the GPUs were busy, and in which they were watched."""
+    """Yield times, and the seconds before in which GPUs that were in use were busy, and were watched."""
     for before, after, busy in _grown(points, "busy"):
-        watched = after.metrics["watched"] - before.metrics["watched"]
+        in_use = min(before.metrics["gpus"], after.metrics["gpus"])
+        watched = in_use * (after.metrics["watched"] - before.metrics["watched"])
         if watched > 0:
-            yield after.time, busy, watched
+            yield after.time, min(busy, watched), watched
 
 
 def _cpu_curve(points: Sequence[Point]) -> Curve:

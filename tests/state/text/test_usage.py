@@ -77,6 +77,27 @@ def test_gpus_that_are_idle_are_told():
     assert usage.matters(job(*(gpus(t, 0.0, memory=1) for t in range(0, 200, 10)))) == ""  # nobody's
 
 
+def trains(time, *, since, gpu=0):
+    """What is told of a GPU that is busy, and has something in its memory, since then."""
+    memory = GB if time >= since else 1
+    return GpuUse(gpu, max(0.0, time - since), time, memory, 80 * GB)
+
+
+def test_a_gpu_counts_from_when_there_is_something_in_its_memory():
+    later = [used(t, 1, gpus=(trains(t, since=1200),)) for t in range(0, 1280, 10)]
+    assert usage.matters(job(*later)) == ""
+    assert {percent for _, percent in at_work(job(*later))} == {100.0}
+    one_more = [
+        used(t, 1, gpus=(trains(t, since=0), trains(t, since=1200, gpu=1))) for t in range(0, 1280, 10)
+    ]
+    assert usage.matters(job(*one_more)) == ""
+    assert {percent for _, percent in at_work(job(*one_more))} == {100.0}
+
+
+def at_work(state):
+    return dict(usage.courses(state))["GPUs at work, in %"]["node 0"]
+
+
 LOADER = Frame("/env/site-packages/torch/utils/data/dataloader.py", 9, "_next_data")
 REDUCES = Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce")
 MEETS = Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 9, "init_process_group")
