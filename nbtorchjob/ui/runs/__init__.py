@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 from nbtorchjob.state import JobState, Phase, Series, runs
 from nbtorchjob.state.progress import measures
@@ -22,6 +22,8 @@ from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.card.chart import DARK, LIGHT
 from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, text_line
 from nbtorchjob.ui.record import CALLED, counted, phase, word
+
+T = TypeVar("T")  # whatever there are many of
 
 # Which runs have a row where there are more than fit: those that say most.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
@@ -117,11 +119,16 @@ def _metric(states: Sequence[JobState]) -> str:
 
 
 def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
-    """Return the runs that have a row: all, or the most telling ones, in their order."""
+    """Return the runs that have a row: all, or the best one and the most telling ones, in their order."""
     if len(states) <= most:
         return [*states]
-    chosen = sorted(states, key=lambda state: (_TELLING.index(state.phase), state.info.number))[:most]
-    return sorted(chosen, key=lambda state: state.info.number)
+    best, losses = _best(states), _losses(states)
+
+    def place(state: JobState) -> tuple[bool, int, float, int]:
+        loss = losses.get(state.info.id, math.inf)
+        return state is not best, _TELLING.index(state.phase), loss, state.info.number
+
+    return sorted(sorted(states, key=place)[:most], key=lambda state: state.info.number)
 
 
 def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) -> list[str]:
@@ -154,6 +161,16 @@ def _why(state: JobState) -> str:
 
 def _best(states: Sequence[JobState]) -> JobState | None:
     """Return the run with the best last value of the first metric; None where nobody knows what is better."""
+    losses = _losses(states)
+    known = [state for state in states if state.info.id in losses and word(state) in _RANKED]
+    return min(known, key=lambda state: losses[state.info.id]) if len(known) > 1 else None
+
+
+def _losses(states: Sequence[JobState]) -> dict[str, float]:
+    """Return the last value of the first metric in each run, by id, negative where the largest is the best.
+
+    Nothing of a run without a finite one, nor of any where nobody knows what is better.
+    """
     name = _metric(states)
     early = states[0].info.stops_early if states else None
     if early is not None and early.halve == name:
@@ -161,12 +178,9 @@ def _best(states: Sequence[JobState]) -> JobState | None:
     elif any(part in name.lower() for part in (*_LARGEST, *_SMALLEST)):
         largest = not any(part in name.lower() for part in _SMALLEST)
     else:
-        return None
-    values = [(runs.metrics(state).get(name, math.nan), state) for state in states]
-    known = [(value, state) for value, state in values if math.isfinite(value) and word(state) in _RANKED]
-    if len(known) < 2:
-        return None
-    return (max if largest else min)(known, key=lambda pair: pair[0])[1]
+        return {}
+    values = {state.info.id: runs.metrics(state).get(name, math.nan) for state in states}
+    return {id_: -value if largest else value for id_, value in values.items() if math.isfinite(value)}
 
 
 def _table(states: Sequence[JobState], now: float) -> str:
@@ -219,11 +233,7 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
             series[state.info.id] = []
         else:
             course = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
-            values = [value for value in course if math.isfinite(value)]
-            many = min(_SPARKS, len(values))
-            series[state.info.id] = [
-                values[round(at * (len(values) - 1) / max(1, many - 1))] for at in range(many)
-            ]
+            series[state.info.id] = _spread([value for value in course if math.isfinite(value)], _SPARKS)
     known = [value for course in series.values() for value in course]
     if not any(len(course) > 1 for course in series.values()):
         return {}
@@ -233,6 +243,12 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
         id_: "".join(_BLOCKS[round((value - low) * step)] for value in course)
         for id_, course in series.items()
     }
+
+
+def _spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most so many of the items, evenly over all, with the first and the last."""
+    many = min(most, len(items))
+    return [items[round(at * (len(items) - 1) / max(1, many - 1))] for at in range(many)]
 
 
 _BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 10
@@ -267,12 +283,8 @@ def _coloured(states: Sequence[JobState]) -> dict[str, int]:
     few: list[int] = []
     for name in _metrics(states)[:1]:
         last = {at: last[name] for at, state in enumerate(states) if name in (last := runs.metrics(state))}
-        if len(last) <= _MOST_CURVES:
-            few = [*last]
-        else:
-            order = sorted(last, key=lambda at: last[at] if math.isfinite(last[at]) else math.inf)
-            step = (len(order) - 1) / (_MOST_CURVES - 1)
-            few = [order[round(at * step)] for at in range(_MOST_CURVES)]
+        order = sorted(last, key=lambda at: last[at] if math.isfinite(last[at]) else math.inf)
+        few = _spread(order, _MOST_CURVES)
     return {states[at].info.id: number for number, at in enumerate(sorted(few))}
 
 
@@ -298,14 +310,18 @@ def _charts(states: Sequence[JobState]) -> list[str]:
             x_label=next(iter(curves.values())).label,
             colours=[colours[key] for key in curves],
         )
-        which = count(told_by, "run")
-        if len(curves) < told_by:
-            chosen = ", lowest to highest," if told_by > _MOST_CURVES else ""
-            which = f"{len(curves)} of {told_by:,} runs{chosen}"
+        which = _which(len(curves), told_by, _MOST_CURVES)
         subtitle = escape(f" {DOT} {which} by {line(', '.join(_varying(states)), _MAX_CELL)}")
         caption = tag("div", tag("b", escape(line(title, _MAX_CELL))) + subtitle, SMALL)
         charts.append(caption + plot.img)
     return charts
+
+
+def _which(drawn: int, of: int, most: int) -> str:
+    """Say how many runs are drawn; of more than ``most`` these are spread over the values of all."""
+    if drawn == of:
+        return count(of, "run")
+    return f"{drawn} of {of:,} runs{', lowest to highest,' if of > most else ''}"
 
 
 def _series(state: JobState) -> Series:
@@ -349,8 +365,10 @@ def parallel_axes(states: Sequence[JobState], metric: str) -> str:
     known = [(state, value) for state, value in values if math.isfinite(value)]
     if len(names) < _FEWEST or len(known) < 2:
         return ""
-    title = f"{metric} of {len(known)} runs by {', '.join(names)}"
-    data = b64encode(_svg(names, metric, known[:_MOST_PARALLEL], title).encode()).decode()
+    drawn = _spread(sorted(known, key=lambda item: item[1]), _MOST_PARALLEL)
+    drawn.sort(key=lambda item: item[0].info.number)
+    title = f"{metric} of {_which(len(drawn), len(known), _MOST_PARALLEL)} by {', '.join(names)}"
+    data = b64encode(_svg(names, metric, drawn, title).encode()).decode()
     shown = f'src="data:image/svg+xml;base64,{data}" width="{_AXES_WIDTH}" height="{_AXES_HEIGHT}"'
     return tag("div", f'<img class="nbtorchjob-chart" {shown} alt="{escape(title)}">', PLAIN)
 

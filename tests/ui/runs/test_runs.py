@@ -195,6 +195,34 @@ def test_the_best_run_is_first_and_marked():
     assert ["best" in row for row in rows] == [False, True, False, False, False]
 
 
+@pytest.mark.parametrize("ends", [ENDED, (), FAILED])
+def test_of_many_runs_the_best_ones_are_shown(ends):
+    many = [run(n, *begun(1.0 + n), *ends, lr=n) for n in range(100)]
+    many += [run(n, *begun(0.5 - n / 1000), *ENDED, lr=n) for n in range(100, 103)]
+
+    text, card = render.text("sweep", many, NOW), render.html("sweep", many, NOW)
+
+    assert [line.split()[0] for line in text.splitlines() if "best" in line] == ["102"]
+    first = re.findall(r"<tr[^>]*>.*?</tr>", card)[1]
+    assert re.findall(r"<td[^>]*>(\d+)", first)[0] == "102"
+    assert "best" in first
+    shown = [int(line.split()[0]) for line in text.splitlines() if line[:1].isdigit()]
+    assert len(shown) == 30
+    if ends is ENDED:
+        assert shown == [*range(27), 100, 101, 102]
+
+
+def test_a_picture_of_many_runs_has_the_best_one():
+    losses = [1.0] * 1000 + [0.0]
+    states = [run(n, *begun(loss, loss), *ENDED, a=n, b=n, c=n) for n, loss in enumerate(losses)]
+
+    picture = drawn(render.html("sweep", states, NOW))[-1]
+
+    assert "loss of 300 of 1,001 runs, lowest to highest, by a, b, c" in picture
+    assert picture.count("<polyline") == 300
+    assert picture.count('stroke="rgb(9,105,218)"') == 1  # that of the lowest value
+
+
 def test_of_a_metric_that_nobody_knows_no_run_is_the_best():
     runs = [run(n, *begun(), ev.Reported(1003.0, 0, 0, 0, {"size": n}), *ENDED, lr=n) for n in range(2)]
 
