@@ -136,9 +136,9 @@ def culprit(known: Known) -> Failure | None:
     # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
-    if first is not None and first.error is not None and first.error.recoverable:
+    if first is not None and first.error is not None and first.error.again:
         # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
-        first = min((f for f in causes if f.error and not f.error.recoverable), key=_when, default=first)
+        first = min((f for f in causes if f.error and not f.error.again), key=_when, default=first)
     return (
         first
         or _agent(known)

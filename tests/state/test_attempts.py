@@ -183,6 +183,21 @@ def test_an_exception_that_nobody_called_recoverable_ends_the_job():
     assert fold(info(retries=9), *FIRST, *SECOND, *THIRD).next is None
 
 
+GLOO = "[/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize(
+    "behind", [[], [raised(1, 4.9, 100)], [raised(1, 5.1, 100)]], ids=["no", "before", "after"]
+)
+def test_a_collective_that_timed_out_is_tried_again_unless_a_rank_failed_for_good(behind):
+    gave_up = ev.RankFailed(5.0, 0, 0, 0, 100, Error("RuntimeError", GLOO, time=5.0))
+    state = fold(info(retries=1), *FIRST[:4], *behind, gave_up, FIRST[-1])
+
+    cause, budget = (Cause.USER, None) if behind else (Cause.UNKNOWN, Budget.FAILURES)
+    assert (state.attempts[-1].failure.reason.cause, state.attempts[-1].budget) == (cause, budget)
+    assert (state.next is None) == bool(behind)
+
+
 @pytest.mark.parametrize(
     "wish", [ev.CancelRequested(8.0), ev.Removed(8.0), ev.DeadlineExceeded(8.0, 5), ev.Suspended(8.0, True)]
 )

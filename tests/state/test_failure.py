@@ -224,23 +224,24 @@ MISMATCH = (
     "transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received data size doesn't match ex"
     "pected size. Is there a distributed collective mismatch in your code?\nFatal Python error: Aborted\n"
 )
+SLOW = "timeout= of init_process_group"
 HEARTBEAT = "[Rank 0] Heartbeat monitor timed out! Process will be terminated after dumping debug info.\n"
 
 
 @pytest.mark.parametrize(
-    ("log", "line", "hint"),
+    ("log", "cause", "line", "hint"),
     [
-        (TIMED_OUT, "a collective timed out (ALLREDUCE)", "timeout= of init_process_group"),
-        ("a collective operation timeout", "a collective timed out", "timeout= of init_process_group"),
-        (HEARTBEAT, "NCCL's watchdog got stuck", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
-        (MISMATCH, "a collective got data of another size than its own", "which may be right"),
-        ("", "aborted by SIGABRT", "most likely a collective timed out"),
+        (TIMED_OUT, Cause.UNKNOWN, "a collective timed out (ALLREDUCE)", "timeout= of init_process_group"),
+        ("a collective operation timeout", Cause.UNKNOWN, "a collective timed out", "init_process_group"),
+        (HEARTBEAT, Cause.USER, "NCCL's watchdog got stuck", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        (MISMATCH, Cause.USER, "a collective got data of another size than its own", "which may be right"),
+        ("", Cause.USER, "aborted by SIGABRT", "most likely a collective timed out"),
     ],
 )
-def test_why_a_rank_was_aborted_is_known_by_what_it_wrote(log, line, hint):
+def test_why_a_rank_was_aborted_is_known_by_what_it_wrote(log, cause, line, hint):
     reason = failure.of_signal(signal.SIGABRT, f"step 1\n{log}")
 
-    assert (reason.cause, line in reason.line, hint in reason.hint) == (Cause.USER, True, True)
+    assert (reason.cause, line in reason.line, hint in reason.hint) == (cause, True, True)
 
 
 CALLED = '  File "/lib/ctypes/__init__.py", line 519 in string_at\n'
@@ -321,8 +322,9 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
         ("torch.AcceleratorError", "CUDA error: invalid device ordinal", Cause.USER, "cuda:local_rank"),
         ("nbtorchjob.RecoverableError", "again", Cause.USER, ""),
         ("ValueError", "no luck", Cause.USER, ""),
-        ("RuntimeError", "Timed out waiting 1800000ms for recv operation", Cause.USER, "init_process_group"),
-        ("torch.distributed.DistBackendError", TIMED_OUT, Cause.USER, "init_process_group"),
+        ("RuntimeError", "Timed out waiting 1800000ms for recv operation", Cause.UNKNOWN, SLOW),
+        ("TimeoutError", "Timed out waiting for the lock", Cause.USER, ""),
+        ("torch.distributed.DistBackendError", TIMED_OUT, Cause.UNKNOWN, "init_process_group"),
         ("RuntimeError", "Connection closed by peer [10.0.0.1]:1", Cause.UNKNOWN, "the same collectives"),
         ("torch.distributed.DistNetworkError", "timed out", Cause.UNKNOWN, "the same collectives"),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import os
+import re
 import sys
 import time
 import traceback
@@ -42,7 +43,7 @@ _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/tra
 # The same types, but the fault is here: trying again as if a node had been lost would never end.
 _OWN_FAULTS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Timed out waiting")
 # What they say when their time is over: gloo, and NCCL's watchdog.
-_TIMED_OUT = ("Timed out waiting", "collective operation timeout")
+TIMED_OUT = r"collective operation timeout|Timed out waiting \d+ms for"
 
 
 class RecoverableError(Exception):
@@ -115,9 +116,19 @@ class Error:
         return gloo or self.type.rpartition(".")[2] in _LOST_PEER_TYPES
 
     @property
+    def timed_out(self) -> bool:
+        """Whether it says that a collective's time was over."""
+        return re.search(TIMED_OUT, self.message) is not None
+
+    @property
     def collective(self) -> bool:
         """Whether a collective failed, as another rank is gone or never came."""
-        return self.lost_peer or any(text in self.message for text in _TIMED_OUT)
+        return self.lost_peer or self.timed_out
+
+    @property
+    def again(self) -> bool:
+        """Whether another try may come out otherwise: it says so itself, or nobody knows why a rank hung."""
+        return self.recoverable or self.timed_out
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Error:

@@ -262,11 +262,8 @@ def _fail(
 
             debug.hold_at(exc)
     finally:
-        if error.recoverable:
-            exit_code = exits.TOLD_RECOVERABLE
-        else:
-            exit_code = exits.TOLD_LOST_PEER if error.lost_peer else exits.TOLD
-        _end(exit_code)
+        told = exits.TOLD_RECOVERABLE if error.again else exits.TOLD
+        _end(exits.TOLD_LOST_PEER if error.lost_peer and not error.recoverable else told)
 
 
 def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Error, str]:

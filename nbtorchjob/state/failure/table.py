@@ -12,7 +12,7 @@ from enum import Enum
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api
-from nbtorchjob.runtime.facts import exits
+from nbtorchjob.runtime.facts import errors, exits
 from nbtorchjob.state.facts.events import DEACTIVATED, DELETED, GIVEN_UP
 
 
@@ -270,9 +270,9 @@ SIGNALS = (
         text=r'Current thread [^(]+\(most recent call first\):[^(]*?'
         r'File "<torchjob cell (?P<cell>\d+)>", line (?P<number>\d+)'),
     Row("SIGSEGV", _USER, "crashed with SIGSEGV", _SEGFAULT, crash=True),
-    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective timed out ({what})", _HUNG, crash=True,
+    Row("SIGABRT", _UNKNOWN, "aborted by SIGABRT: a collective timed out ({what})", _HUNG, crash=True,
         text=r"Watchdog caught collective operation timeout: .*?OpType=(?P<what>\w+)"),
-    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective timed out", _HUNG, crash=True,
+    Row("SIGABRT", _UNKNOWN, "aborted by SIGABRT: a collective timed out", _HUNG, crash=True,
         text="collective operation timeout"),
     Row("SIGABRT", _USER, "aborted by SIGABRT: NCCL's watchdog got stuck", _STUCK, crash=True,
         text="watchdog got stuck|Heartbeat monitor timed out"),
@@ -390,7 +390,7 @@ ERRORS = (
         text=r"pickle.*(?:<lambda>|<locals>)|pickle local object"),
     Row(".*", _USER, "{word}", "A port is in use: don't set MASTER_PORT yourself.",
         text="Address already in use|EADDRINUSE"),
-    Row(".*", _USER, "{word}", _HUNG, text=r"collective operation timeout|Timed out waiting \d+ms for"),
+    Row(".*", _UNKNOWN, "{word}", _HUNG, text=errors.TIMED_OUT),
     Row(".*", _USER, "{word}",
         "The ranks have no GPU, or a torch without NCCL: init_process_group('gloo') works there.",
         text="doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"),

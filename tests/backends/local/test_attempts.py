@@ -6,9 +6,11 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import cloudpickle
@@ -198,6 +200,23 @@ def test_an_exception_named_in_retry_on_is_tried_again_and_so_are_its_subclasses
 
     assert job.result(LIMIT) == 2
     assert told(job.state)[0] == (1, Cause.USER, Budget.FAILURES)
+
+
+def test_a_collective_that_times_out_is_tried_again():
+    def summed():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=1 if attempt() == 1 else LIMIT))
+        total = torch.ones(1)
+        if (attempt(), dist.get_rank()) == (1, 1):
+            threading.Event().wait()
+        dist.all_reduce(total)
+        return total.item()
+
+    job = submit(summed, launch=Elastic(2), retry=Retry(retries=1, backoff=0))
+
+    assert job.result(LIMIT) == 2.0
+    assert told(job.state)[0] == (1, Cause.UNKNOWN, Budget.FAILURES)
+    (life,) = [life for life in job.state.nodes[0].lives.values() if life.attempt == 1]
+    assert life.exit.code == exits.RECOVERABLE_ERROR  # what an operator goes by
 
 
 def test_a_rank_that_something_asked_to_end_is_tried_again():
