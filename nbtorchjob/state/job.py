@@ -122,7 +122,7 @@ class JobState(Known):
     def first_start(self) -> float | None:
         """When the first of its nodes started, in its first attempt; None before that."""
         lives = (life for node in self.nodes.values() for life in node.lives.values())
-        return min((life.start.time for life in lives if life.start is not None), default=None)
+        return min((start.time for life in lives for start in life.starts), default=None)
 
     @property
     def resumable(self) -> bool | None:

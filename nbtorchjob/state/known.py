@@ -190,11 +190,6 @@ class Known(FrozenDataclass):
         return tuple(n for n in nodes if n.round == self.round and n.workers)
 
     @property
-    def started(self) -> float | None:
-        """When the first node started."""
-        return min((n.started for n in self.nodes.values() if n.started is not None), default=None)
-
-    @property
     def ended(self) -> float | None:
         """When the last process ended; None while the job lives."""
         return self.closed if self.closed is not None else self.lost.time if self.lost else None

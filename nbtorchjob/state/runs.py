@@ -72,9 +72,7 @@ def curves(states: Sequence[JobState], metric: str) -> tuple[str, dict[str, list
 
 def seconds(state: JobState, now: float) -> float | None:
     """Return how long a run has run, without what it waited for its turn; None before it began."""
-    if state.started is None:
-        return None
-    return max(0.0, (state.ended if state.ended is not None else now) - state.started)
+    return None if state.first_start is None else state.elapsed(now) - state.waited(now)
 
 
 def row(state: JobState, now: float, value: object) -> dict[str, Any]:

@@ -486,6 +486,17 @@ def test_a_node_is_its_newest_pod():
     assert (node.life.pod, node.life.running, node.left) == ("b", True, True)
 
 
+def test_a_container_that_is_started_again_in_its_pod_has_waited_for_its_first_start():
+    again = fold(
+        ev.NodeStarted(4.0, 0, "host", 0, "a"),
+        ev.NodeExited(3600.0, 0, 1, None, "a"),
+        ev.NodeStarted(3612.0, 0, "host", 0, "a", run=1),
+        created=1.0,
+    )
+
+    assert (again.first_start, again.waited(4000.0)) == (4.0, 3.0)
+
+
 def test_of_two_pods_born_in_one_second_the_one_that_is_left_is_newest():
     old, new = (ev.Waiting(1.0, "waiting", 0, pod) for pod in ("z", "a"))
 

@@ -12,6 +12,7 @@ from nbtorchjob.spec.grid import Early
 from nbtorchjob.state import JobInfo, JobState, apply, runs
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.runs import Judge
+from tests.ui.card.retried import begun, recoverable
 
 
 def test_no_column_hides_another_one_of_its_name():
@@ -26,6 +27,14 @@ def test_no_column_hides_another_one_of_its_name():
     assert (row["run"], row["params.run"]) == (7, 3)
     assert (row["lr"], row["metrics.lr"], row["loss"]) == (0.1, 0.05, 2.0)
     assert (row["value"], row["metrics.value"]) == ("mine", 1.0)
+
+
+def test_how_long_a_run_took_counts_all_its_attempts():
+    info = JobInfo("sweep-r1", created=1000.0, group="sweep", number=1)
+    state = reduce(apply, [*recoverable(1, 1100.0), *begun(2, 1200.0), ev.Closed(1300.0)], JobState(info))
+
+    assert runs.row(state, 2000.0, None)["seconds"] == 199.0  # from the first node's start
+    assert runs.row(JobState(info), 2000.0, None)["seconds"] is None
 
 
 def reported(number, reports, *more, begins=0.0):

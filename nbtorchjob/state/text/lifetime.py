@@ -238,11 +238,18 @@ def data(state: JobState) -> list[str]:
 
 
 def steps(state: JobState) -> list[tuple[str, str]]:
-    """Return what came before the call ran in the first round, and how long each took."""
+    """Return what came before the call ran in the first round, and how long each took.
+
+    Of a node the newest preparations are known: of one that was prepared again since, only when it was ready.
+    """
     info = state.info
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
     workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
-    installed = [install for install in state.installs.values() if isinstance(install, ev.Installed)]
+    ready = _last(workers)
+    told = (*state.installs.values(), *state.fetches.values())
+    facts = [fact for fact in told if ready is None or fact.time <= ready]
+    met = [time for time in state.met.values() if ready is None or time <= ready]
+    installed = [fact for fact in facts if isinstance(fact, ev.Installed)]
     most = max(installed, key=lambda fact: len(fact.packages), default=None)
     if most is None or not most.packages:
         what = "finding that all packages are there"
@@ -250,14 +257,11 @@ def steps(state: JobState) -> list[tuple[str, str]]:
         kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
         what = f"installing {count(len(most.packages), 'package')} {kept}"
     ends = (
-        ("submitting, and waiting for nodes", state.started),
+        ("submitting, and waiting for nodes", state.first_start),
         (what, _last(fact.time for fact in installed)),
-        (
-            "fetching data",
-            _last(fact.time for fact in state.fetches.values() if isinstance(fact, ev.Fetched)),
-        ),
-        ("importing torch", _last(state.met.values())),
-        ("meeting", _last(workers)),
+        ("fetching data", _last(fact.time for fact in facts if isinstance(fact, ev.Fetched))),
+        ("importing torch", _last(met)),
+        ("meeting" if met else "preparing the nodes, and meeting", ready),
         ("starting ranks", _last(fact.time for fact in state.began.values() if fact.round == first)),
     )
     rows, before = [], info.created

@@ -369,7 +369,7 @@ def test_a_sweep_runs_in_a_pool_side_by_side_or_one_run_at_a_time(pool):
     in_turn = api.map(square, [{"x": x} for x in (4, 5)], spec=replace(spec, name="turns"), at_once=1)
     assert (in_turn.name, in_turn.results(LIMIT)) == ("turns", [16, 25])
     first, second = in_turn.states()
-    assert (first.ended or 0.0) < (second.started or 0.0)
+    assert (first.ended or 0.0) < (second.first_start or 0.0)
 
 
 def test_a_sweep_of_a_name_that_an_ended_one_has_in_any_pool_gets_a_number(pool, place):

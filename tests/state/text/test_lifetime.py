@@ -152,6 +152,30 @@ def test_each_step_says_how_long_it_took():
     ]
 
 
+def test_the_steps_of_a_job_that_was_tried_again_are_those_of_its_first_attempt():
+    installed = ev.Installed(4.0, 0, ("a 1",), "pip", 1.0)
+    first = [*NODES, installed, *MET, *WORKERS, *BEGAN]
+    again = [
+        ev.NodeStarted(3600.0, 0, "host-0", pod="later", attempt=2),
+        replace(installed, time=3601.0, packages=()),
+        ev.NodeMeets(3602.0, 0),
+        ev.WorkersStarted(3603.0, 0, 0, 1, (0,), 2, "later"),
+        ev.RankBegan(3604.0, 0, 1),
+    ]
+
+    assert lifetime.steps(startup_job(*first, *again[:1])) == [
+        ("submitting, and waiting for nodes", "1.0 s"),
+        ("installing 1 package with pip", "2.0 s"),
+        ("importing torch", "2.0 s"),
+        ("meeting", "1.5 s"),
+        ("starting ranks", "1.5 s"),
+    ]
+    assert lifetime.steps(startup_job(NODES[0], MET[0], WORKERS[0], BEGAN[0], *again)) == [
+        ("submitting, and waiting for nodes", "1.0 s"),
+        ("preparing the nodes, and meeting", "5.5 s"),
+    ]
+
+
 def test_the_first_step_says_how_big_the_payload_is():
     info = JobInfo("job", created=1.0, nodes=(2, 2), began=0.5, packed=1.75, payload=12_000_000)
 
