@@ -231,10 +231,12 @@ class JobState(Known):
     def deadline_at(self) -> float | None:
         """When the job has run too long: counted from its creation, or from when it was last resumed.
 
-        None where it has no deadline, or is suspended (the semantics are those of Trainer's KEP-2899). Of a
-        job in a pool too: there each attempt has the whole time, from when it begins.
+        None where it has no deadline, or is suspended (the semantics are those of Trainer's KEP-2899), or
+        waits for its turn on this machine, from which on it counts. Of a job in a pool too: there each
+        attempt has the whole time, from when it begins.
         """
-        if self.info.deadline_s is None or self.suspended or self.info.in_pool:
+        awaits_turn = self.waiting and not (self.nodes or self.pause or self.verdict or self.info.cluster)
+        if self.info.deadline_s is None or self.suspended or self.info.in_pool or awaits_turn:
             return None
         return (self.pause.time if self.pause else self.info.created) + self.info.deadline_s
 

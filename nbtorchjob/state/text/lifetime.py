@@ -110,7 +110,8 @@ def deadline(state: JobState, now: float) -> str:
     if state.info.in_pool:
         return f"each attempt may run for {duration(most)}"
     if at is None:
-        return f"once it is resumed, it may run for {duration(most)}"
+        held = state.suspended and (state.pause is None or state.pause.turn != ev.AWAITED)
+        return f"once {'it is resumed' if held else 'its turn has come'}, it may run for {duration(most)}"
     if at <= now:
         return f"its deadline passed at {clock(at, now)}, {duration(now - at)} ago"
     return f"ends at {clock(at, now)}, in {duration(at - now)}"

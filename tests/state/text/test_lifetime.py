@@ -50,6 +50,21 @@ def test_a_deadline_counts_from_the_last_resume():
     assert lifetime.deadline(resumed, 1230.0) == "ends at 00:30:00, in 9 min 30 s"
 
 
+def test_a_deadline_counts_from_the_turn_that_a_job_waits_for():
+    waits = ev.Waiting(1001.0, "behind 1 job")
+    of_group = job(ev.Suspended(1000.0, True, ev.AWAITED), backend="kubernetes", cluster=CLUSTER)
+
+    for waiting in (job(waits), of_group):
+        assert lifetime.deadline(waiting, 1700.0) == "once its turn has come, it may run for 10 min 00 s"
+    of_user = job(ev.Suspended(1000.0, True, ev.HELD), backend="kubernetes", cluster=CLUSTER)
+    assert lifetime.deadline(of_user, 1700.0) == "once it is resumed, it may run for 10 min 00 s"
+    begins = job(waits, ev.Suspended(1700.0, False))
+    assert lifetime.deadline(begins, 1705.0) == "ends at 00:38:20, in 9 min 55 s"
+    assert lifetime.deadline(job(waits, *begun(1, 1002.0)), 1030.0) == "ends at 00:26:40, in 9 min 30 s"
+    pending = job(waits, backend="kubernetes", cluster=CLUSTER)
+    assert lifetime.deadline(pending, 1030.0) == "ends at 00:26:40, in 9 min 30 s"
+
+
 def test_a_deadline_counts_for_each_attempt_of_a_pools_job():
     pool = JobInfo("pool", lab=0.0, spec={"fresh": True})
 
