@@ -13,6 +13,7 @@ from nbtorchjob.state.facts.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
 _WINDOW_S = 300.0  # what was used before is past
+_LATELY_S = 60.0  # memory that has not risen for so long has stopped
 _FULL = 0.9  # of the memory: worth a line
 _HALF = 0.5  # where it rises so that it will be full in `_SOON_S`
 _SOON_S = 600.0
@@ -100,9 +101,18 @@ def matters(state: JobState) -> str:
 
 
 def _level(points: Sequence[Point]) -> _Level:
-    first, last = points[0], points[-1]
-    took, rose = last.time - first.time, last.metrics["memory"] - first.metrics["memory"]
-    return _Level(last.metrics["memory"], last.metrics["limit"], rose / took if took > 0 else 0.0)
+    last = points[-1]
+    lately = [point for point in points if point.time >= last.time - _LATELY_S]
+    # A model that is loaded is a step up, which looks like a slope while the window holds its foot.
+    rising = min(_slope(points), _slope(lately if len(lately) > 1 else points[-2:]))
+    return _Level(last.metrics["memory"], last.metrics["limit"], rising)
+
+
+def _slope(points: Sequence[Point]) -> float:
+    """Return by how many bytes a second memory rose from the first to the last of the points."""
+    took = points[-1].time - points[0].time
+    rose = points[-1].metrics["memory"] - points[0].metrics["memory"]
+    return rose / took if took > 0 else 0.0
 
 
 def _where(node: int, state: JobState) -> str:

@@ -53,6 +53,21 @@ def test_memory_that_will_be_full_soon_is_told_before_it_is():
     assert usage.matters(job(*rising(3, 5))) == "memory 5.0 of 8 GB on node 1, and rising"
 
 
+def test_memory_that_has_stopped_rising_is_not_told():
+    loads = [used(5.0, 1, seq=0), used(10.0, 5.4, seq=1)]
+    full = [used(5.0, 1, seq=0), used(10.0, 7.4, seq=1)]
+
+    def constant(level):
+        return [used(10.0 * n, level) for n in range(2, 9)]
+
+    assert usage.matters(job(*loads)) == "memory 5.4 of 8 GB on node 0, and rising"
+    assert usage.matters(job(*loads, *constant(5.4))) == ""
+    assert usage.matters(job(*full, *constant(7.4))) == "memory 7.4 of 8 GB on node 0"
+    # Of a long job fewer times are kept than one a minute.
+    seldom = [used(100.0 * n, level) for n, level in enumerate([3, 4, 5])]
+    assert usage.matters(job(*seldom)) == "memory 5.0 of 8 GB on node 0, and rising"
+
+
 def test_of_a_job_that_has_ended_and_of_a_former_round_nothing_matters():
     assert usage.matters(job(*rising(7.4, 7.4), ev.Closed(70.0))) == ""
     assert usage.matters(job(*rising(7.4, 7.4), ev.WorkersStarted(80.0, 1, 1, 1, (1,), 1))) == ""
