@@ -30,7 +30,7 @@ from nbtorchjob.runtime.api.report import TOTALS, total
 from nbtorchjob.spec.condition import BEST, OWN, Name
 from nbtorchjob.spec.grid import Early
 from nbtorchjob.state.facts.events import AWAITED, HELD
-from nbtorchjob.state.facts.series import Point, Series, as_float
+from nbtorchjob.state.facts.series import Point, Series, as_float, axis_of
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.progress import REPORT, counts, latest, unit_of
 from nbtorchjob.text import words
@@ -42,31 +42,21 @@ STOPPED = "STOPPED"  # in place of the phase, of a run that was stopped early
 
 def metrics(state: JobState) -> dict[str, float]:
     """Return what a run last reported, of rank 0 or the first rank that reports."""
-    if not state.series:
-        return {}
-    return {name: as_number(value) for name, value in latest(state.series[min(state.series)]).items()}
-
-
-def as_number(value: object) -> float:
-    """Return a metric as a number; what isn't one is nan."""
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    return latest(state.series[min(state.series)]) if state.series else {}
 
 
 def curves(states: Sequence[JobState], metric: str) -> tuple[str, dict[str, list[tuple[float, float]]]]:
-    """Return what runs reported of a metric by their ids, and over what: epochs or steps if all tell them."""
+    """Return what runs reported of a metric by their ids, and over what: what all count, or the reports."""
     points: dict[str, list[Point]] = {}
     for state in states:
         series = state.series.get(min(state.series, default=0))
         with_metric = [point for point in series.points if metric in point.metrics] if series else []
         points.update({state.info.id: with_metric} if with_metric else {})
-    reports = [point.metrics for of_run in points.values() for point in of_run]
-    along = next((name for name in TOTALS if all(name in values for values in reports)), REPORT)
+    by_report = REPORT, [[float(point.seq) for point in of_run] for of_run in points.values()]
+    along, xs = axis_of([*points.values()]) or by_report
     return along, {
-        id_: [
-            (float(p.seq) if along == REPORT else as_number(p.metrics[along]), as_number(p.metrics[metric]))
-            for p in of_run
-        ]
-        for id_, of_run in points.items()
+        id_: [*zip(each, (as_float(point.metrics[metric]) for point in of_run), strict=True)]
+        for (id_, of_run), each in zip(points.items(), xs, strict=True)
     }
 
 

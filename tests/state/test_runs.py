@@ -37,6 +37,24 @@ def test_how_long_a_run_took_counts_all_its_attempts():
     assert runs.row(JobState(info), 2000.0, None)["seconds"] is None
 
 
+@pytest.mark.parametrize(
+    ("every", "along", "xs"),
+    [
+        ([{"epoch": n // 2, "step": n} for n in range(4)], "step", [0, 1, 2, 3]),
+        ([{"epoch": n // 2, "step": n % 2} for n in range(4)], "report", [0, 1, 2, 3]),
+        ([{"epoch": 1 + n} for n in range(3)], "epoch", [1, 2, 3]),
+        ([{}, {"epoch": 1}], "report", [0, 1]),
+        ([{"step": 10**400}, {"step": 1}], "report", [0, 1]),
+    ],
+)
+def test_curves_are_over_the_finest_count_that_grows(every, along, xs):
+    run = reported(1, [{"loss": 10**400, **counts} for counts in every])
+
+    assert runs.curves([run], "loss") == (along, {run.info.id: [(x, math.inf) for x in xs]})
+    assert runs.curves([run, reported(2, [{"loss": 1.0}])], "loss")[0] == "report"
+    assert runs.curves([run], "size")[1] == {}
+
+
 def reported(number, reports, *more, begins=0.0):
     """Return a run that reported so, one report a second, and goes on."""
     facts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -196,6 +196,19 @@ def _leading(points: tuple[Point, ...], step: int) -> tuple[Point, ...]:
             leading.append(point)
             left -= point.metrics.keys()
     return tuple(leading)
+
+
+def axis_of(several: Sequence[Sequence[Point]]) -> tuple[str, list[list[float]]] | None:
+    """Return what several stretches of reports are drawn over, and its values; None where no unit is fit.
+
+    That is the finest of :data:`UNITS` that grows with each report: a step that begins anew with each epoch
+    would draw a line that runs back.
+    """
+    for unit in UNITS:
+        values = [[as_float(point.metrics.get(unit, math.nan)) for point in points] for points in several]
+        if all(math.isfinite(each[0]) and all(a < b for a, b in pairwise(each)) for each in values):
+            return unit, values
+    return None
 
 
 _POINTS = 128

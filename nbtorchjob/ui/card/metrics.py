@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import Point, Series
-from nbtorchjob.state.facts.series import as_float
+from nbtorchjob.state.facts.series import as_float, axis_of
 from nbtorchjob.state.progress import REPORT, latest, measures
 from nbtorchjob.text.words import count, line, number
 from nbtorchjob.ui.card.chart import XY, Chart
@@ -81,11 +81,9 @@ def _curve(
     turns: Mapping[int, str],
     swaps: Sequence[tuple[int, float, str]],
 ) -> Curve:
-    for label in ("step", "epoch"):
-        along = [[as_float(p.metrics.get(label, math.nan)) for p in points] for _, points in rounds]
-        # A step that restarts with each epoch would draw a line that runs back.
-        if all(math.isfinite(xs[0]) and all(a < b for a, b in pairwise(xs)) for xs in along):
-            break
+    axis = axis_of([reported for _, reported in rounds])
+    if axis is not None:
+        label, along = axis
     else:
         label, along, before_round = REPORT, [], 1.0
         for _, reported in rounds:
