@@ -11,6 +11,7 @@ from itertools import pairwise
 from nbtorchjob.runtime.api.report import TOTALS
 from nbtorchjob.state import Attempt, Budget, JobState, Node, Phase, progress, turns
 from nbtorchjob.state.facts.events import WorkersStarted
+from nbtorchjob.state.facts.series import as_float
 from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.state.text.tracebacks import frames_text, summarised
 from nbtorchjob.state.turns import Stage
@@ -72,7 +73,8 @@ def saved(attempt: Attempt, state: JobState) -> str:
     """
     if attempt.left is None:
         return ""
-    counted = [f"{unit} {attempt.left.metrics[unit]:,g}" for unit in TOTALS if unit in attempt.left.metrics]
+    values = attempt.left.metrics
+    counted = [f"{unit} {as_float(values[unit]):,.15g}" for unit in TOTALS if unit in values]
     text = " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
     later = next((follower.number for follower in state.attempts if follower.number > attempt.number), None)
     return text if later is None else f"{text}, and attempt {later} went on from there"

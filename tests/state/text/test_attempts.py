@@ -47,6 +47,17 @@ def test_what_comes_next_is_told_with_why_and_with_what_it_uses():
     assert attempts.coming(state, 1016.0) == f"attempt 2 is about to start: {EVICTED}; uses preemption 1 of 3"
 
 
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [(1_234_567, "1,234,567"), (12.5, "12.5"), (10**400, "inf")],
+    ids=["many", "part", "all"],
+)
+def test_the_step_that_ranks_saved_at_is_told_in_full(step, told):
+    state = job(*evicted(1, 1000.0), ev.RankLeft(1003.5, 0, 0, 0, 12, {"step": step}))
+
+    assert f"saved at step {told};" in attempts.coming(state, 1008.0)
+
+
 def test_ranks_that_left_are_told_of_with_the_step_that_they_saved():
     events = [
         ev.NodeLeaves(1003.0, 1, 0, 27.0),
