@@ -358,7 +358,7 @@ def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     for state in states:
         starts = (life.start for node in state.nodes.values() for life in node.lives.values())
         hosts.add(tuple(sorted({start.host for start in starts if start is not None})))
-    if len(hosts - {()}) == 1:
+    if len(hosts) == 1 and () not in hosts:
         return aspect
     kinds = [usage.kinds(state) for state in states]
     unknown = [name for name, hosts in zip(names, kinds, strict=True) if not hosts]

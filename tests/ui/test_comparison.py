@@ -152,6 +152,9 @@ def test_hosts_are_compared_by_their_kind():
         "kind  8 cores, 64 GB  8 cores of EPYC 9654, 64 GB, 2 × H100 of 80 GB"
     ]
     assert compared(fox, used(job("owl", host="there"), 8))[1]["alike"] is True
+    waits = JobState(JobInfo("owl", created=1000.0))
+    assert compared(job("fox"), waits)[1]["unknown"]["hosts"].startswith("On what kind of hosts fox, owl ran")
+    assert compared(fox, waits)[1]["unknown"]["hosts"].startswith("On what kind of hosts owl ran")
 
 
 def test_code_is_coloured_by_what_its_words_are():
