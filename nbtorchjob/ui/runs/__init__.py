@@ -10,6 +10,7 @@ from html import escape
 from typing import Any, TypeVar
 
 from nbtorchjob.state import JobState, Phase, Series, runs
+from nbtorchjob.state.facts.series import as_float
 from nbtorchjob.state.progress import measures
 from nbtorchjob.state.runs import STOPPED
 from nbtorchjob.state.text import facts
@@ -232,7 +233,7 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
         if not state.series:
             series[state.info.id] = []
         else:
-            course = [float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
+            course = [as_float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
             series[state.info.id] = _spread([value for value in course if math.isfinite(value)], _SPARKS)
     known = [value for course in series.values() for value in course]
     if not any(len(course) > 1 for course in series.values()):

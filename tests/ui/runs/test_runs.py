@@ -223,6 +223,12 @@ def test_a_picture_of_many_runs_has_the_best_one():
     assert picture.count('stroke="rgb(9,105,218)"') == 1  # that of the lowest value
 
 
+def test_a_metric_that_is_bigger_than_a_float_is_no_point_of_a_sparkline():
+    states = [run(n, *begun(1.0, 10**400, 2.0), *ENDED, lr=n) for n in range(2)]
+
+    assert "▁█</td>" in render.html("sweep", states, NOW)
+
+
 def test_of_a_metric_that_nobody_knows_no_run_is_the_best():
     runs = [run(n, *begun(), ev.Reported(1003.0, 0, 0, 0, {"size": n}), *ENDED, lr=n) for n in range(2)]
 
