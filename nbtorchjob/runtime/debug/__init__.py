@@ -68,6 +68,10 @@ def rank_of(name: str) -> Optional[int]:
     return int(match.group(1)) if match else None
 
 
+class _Over(BaseException):
+    """The stop is over, whatever is typed: nothing that reads what is typed catches this."""
+
+
 class Debugger:
     """Stops this process, which is ``rank``; its node's folder is ``folder``."""
 
@@ -147,7 +151,7 @@ class Debugger:
                 own.append(libraries[-1])
             entry = entry.tb_next
         with self.stopped((own or libraries)[-1], FAILURE):
-            while not self._line.released:
+            while True:
                 pdb.reset()
                 pdb.interaction(None, traceback)
                 self._line.leave("rank %d stays held where it failed" % self._rank)
@@ -168,25 +172,20 @@ class Debugger:
             self._told = True
             emit("Notice", text="time-outs of collectives are put off while rank %d is stopped" % self._rank)
         sampler.held = HELD
-        self._line.how = CONTINUES
+        self._line.how, self._line.over = CONTINUES, ""
         self._line.until = time.monotonic() + self._wait if why == BREAKPOINT else float("inf")
         try:
-            with self._patience.stopped(self._rank):
+            with suppress(_Over), self._patience.stopped(self._rank):
                 yield
         finally:
             sampler.held = ""
             with suppress(OSError):
                 os.unlink(self._mark)
-            if self._line.released:
-                self._line.how = RELEASED
-            emit("RankGoesOn", **fields, how=self._line.how)
-
-    def give_up(self) -> None:
-        """Tell that nobody came."""
-        self._line.how = NOBODY
-        text = "rank %d was stopped for %g s, and nobody came: it goes on" % (self._rank, self._wait)
-        emit("Notice", text=text)
-        print("nbtorchjob: %s" % text, file=sys.__stderr__)
+            if self._line.over == NOBODY:
+                text = "rank %d was stopped for %g s, and nobody came: it goes on" % (self._rank, self._wait)
+                emit("Notice", text=text)
+                print("nbtorchjob: %s" % text, file=sys.__stderr__)
+            emit("RankGoesOn", **fields, how=self._line.over or self._line.how)
 
     @property
     def line(self) -> "_Line":
@@ -208,9 +207,9 @@ class _Line:
         self._peer: Optional[socket.socket] = None
         self._came = b""
         self._said = ""  # what nobody has heard yet
-        self.released = False
         self.until = 0.0
-        self.how = CONTINUES
+        self.how = CONTINUES  # what was typed last
+        self.over = ""  # how the rank goes on, whatever is typed
 
     def write(self, text: str) -> None:
         """Take what pdb says."""
@@ -229,17 +228,17 @@ class _Line:
     encoding = "utf-8"
 
     def ask(self, pdb: Any) -> str:
-        """Return the line that is typed, whoever types it; raise ``TimeoutError`` where nobody came."""
+        """Return the line that is typed, whoever types it; raise ``_Over`` once the stop is."""
         text, prompt = self._parted()
         fresh = bool(text)
         while True:
             if self._peer is None:
                 self._await_peer()
-                if self.released:
-                    return ""
-                if not fresh:
+                if not fresh and not self.over:
                     pdb.print_stack_entry(pdb.stack[pdb.curindex])
                     text, _ = self._parted()
+            if self.over:
+                raise _Over
             fresh = False
             self.say({"out": text})
             self.say({"prompt": prompt})
@@ -250,18 +249,15 @@ class _Line:
                 message = self._heard()
             if message is not None:
                 return str(message.get("line", ""))
-            if self.released:
-                return ""
 
     def _await_peer(self) -> None:
-        """Wait for somebody to attach, or a release; raise ``TimeoutError`` where nobody came."""
+        """Wait for somebody to attach, or for the end of the stop."""
         listener = self.listen()
-        while self._peer is None and not self.released:
+        while self._peer is None and not self.over:
             seconds = self.until - time.monotonic()
             if seconds <= 0:
-                raise TimeoutError
-            ready, _, _ = select.select([listener], [], [], min(seconds, 3600.0))
-            if ready:
+                self.over = NOBODY
+            elif select.select([listener], [], [], min(seconds, 3600.0))[0]:
                 self._accept(listener)
 
     def _parted(self) -> Tuple[str, str]:
@@ -334,8 +330,9 @@ class _Line:
                 data += part
             asked = json.loads(data.decode())
             if asked.get("release"):
-                self.released = self.until == float("inf")
-                peer.sendall(json.dumps({"released": self.released}).encode() + b"\n", socket.MSG_NOSIGNAL)
+                released = self.until == float("inf")
+                self.over = RELEASED if released else self.over
+                peer.sendall(json.dumps({"released": released}).encode() + b"\n", socket.MSG_NOSIGNAL)
                 peer.close()
             elif self._peer is not None:  # its node looks that there is one only
                 peer.close()
@@ -346,7 +343,7 @@ class _Line:
             peer.close()
 
     def _heard(self) -> Optional[Dict[str, Any]]:
-        """Return what who is attached says; None once they have left, or the rank is released."""
+        """Return what who is attached says; None once they have left, or the stop is over."""
         while self._peer is not None:
             line, new, rest = self._came.partition(b"\n")
             if new:
@@ -369,7 +366,7 @@ class _Line:
                         self.until = time.monotonic() + self.again
             else:
                 self._accept(self.listen())
-                if self.released:
+                if self.over:
                     return None
         return None
 
@@ -400,7 +397,11 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
                 return
             place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
             with debugger.alone, debugger.stopped(place, BREAKPOINT):
-                super().interaction(frame, *rest)
+                try:
+                    super().interaction(frame, *rest)
+                except _Over:
+                    self.set_continue()
+                    raise
             line.say({"goes": line.how})
 
         def user_return(self, frame: Any, value: Any) -> None:
@@ -422,8 +423,7 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
 
         def onecmd(self, text: str) -> Any:
             command = (self.parseline(text)[0] or "") if text.strip() else self.lastcmd.partition(" ")[0]
-            if line.how != NOBODY:
-                line.how = STEPS if command in _STEPS else CONTINUES
+            line.how = STEPS if command in _STEPS else CONTINUES
             return super().onecmd(text)
 
         def do_quit(self, arg: str) -> None:
@@ -452,31 +452,20 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
     prompt = Prompt(stdin=None, stdout=line, skip=[_OURS], nosigint=True)
     prompt.use_rawinput = False
     prompt.report_skipped = False  # IPython's; it would write that to the rank's log
-    prompt.stdin = _Typed(debugger, prompt)
+    prompt.stdin = _Typed(line, prompt)
     return prompt
 
 
 class _Typed:
     """What pdb reads from."""
 
-    def __init__(self, debugger: Debugger, pdb: Any) -> None:
-        self._debugger = debugger
+    def __init__(self, line: _Line, pdb: Any) -> None:
+        self._line = line
         self._pdb = pdb
-        self._late = 0
 
     def readline(self, size: Any = -1) -> str:
-        """Return the next line; ``continue`` where nobody comes."""
-        line = self._debugger.line
-        try:
-            text = line.ask(self._pdb)
-        except TimeoutError:
-            if not self._late:
-                self._debugger.give_up()
-            self._late += 1
-            # A second time in what doesn't know that word, such as an interpreter of pdb's.
-            return "continue\n" if self._late % 2 else ""
-        self._late = 0
-        return "continue\n" if line.released else text.rstrip("\n") + "\n"
+        """Return the next line."""
+        return self._line.ask(self._pdb).rstrip("\n") + "\n"
 
 
 _the: List[Debugger] = []

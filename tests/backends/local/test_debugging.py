@@ -46,8 +46,8 @@ z, t.item()
 """
 
 
-def submit(cell, **asked):
-    return submission.submit(capture.from_cell(cell, {}), JobSpec(Elastic(nproc_per_node=2), **asked))
+def submit(cell, ranks=2, **asked):
+    return submission.submit(capture.from_cell(cell, {}), JobSpec(Elastic(nproc_per_node=ranks), **asked))
 
 
 def stopped(job, many=1):
@@ -124,6 +124,15 @@ def test_a_rank_goes_on_where_nobody_comes():
     job = submit("breakpoint()\n1", debug_wait=0)
     assert job.result(LIMIT) == 1
     assert not job.state.stops
+
+
+@pytest.mark.torch
+def test_each_stop_where_nobody_comes_is_told():
+    job = submit("for step in range(3):\n    breakpoint()\nstep", 1, debug_wait=0.5)
+
+    assert job.result(LIMIT) == 2
+    assert job.logs(0).count("rank 0 was stopped for 0.5 s, and nobody came: it goes on") == 3
+    assert job.state.goes_on[0].how == "nobody"
 
 
 @pytest.mark.torch
