@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from traceback import format_exception_only
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -44,7 +45,7 @@ CONTINUES, STEPS, RELEASED, NOBODY = "continues", "steps", "released", "nobody" 
 LINE_BYTES = 1 << 19
 _HEARD_S = 2.0  # for who is attached to take in that it is over
 _HEARING_S = 5.0  # for who connects to say what for
-_MOST_HELD = 1 << 16  # characters that pdb said while nobody was attached
+_MOST_HELD = 1 << 15  # characters that pdb said, in one record: each may take 12 bytes there
 _MOST_WORDS = 200
 # What a rank goes on with after a command: it stops again by itself, and soon.
 _STEPS = ("n", "next", "s", "step", "r", "return", "unt", "until", "j", "jump")
@@ -82,8 +83,9 @@ class Debugger:
         self._patience = patience
         self._line = _Line(os.path.join(folder, socket_of(rank)))
         self._mark = os.path.join(folder, mark_of(rank))
-        self.alone = threading.Lock()  # one thread at a time stops
-        self._own = threading.local()  # each thread's pdb
+        self._alone = threading.Lock()  # one thread at a time stops
+        self._stopped: Optional[int] = None  # which does
+        self._own = threading.local()  # each thread's pdb, the innermost one
         self._told = False
 
     def install(self) -> None:
@@ -139,8 +141,7 @@ class Debugger:
         traceback = users_traceback(exc)
         if traceback is None or os.getpid() != self._pid:
             return
-        pdb = self._made()
-        pdb.holds = True
+        pdb = self._own.pdb = self._made()
         libraries: List[Tuple[str, int, str]] = []
         own: List[Tuple[str, int, str]] = []
         entry: Optional[TracebackType] = traceback
@@ -157,9 +158,33 @@ class Debugger:
                 self._line.leave("rank %d stays held where it failed" % self._rank)
         self._line.end("rank %d is released" % self._rank)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread is stopped."""
+        return self._stopped == threading.get_ident()
+
+    @contextmanager
+    def inside(self, pdb: Any) -> Iterator[None]:
+        """Have this thread stop in ``pdb``, which somebody has started at another one's prompt."""
+        outer, self._own.pdb = self._own.pdb, pdb
+        try:
+            yield
+        finally:
+            self._own.pdb = outer
+
     @contextmanager
     def stopped(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
-        """Tell that the rank is stopped, as long as it is."""
+        """Stop this thread, and tell of it; until the block or the stop is over."""
+        with self._alone:
+            self._stopped = threading.get_ident()
+            try:
+                with self._told_of(place, why):
+                    yield
+            finally:
+                self._stopped = None
+
+    @contextmanager
+    def _told_of(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
         filename, lineno, function = place
         fields = {"node": int(os.environ[injected.NODE]), "rank": self._rank, "round": int(os.environ[ROUND])}
         text = "nbtorchjob: rank %d stops at %s:%d, in %s" % (self._rank, filename, lineno, function)
@@ -389,20 +414,39 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
     line.again = debugger.wait
 
     class Prompt(base):  # type: ignore[misc]
-        holds = False
+        asks = False  # whether it waits for what is typed, or runs that
+
+        def set_trace(self, frame: Any) -> None:
+            if self.asks:
+                self.message("breakpoint() is passed over in what is typed here: `debug EXPR` stops there")
+            elif debugger.is_here:
+                # What is below the code that this one runs is the outer debugger's.
+                while frame is not None and frame is not self.botframe:
+                    frame.f_trace = self.trace_dispatch
+                    frame = frame.f_back
+                self.set_step()
+                sys.settrace(self.trace_dispatch)
+            else:
+                super().set_trace(frame)
 
         def interaction(self, frame: Any, *rest: Any) -> None:
-            if self.holds:
-                super().interaction(frame, *rest)
+            if debugger.is_here:  # where it failed, or in what was typed
+                self._interact(frame, *rest)
                 return
             place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            with debugger.alone, debugger.stopped(place, BREAKPOINT):
-                try:
-                    super().interaction(frame, *rest)
-                except _Over:
-                    self.set_continue()
-                    raise
+            with debugger.stopped(place, BREAKPOINT):
+                self._interact(frame, *rest)
             line.say({"goes": line.how})
+
+        def _interact(self, *args: Any) -> None:
+            self.asks = True
+            try:
+                super().interaction(*args)
+            except _Over:
+                self.set_continue()
+                raise
+            finally:
+                self.asks = False
 
         def user_return(self, frame: Any, value: Any) -> None:
             super().user_return(frame, value)
@@ -424,7 +468,29 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
         def onecmd(self, text: str) -> Any:
             command = (self.parseline(text)[0] or "") if text.strip() else self.lastcmd.partition(" ")[0]
             line.how = STEPS if command in _STEPS else CONTINUES
-            return super().onecmd(text)
+            try:
+                return super().onecmd(text)
+            except (_Over, KeyboardInterrupt):
+                raise
+            except BaseException as exc:  # it would be the rank's own failure
+                self.error(format_exception_only(type(exc), exc)[-1].strip())
+
+        def do_debug(self, arg: str) -> None:
+            """debug CODE: step through it in a debugger of its own."""
+            inner = _prompt(base, debugger)
+            inner.prompt = "(%s) " % self.prompt.strip()
+            # Before Python 3.13 a frame makes its variables anew as it is asked for them.
+            names = self.curframe_locals if sys.version_info < (3, 13) else self.curframe.f_locals
+            traces = sys.gettrace()
+            sys.settrace(None)
+            self.message("ENTERING RECURSIVE DEBUGGER")
+            try:
+                with debugger.inside(inner):
+                    sys.call_tracing(inner.run, (arg, self.curframe.f_globals, names))
+            finally:
+                self.message("LEAVING RECURSIVE DEBUGGER")
+                self.lastcmd = inner.lastcmd
+                sys.settrace(traces)
 
         def do_quit(self, arg: str) -> None:
             """q(uit): leave the debugger; the rank stays stopped."""

@@ -29,6 +29,7 @@ class Slow:
             time.sleep(3)
 sys.meta_path.insert(0, Slow())
 """
+HIDDEN = "import sys\nsys.modules['IPython.core.debugger'] = None\n"
 STEPS = """
 def step(x):
     y = x + 1
@@ -126,6 +127,47 @@ def test_a_rank_goes_on_where_nobody_comes():
     assert not job.state.stops
 
 
+CALLED = """
+def loss_of(batch):
+    loss = batch * 2
+    breakpoint()
+    return loss
+def half(x):
+    return x / 0
+loss_of(1)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("hidden", ["", HIDDEN], ids=["ipython", "pdb"])
+def test_what_is_typed_may_stop_and_fail_and_step(hidden):
+    job = submit(hidden + CALLED, 1)
+    stopped(job)
+
+    nested = ["debug loss_of(7)", "c", "p batch", "n", "c", "p batch, loss"]
+    with job.debugger() as session:
+        _, passed, _, failed, *outputs = typed(session, "loss_of(5)", "debug half(3)", "c", *nested, "c")
+
+    assert "breakpoint() is passed over" in passed
+    assert passed.endswith("10\n")
+    assert "*** ZeroDivisionError: division by zero" in failed
+    entering, inner, batch, _, left, outer, _ = outputs
+    assert ("ENTERING" in entering, "return loss" in inner, "LEAVING" in left) == (True, True, True)
+    assert (batch, outer) == ("7\n", "(1, 2)\n")
+    assert job.result(LIMIT) == 2
+
+
+@pytest.mark.torch
+def test_what_takes_most_room_is_said_in_pieces():
+    job = submit("s = '\U0001f600' * 60_000\nbreakpoint()", 1)
+    stopped(job)
+
+    with job.debugger() as session:
+        _, printed, prompt, length, _ = typed(session, "p s", "print(s, end='')", "p len(s)", "c")
+    assert (len(printed), len(prompt), length) == (60_003, 60_000, "60000\n")
+    assert job.result(LIMIT) is None
+
+
 @pytest.mark.torch
 def test_each_stop_where_nobody_comes_is_told():
     job = submit("for step in range(3):\n    breakpoint()\nstep", 1, debug_wait=0.5)
@@ -182,8 +224,7 @@ def test_a_rank_whose_program_silenced_stderr_tells_its_log_where_it_stops():
 
 @pytest.mark.torch
 def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
-    hidden = "import sys\nsys.modules['IPython.core.debugger'] = None\n"
-    job = submit(hidden + "x = 5\nbreakpoint()\nx")
+    job = submit(HIDDEN + "x = 5\nbreakpoint()\nx")
     stopped(job, 2)
 
     for rank in (0, 1):
