@@ -141,6 +141,7 @@ def swap(
                 "sets": sorted(cell.sets - {"__doc__"}),
                 "settings": dict(settings),
                 "assumes": sorted(rank_names - cell.sets),
+                "stops": call.stops,
                 "in_place": [local.path for local in call.files if local.elsewhere and not remote],
                 "or_back": or_back,
                 "within": seconds,

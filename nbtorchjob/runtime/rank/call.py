@@ -13,6 +13,7 @@ import linecache
 import os
 import sys
 import types
+import warnings
 from typing import Any
 
 from nbtorchjob.runtime.api import displays
@@ -20,6 +21,15 @@ from nbtorchjob.runtime.api.points import KEPT_AT
 
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
+CANNOT_STOP = "the ranks of this job can't stop: start it with --debug-wait 300"
+
+
+def pass_over(*args: Any, **kwargs: Any) -> Any:
+    """Stand for ``breakpoint()`` in a rank without a debugger, which Python's own would end: nobody types."""
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*args, **kwargs)
+    warnings.warn(f"breakpoint() is passed over: {CANNOT_STOP}", stacklevel=2)
+    return None
 
 
 def run(call: dict[str, Any], path: str = "") -> Any:

@@ -96,6 +96,8 @@ class Change:
         lacks = [name for name in self.words["assumes"] if name not in space and not hasattr(builtins, name)]
         if lacks:
             raise LackingNamesError(lacks)
+        if self.words.get("stops") and sys.breakpointhook is call.pass_over:
+            raise CannotSwapError("the new code names breakpoint(), and %s" % call.CANNOT_STOP)
         edited = _modules(file for file, there in differing(payload, modules).items() if there)
         in_place = _modules(self.words.get("in_place", ()))
         _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})

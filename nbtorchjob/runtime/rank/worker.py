@@ -177,6 +177,8 @@ def begin(rank: Rank) -> Payload:
             rank.meeting,
             lambda exc: _fail(exc, rank.number, rank.round, rank.header, log, rank.sampler),
         )
+    else:
+        sys.breakpointhook = call.pass_over
     payload.show_sources()
     return payload
 

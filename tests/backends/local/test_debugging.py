@@ -178,6 +178,14 @@ def test_each_stop_where_nobody_comes_is_told():
 
 
 @pytest.mark.torch
+def test_a_breakpoint_that_nobody_saw_coming_is_passed_over():
+    job = submit("import builtins\nbuiltins.breakpoint()\n1", 1)
+
+    assert job.result(LIMIT) == 1
+    assert "<torchjob cell>:3: UserWarning: breakpoint() is passed over: the ranks of this" in job.logs(0)
+
+
+@pytest.mark.torch
 def test_a_rank_that_fails_is_held_until_it_is_released():
     job = submit(
         "import os\nrank = os.environ['RANK']\ndef divides(x):\n    return x / 0\ndivides(3)", hold=True

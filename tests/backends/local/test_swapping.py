@@ -97,6 +97,8 @@ def test_all_ranks_of_two_nodes_change_at_one_call(go):
     # One rank cannot: nothing changes.
     with pytest.raises(SwapError, match="nothing was swapped, as rank 2 raised ZeroDivisionError"):
         job.swap("import os\nlr = 1 / (int(os.environ['RANK']) - 2)")
+    with pytest.raises(SwapError, match=r"breakpoint\(\), and the ranks of this job can't stop"):
+        job.swap("def loss(step):\n    breakpoint()\n    return 1.0")
     # Its first call raises on one rank: all put back what was there.
     bad = "import os\ndef loss(step):\n    return 1 / (int(os.environ['RANK']) - 1)"
     with pytest.raises(SwapError, match="the old code was put back on all ranks, as rank 1 raised ZeroDiv"):
