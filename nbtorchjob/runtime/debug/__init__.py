@@ -41,7 +41,8 @@ from nbtorchjob.runtime.facts.samples import HELD
 from nbtorchjob.runtime.look import sampler
 
 BREAKPOINT, FAILURE = "breakpoint", "failure"  # why a rank stops
-CONTINUES, STEPS, RELEASED, NOBODY = "continues", "steps", "released", "nobody"  # how it goes on
+# How it goes on.
+CONTINUES, STEPS, RELEASED, NOBODY, INTERRUPTED = "continues", "steps", "released", "nobody", "interrupted"
 LINE_BYTES = 1 << 19
 _HEARD_S = 2.0  # for who is attached to take in that it is over
 _HEARING_S = 5.0  # for who connects to say what for
@@ -176,12 +177,34 @@ class Debugger:
     def stopped(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
         """Stop this thread, and tell of it; until the block or the stop is over."""
         with self._alone:
-            self._stopped = threading.get_ident()
+            self._stopped, self._line.over = threading.get_ident(), ""
             try:
-                with self._told_of(place, why):
+                with self._interruptible(), self._told_of(place, why):
                     yield
             finally:
                 self._stopped = None
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Have an interrupt end the stop, and then be what it is to the code: nobody presses Ctrl-C here."""
+        own = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(own):
+            yield
+            return
+
+        def interrupt(number: int, frame: Any) -> None:
+            # pdb and its interpreter go on after a KeyboardInterrupt, up to the next line that they ask for.
+            self._line.over = INTERRUPTED
+            if self._line.heeds:
+                raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, own)
+        if self._line.over == INTERRUPTED:
+            own(signal.SIGINT, sys._getframe())
 
     @contextmanager
     def _told_of(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
@@ -197,7 +220,7 @@ class Debugger:
             self._told = True
             emit("Notice", text="time-outs of collectives are put off while rank %d is stopped" % self._rank)
         sampler.held = HELD
-        self._line.how, self._line.over = CONTINUES, ""
+        self._line.how = CONTINUES
         self._line.until = time.monotonic() + self._wait if why == BREAKPOINT else float("inf")
         try:
             with suppress(_Over), self._patience.stopped(self._rank):
@@ -210,6 +233,8 @@ class Debugger:
                 text = "rank %d was stopped for %g s, and nobody came: it goes on" % (self._rank, self._wait)
                 emit("Notice", text=text)
                 print("nbtorchjob: %s" % text, file=sys.__stderr__)
+            if self._line.over == INTERRUPTED:
+                self._line.leave("rank %d is interrupted" % self._rank)
             emit("RankGoesOn", **fields, how=self._line.over or self._line.how)
 
     @property
@@ -235,6 +260,7 @@ class _Line:
         self.until = 0.0
         self.how = CONTINUES  # what was typed last
         self.over = ""  # how the rank goes on, whatever is typed
+        self.heeds = False  # whether an interrupt raises an exception at once
 
     def write(self, text: str) -> None:
         """Take what pdb says."""
@@ -251,6 +277,15 @@ class _Line:
         return False
 
     encoding = "utf-8"
+
+    @contextmanager
+    def heeding(self) -> Iterator[None]:
+        """Have an interrupt raise an exception in the block."""
+        before, self.heeds = self.heeds, True
+        try:
+            yield
+        finally:
+            self.heeds = before
 
     def ask(self, pdb: Any) -> str:
         """Return the line that is typed, whoever types it; raise ``_Over`` once the stop is."""
@@ -469,7 +504,8 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
             command = (self.parseline(text)[0] or "") if text.strip() else self.lastcmd.partition(" ")[0]
             line.how = STEPS if command in _STEPS else CONTINUES
             try:
-                return super().onecmd(text)
+                with line.heeding():
+                    return super().onecmd(text)
             except (_Over, KeyboardInterrupt):
                 raise
             except BaseException as exc:  # it would be the rank's own failure
@@ -531,7 +567,8 @@ class _Typed:
 
     def readline(self, size: Any = -1) -> str:
         """Return the next line."""
-        return self._line.ask(self._pdb).rstrip("\n") + "\n"
+        with self._line.heeding():
+            return self._line.ask(self._pdb).rstrip("\n") + "\n"
 
 
 _the: List[Debugger] = []

@@ -17,6 +17,7 @@ meanwhile, nor in what is done here between two of them.
 
 from __future__ import annotations
 
+import bdb
 import importlib
 import json
 import linecache
@@ -271,10 +272,10 @@ class _Turns:
         return call.act(content, self._namespace)
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
-        # The traceback ends where the user's code was interrupted.
+        # The traceback ends where the user's code was interrupted, maybe as it was stopped in the debugger.
         at = errors.traceback_of(exc)
         while at is not None and at.tb_next is not None:
-            if at.tb_next.tb_frame.f_code is Interrupts._heed.__code__:
+            if at.tb_next.tb_frame.f_code in (Interrupts._heed.__code__, bdb.Bdb.trace_dispatch.__code__):
                 at.tb_next = None
             at = at.tb_next
         if shortage.number_of(exc) in shortage.FULL:

@@ -542,7 +542,10 @@ STEPS = "steps"
 
 
 class RankGoesOn(FrozenDataclass):
-    """A rank that was stopped goes on: it "continues" or ``STEPS``, was "released", or "nobody" came."""
+    """A rank that was stopped goes on.
+
+    It "continues" or ``STEPS``, was "released" or "interrupted", or "nobody" came.
+    """
 
     time: float
     node: int

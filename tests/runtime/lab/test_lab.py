@@ -17,6 +17,7 @@ import torch
 from nbtorchjob.capture import RankNames
 from nbtorchjob.errors import AskError
 from nbtorchjob.runtime.facts import exits
+from tests.patience import LIMIT
 from tests.runtime.labs import Lab, packed
 
 pytestmark = pytest.mark.torch
@@ -312,6 +313,42 @@ def test_an_interrupt_is_what_sigint_is_to_the_code(lab):
 
     assert lab.over(round_) == []
     assert lab.gives("heard") == [1]
+
+
+SLEEPS = "print('on', file=sys.__stderr__, flush=True) or time.sleep(1000)"
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("def f():\n    breakpoint()\n    return 1\nf()", ["p 1"]),
+        ("breakpoint()\n1", ["interact", "1"]),
+        ("breakpoint()\n1", [SLEEPS]),
+        ("breakpoint()\n1", [f"debug {SLEEPS}", "c"]),
+        ("import asyncio\nbreakpoint()\nawait asyncio.sleep(1000)", ["p 1"]),
+    ],
+    ids=["prompt", "interpreter", "command", "debugger", "task"],
+)
+def test_an_interrupt_ends_a_cell_that_is_stopped_in_the_debugger(lab, text, typed):
+    round_ = lab.take(lab.cell(text))["round"]
+    lab.until(lambda: len(lab.facts("RankStops", round=round_)) == 2)
+    with lab.talk("debug", rank=1, by="me") as talk:
+        for line in typed:
+            while "prompt" not in talk.hear(LIMIT):
+                pass
+            talk.send({"line": line})
+        if SLEEPS in typed[0]:
+            lab.until(lambda: lab.log(round_, 1).endswith("on\n"))
+        lab.ask("interrupt", round=round_)
+        while "left" not in (last := talk.hear(LIMIT)):
+            pass
+
+    assert last == {"left": "rank 1 is interrupted"}
+    assert lab.over(round_) == [0, 1]
+    errors = [fact["error"] for fact in lab.facts("RankFailed", round=round_)]
+    assert {error["type"] for error in errors} == {"KeyboardInterrupt"}
+    assert all(frame["filename"].startswith("<cell ") for error in errors for frame in error["frames"])
+    assert [fact["how"] for fact in lab.facts("RankGoesOn", round=round_)] == ["interrupted"] * 2
 
 
 def test_a_lab_ends_when_it_is_asked_to_once_what_was_taken_is_done():
