@@ -60,15 +60,15 @@ class Lab:
         for index in range(nodes):
             self.start(index)
 
-    def cell(self, text, namespace=None, **options):
+    def cell(self, text, namespace=None, argv=(), **options):
         """Return a cell, with what it reads from a notebook; without one it reads what the ranks have."""
         self._cells = getattr(self, "_cells", itertools.count(1))
         filename = f"<cell {next(self._cells)}>"
         if namespace is not None:
-            return capture.from_cell(text, namespace, filename=filename, **options)
+            return capture.from_cell(text, namespace, filename=filename, argv=argv, **options)
         empty = replace(capture.from_cell("pass", {}, filename=filename), text=text, sources={filename: text})
         inner = {"cell": text, "filename": filename, "flags": 0, "entry": None, "kwargs": {}, "names": []}
-        return replace(empty, pickle=pickle.dumps({**inner, "argv": ["cell"], "namespace": len}))
+        return replace(empty, pickle=pickle.dumps({**inner, "argv": ["cell", *argv], "namespace": len}))
 
     def start(self, index):
         """Start a node of it."""

@@ -151,7 +151,6 @@ class _Turns:
 
     def run(self) -> None:
         call.become_main(self._namespace, os.path.abspath(self._of.path))
-        sys.argv = ["cell"]
         facts.emit("RankBegan", rank=self._rank, round=self._base)
         self._line.say({"done": 0})
         while True:
@@ -267,8 +266,7 @@ class _Turns:
                     file.write(
                         json.dumps({name: content[name] for name in ("cell", "filename", "flags")}) + "\n"
                     )
-        else:
-            sys.argv = list(content["argv"])
+        sys.argv = list(content["argv"])
         return call.act(content, self._namespace)
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:

@@ -50,6 +50,15 @@ def test_what_a_cell_sets_is_there_for_the_next_and_what_it_prints_is_its_own(la
     assert {fact["rank"] for fact in lab.facts("RankBegan", round=second)} == {0, 1}
 
 
+def test_each_cell_has_arguments_of_its_own(lab):
+    seen = []
+    for argv in (["3", "--lr", "0.1"], []):
+        round_ = lab.take(lab.cell("sys.argv", argv=argv))["round"]
+        assert not lab.over(round_)
+        seen.append(lab.value(round_))
+    assert seen == [["cell", "3", "--lr", "0.1"], ["cell"]]
+
+
 def test_an_exception_is_told_with_its_lines_and_leaves_ranks_as_they_are(lab):
     lab.run("kept = 1")
     error = lab.fails("def step():\n    lost = kept + 1\n    raise ValueError(lost)\nstep()")
