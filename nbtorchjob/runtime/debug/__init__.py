@@ -575,13 +575,13 @@ _the: List[Debugger] = []
 
 
 def begin(
-    folder: str, wait: float, patient: bool, address: str, fail: Callable[[BaseException], Any]
+    folder: str, wait: float, patient: bool, address: str, round_: int, fail: Callable[[BaseException], Any]
 ) -> None:
     """Have this rank stop in the debugger; ``patient``, time-outs of collectives are put off meanwhile.
 
     The other parameters are those of ``Debugger`` and ``Patience``.
     """
-    patience = Patience(address, fail)
+    patience = Patience(address, round_, fail)
     if patient:
         patience.install()
     _the[:] = [Debugger(int(os.environ["RANK"]), folder, wait, patience)]

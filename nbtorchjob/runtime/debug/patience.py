@@ -30,20 +30,23 @@ _NEVER = timedelta(days=30)
 _EVERY_S = 0.25
 _UNNAMED = "operation"  # what a thread waits for, where that isn't known
 _STORE_S = 10.0
-_STOPPED, _CHANGES, _WHO = ("nbtorchjob/debug/%s" % word for word in ("stopped", "changes", "who"))
+_STOPPED, _CHANGES, _WHO = "stopped", "changes", "who"  # in the store, of each round
 
 # What is waited for: its name, since when by the monotonic clock, and for how long it may be.
 _Wait = Tuple[str, float, float]
 
 
 class Patience:
-    """Keeps the time-outs of this process's collectives; other ranks are heard of at ``address``, a store.
+    """Keeps the time-outs of this process's collectives.
 
+    Other ranks of the round ``round_`` are heard of at ``address``, a store.
     ``fail`` is called with what torch would raise, in a thread, and doesn't return.
     """
 
-    def __init__(self, address: str, fail: Callable[[BaseException], Any]) -> None:
+    def __init__(self, address: str, round_: int, fail: Callable[[BaseException], Any]) -> None:
         self._address = address
+        # All jobs of a pool share one store, and a rank that is killed as it is stopped takes nothing back.
+        self._word = "nbtorchjob/debug/round-%d/%%s" % round_
         self._fail = fail
         self._store: Any = None
         self._limits: Dict[str, float] = {}  # by group
@@ -159,11 +162,11 @@ class Patience:
             with self._meeting:
                 store = self._connected()
                 if by > 0:
-                    store.set(_WHO, str(rank))
+                    store.set(self._word % _WHO, str(rank))
                 # Before the rank counts as stopped, or as going on: who looks between the two finds either
                 # that it is stopped, or that something has changed.
-                store.add(_CHANGES, 1)
-                store.add(_STOPPED, by)
+                store.add(self._word % _CHANGES, 1)
+                store.add(self._word % _STOPPED, by)
         except Exception:  # the round ends
             pass
 
@@ -219,8 +222,8 @@ class Patience:
         """Whether a rank is stopped, or was at some time since the last look."""
         with self._meeting:
             store = self._connected()
-            stopped, changes = store.add(_STOPPED, 0), store.add(_CHANGES, 0)
-            who = store.get(_WHO).decode() if stopped > 0 else ""
+            stopped, changes = (store.add(self._word % word, 0) for word in (_STOPPED, _CHANGES))
+            who = store.get(self._word % _WHO).decode() if stopped > 0 else ""
         if stopped <= 0 and changes == self._changes:
             return False
         if stopped > 0 and not self._said:

@@ -175,6 +175,7 @@ def begin(rank: Rank) -> Payload:
             stops["wait"],
             stops["patient"],
             rank.meeting,
+            rank.round,
             lambda exc: _fail(exc, rank.number, rank.round, rank.header, log, rank.sampler),
         )
     else:

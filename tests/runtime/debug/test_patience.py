@@ -4,6 +4,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from torch.distributed import TCPStore
 
 from nbtorchjob.runtime.debug.patience import Patience
 from nbtorchjob.runtime.facts.samples import Collective
@@ -16,7 +17,7 @@ def pending(monkeypatch):
     call = Collective(4, "all_reduce", time.time(), done=False, timeout=1800.0)
     monkeypatch.setattr(recorder, "counts", lambda: {"0": (4, 3)})
     monkeypatch.setattr(recorder, "open_calls", lambda: [call])
-    return Patience("127.0.0.1:1", lambda error: None)
+    return Patience("127.0.0.1:1", 1, lambda error: None)
 
 
 @pytest.mark.parametrize("by", [-3600.0, 86400.0], ids=["back", "ahead"])
@@ -41,3 +42,17 @@ def test_who_waits_for_the_one_call_that_pends_waits_for_it_by_name(pending, mon
         late = pending._late()
     assert late is not None
     assert late[0] == "all_reduce #4"
+
+
+def test_only_ranks_of_the_same_round_put_a_time_out_off():
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a pool's, of all its jobs
+    mine, peer, other = (
+        Patience(f"127.0.0.1:{store.port}", round_, lambda error: None) for round_ in (8, 8, 7)
+    )
+    peer.installed = other.installed = True
+    late = ("all_reduce #4", time.monotonic(), 1.0)
+
+    with other.stopped(0):  # and its rank may be killed there
+        assert not mine._put_off(late)
+        with peer.stopped(1):
+            assert mine._put_off(late)
