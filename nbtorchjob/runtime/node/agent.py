@@ -47,6 +47,7 @@ one of pickle's own, and the node would end as one whose agent failed.
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import sys
@@ -191,6 +192,9 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._enter_round(worker_group)
         folder = self._folder_of(self._round)
         os.makedirs(folder, exist_ok=True)
+        # A rank that was killed as it was stopped in the debugger (``debug``) left its mark.
+        for mark in glob.glob(os.path.join(glob.escape(self._folder), "stopped-*")):
+            os.unlink(mark)
         spec = worker_group.spec
         path, _, key, *_, act = spec.args
         meeting = groups.address(worker_group.store)

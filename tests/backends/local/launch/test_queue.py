@@ -149,6 +149,33 @@ def test_a_job_that_is_stopped_in_the_debugger_gives_its_place_up(one_at_a_time)
     assert first.wait(LIMIT)
 
 
+def fail_as_a_peer_is_stopped(folder):
+    rank, is_first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if is_first and rank == 0:
+        breakpoint()
+    while is_first and not any(Path(folder).glob("*/stopped-0")):
+        time.sleep(0.01)
+    if is_first:
+        raise ValueError("so both begin anew")
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+@pytest.mark.torch
+def test_a_rank_that_was_killed_in_the_debugger_has_its_place_again(monkeypatch):
+    monkeypatch.setenv(queue.RANKS, "2")
+    spec = JobSpec(Elastic(nproc_per_node=2, max_restarts=1), name="first")
+    first = nbtorchjob.submit(fail_as_a_peer_is_stopped, str(directory.jobs_dir() / "first"), spec=spec)
+    until(lambda: first.state.round == 1 and len(first.state.began) == 2)
+    job = nbtorchjob.submit(len, "ab")
+
+    until(lambda: job.state.waiting or job.state.phase.terminal)
+    assert re.match("waits for first: running for .*, holds 2 of 2 places", job.state.waiting[0].text)
+    Path(directory.jobs_dir() / "first" / "go").touch()
+    assert job.result(LIMIT) == 2
+    assert first.result(LIMIT) is None
+
+
 @pytest.mark.torch
 def test_a_job_says_that_one_in_the_debugger_has_its_gpu(monkeypatch):
     monkeypatch.setenv(processes.VISIBLE, "0")
