@@ -130,9 +130,13 @@ class Debugger:
             return _made(self)
 
     def over(self) -> None:
-        """Stop nowhere any more: the code has returned."""
+        """Stop this thread nowhere any more: the code has returned."""
         sys.settrace(None)
-        self._line.end("rank %d has returned" % self._rank)
+        if self._alone.acquire(blocking=False):  # else another thread is stopped, for which Python waits
+            try:
+                self._line.end("rank %d has returned" % self._rank)
+            finally:
+                self._alone.release()
 
     def hold(self, exc: BaseException) -> None:
         """Hold this rank in the frame where it failed, until it is released."""

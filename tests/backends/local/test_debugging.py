@@ -168,6 +168,34 @@ def test_what_takes_most_room_is_said_in_pieces():
     assert job.result(LIMIT) is None
 
 
+THREAD = """
+import os, threading, time
+def work(x):
+    breakpoint()
+    done.append(x)
+    print("done")
+done = []
+thread = threading.Thread(target=work, args=(7,))
+thread.start()
+while not os.path.exists("%s"):
+    time.sleep(0.01)
+thread.is_alive()
+"""
+
+
+@pytest.mark.torch
+def test_a_thread_that_is_stopped_as_the_code_returns_can_be_looked_at(tmp_path):
+    job = submit(THREAD % (tmp_path / "go"), 1)
+    stopped(job)
+    (tmp_path / "go").touch()
+    seen(job, lambda state: state.values)
+
+    with job.debugger() as session:
+        assert typed(session, "p x", "c")[1] == "7\n"
+    assert job.result(LIMIT) is True
+    assert "done" in job.logs(0)
+
+
 @pytest.mark.torch
 def test_each_stop_where_nobody_comes_is_told():
     job = submit("for step in range(3):\n    breakpoint()\nstep", 1, debug_wait=0.5)
