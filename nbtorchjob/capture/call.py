@@ -76,9 +76,7 @@ def from_cell(
         )
         rank_names = RankNames(frozenset(given))
     names, notes = lookup.captured(cell, namespace, former, rank_names)
-    stops = "breakpoint" not in {*names, *cell.sets} and cells.stops(
-        compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
-    )
+    stops = _stops(cell, names, filename)
     kwargs: dict[str, Any] = {}
     if cell.entry is not None:
         kwargs = arguments.bind(cell.entry, args, namespace, rank_names.names)
@@ -183,7 +181,14 @@ def from_cells(
         sets=frozenset(before),
         gives=parsed[-1].gives,
         plain=parsed[-1].plain and "print" not in {*names, *before},
+        stops=taken.stops or any(_stops(cell, [*names, *before], last.filename) for cell in parsed),
     )
+
+
+def _stops(cell: cells.Cell, names: Iterable[str], filename: str) -> bool:
+    """Whether a cell stops in the debugger by itself; ``names`` are others than Python's own."""
+    code = compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    return "breakpoint" not in {*names, *cell.sets} and cells.stops(code)
 
 
 def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjob cell>") -> list[str]:

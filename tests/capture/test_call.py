@@ -405,11 +405,28 @@ def test_code_that_may_stop_in_a_debugger_is_known(cell):
     assert not capture.from_cell("x = 1", space).stops
 
 
-def test_a_module_that_may_stop_in_a_debugger_is_known(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("def f():\n    breakpoint()\n", True),
+        ("def f():\n    breakpoint ()\n", True),
+        ("from pdb import set_trace as st\ndef f():\n    st()\n", True),
+        ("# breakpoint() was here\nbreakpoints = [1, 2]\n", False),
+    ],
+)
+def test_a_module_that_may_stop_in_a_debugger_is_known(tmp_path, monkeypatch, text, stops):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "stopping_module.py").write_text("def f():\n    breakpoint()\n")
+    (tmp_path / "stopping_module.py").write_text(text)
 
-    assert capture.from_cell("import stopping_module", {}, root=tmp_path).stops
+    assert capture.from_cell("import stopping_module", {}, root=tmp_path).stops is stops
+
+
+def test_several_cells_of_which_one_may_stop_are_known():
+    def parts(*texts):
+        return [capture.Part(text, f"<cell {number}>") for number, text in enumerate(texts)]
+
+    assert capture.from_cells(parts("x = 1", "breakpoint()", "x"), {}, "cells").stops
+    assert not capture.from_cells(parts("breakpoint = print", "breakpoint()"), {}, "cells").stops
 
 
 def test_a_breakpoint_of_the_notebooks_own_is_taken_along():
