@@ -46,13 +46,21 @@ class Collective:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group that a rank is in: the ranks of the whole job in it, and its last calls, in order."""
+    """A process group that a rank is in: the ranks of the whole job in it, and its last calls, in order.
+
+    Of one that it has left no ranks are known, and none of its calls is pending.
+    """
 
     name: str
     ranks: tuple[int, ...]
     calls: tuple[Collective, ...] = ()
     backend: str = ""
     label: str = ""  # what the code calls it, if anything: "mesh_dp"
+
+    @property
+    def left(self) -> bool:
+        """Whether the rank has left it."""
+        return not self.ranks
 
 
 @dataclass(frozen=True)

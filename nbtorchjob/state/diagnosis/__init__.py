@@ -285,7 +285,9 @@ def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
 @_rule
 def _meeting(seen: Seen) -> _Finding | None:
     there = [stand.rank for stand in seen.of.values() if stand.inside == MEETS]
-    away = [rank for rank, stand in seen.of.items() if rank not in there and not stand.groups]
+    away = [
+        rank for rank, stand in seen.of.items() if rank not in there and all(g.left for g in stand.groups)
+    ]
     if seen.waits or not there or not away:
         return None
     return _Finding(verdicts.Away(MEETS, away, there), away, sure=not seen.pending)

@@ -261,6 +261,14 @@ def test_names_who_does_not_meet_the_others():
     )
 
 
+def test_names_who_does_not_meet_the_others_again():
+    left = default(*calls("all_reduce", done=1), ranks=())
+    first = rank(0, RUNS, stack(1, "init_process_group"), left)
+    diagnosis = said(first, rank(1, RUNS, stack(4), left), world=2)
+
+    assert (diagnosis.ranks, diagnosis.sure) == ((1,), True)
+
+
 def test_waits_by_a_handle_are_waits():
     handle = rank(0, RUNS, stack(5), default(*calls("all_reduce"), ranks=(0, 1)))
     other = rank(1, RUNS, stack(3), default(ranks=(0, 1)))
