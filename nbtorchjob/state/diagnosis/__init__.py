@@ -167,7 +167,7 @@ def _broken(seen: Seen) -> _Finding | None:
         sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
         if len(sides) > 1:
             # Ranks that nothing is known of, another node's, may have been on either side.
-            all_known = len(there) == len(seen.members(group.name))
+            all_known = seen.are_all(there, group.name)
             return _Finding(
                 verdicts.OtherCall(group, call.seq, sides, there, ended=True),
                 _odd(sides) if all_known else sorted(there),
@@ -177,7 +177,7 @@ def _broken(seen: Seen) -> _Finding | None:
             for rank, calls in by_rank.items()
             if calls[-1].seq < call.seq and seen.has_left(rank, group.name)
         }
-        if fewer and {*there, *fewer} == {*seen.members(group.name)}:
+        if fewer and seen.are_all({*there, *fewer}, group.name):
             more = sorted(there)
             named = more if len(more) < len(fewer) else sorted([*more, *fewer])
             return _Finding(verdicts.Uneven(group, call, more, fewer), named)

@@ -7,7 +7,7 @@ isn't in them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from enum import Enum
 from functools import lru_cache
@@ -350,9 +350,10 @@ class Seen(FrozenDataclass):
         return rank in self.ended and self.ended[rank].how == End.RETURNED
 
     def has_left(self, rank: int, name: str) -> bool:
-        """Whether a rank had ended well, or destroyed a group."""
-        groups = self.of[rank].groups if rank in self.of else ()
-        return self.returned(rank) or any(group.name == name and not group.ranks for group in groups)
+        """Whether a rank had ended well, or goes on without a group that it destroyed."""
+        if rank in self.ended:
+            return self.returned(rank)
+        return rank in self.of and any(group.name == name and group.left for group in self.of[rank].groups)
 
     @cached_property
     def pending(self) -> Mapping[str, list[tuple[int, Group, Collective]]]:
@@ -444,6 +445,13 @@ class Seen(FrozenDataclass):
         """Return the ranks of a group."""
         listed = [(stand.rank, g) for stand in self.of.values() for g in stand.groups if g.name == name]
         return sorted({rank for rank, _ in listed}.union(*(group.ranks for _, group in listed)))
+
+    def are_all(self, ranks: Collection[int], name: str) -> bool:
+        """Whether these are surely all ranks of a group; who has left it doesn't tell who else was in it."""
+        groups = [group for stand in self.of.values() for group in stand.groups if group.name == name]
+        all_tell = not self.unseen and all(stand.recorded for stand in self.of.values())
+        known = all_tell or not all(group.left for group in groups)
+        return known and {*ranks} == {*self.members(name)}
 
     def free(self, rank: int) -> bool:
         """Whether a rank surely waits for no other."""

@@ -393,3 +393,28 @@ def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(wor
 
     assert (diagnosis.ranks, diagnosis.sure) == (named, True)
     assert "rank 2 entered all_reduce" in describe(diagnosis)
+
+
+def failed(number, many, ranks=(0, 1, 2)):
+    """Return what is known of a rank whose last call of so many failed, and which has left its group then."""
+    closed = Error("RuntimeError", "Connection closed by peer [10.0.0.3]:4242", time=NOW)
+    made = (Collective(seq, "all_reduce", 100.0 + seq, done=True) for seq in range(1, many + 1))
+    groups = default(*made, ranks=ranks)
+    return rank(number, ENDED, groups=groups), ev.RankFailed(NOW, 0, number, 0, 0, closed)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 2), ()], ids=["in it", "left"])
+def test_ranks_that_failed_have_not_left_their_group_before(ranks):
+    samples, failures = zip(failed(0, 8, ranks), failed(1, 7, ranks), strict=True)
+
+    assert said(*samples, world=3, facts=failures, over=True).ranks == ()
+    assert said(*samples, world=2, facts=failures, over=True).ranks == ()
+
+
+def test_who_else_was_in_a_group_that_all_have_left_is_not_known_while_a_rank_is_unseen():
+    (last, failure), goes_on = failed(0, 8, ()), rank(1, RUNS, stack(4), failed(1, 7, ())[0].groups)
+
+    assert said(last, goes_on, world=3, facts=[failure], over=True).ranks == ()
+    known = said(last, goes_on, world=2, facts=[failure], over=True)
+    assert (known.ranks, known.sure) == ((0, 1), True)
+    assert "rank 0 made 8 calls in the default group, and rank 1 made 7 before leaving it" in describe(known)
