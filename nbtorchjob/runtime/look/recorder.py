@@ -56,18 +56,19 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
             backend = str((world.pg_map.get(group) or ("",))[0])
             label = str(getattr(group, "group_desc", ""))
             in_order = sorted(ranks.items(), key=lambda pair: pair[1])
-            label = "" if label == "undefined" else label
             known.append((str(name), label, backend, tuple(rank for rank, _ in in_order)))
     if left or not known:
         names = {item[0] for item in known}
-        gone = {name: calls[-1]["process_group"][1] for name, calls in entries.items() if name not in names}
-        known += [(name, label, "", ()) for name, label in gone.items()]
+        for name, calls in entries.items():
+            if name not in names:
+                backend = calls[-1]["profiling_name"].partition(":")[0]
+                known.append((name, calls[-1]["process_group"][1], backend, ()))
     for name, label, backend, ranks in known:
         calls = entries.get(name, [])
         # A group that was destroyed may have had the same name.
         calls = [item for item in calls if item["pg_id"] == calls[-1]["pg_id"]]
         last = tuple(_collective(entry, gone=not ranks) for entry in calls[-MAX_CALLS:])
-        described.append(Group(name, ranks, last, backend, label))
+        described.append(Group(name, ranks, last, backend, "" if label == "undefined" else label))
     described.sort(
         key=lambda group: (
             all(call.done for call in group.calls),

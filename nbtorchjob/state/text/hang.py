@@ -240,7 +240,8 @@ def group_name(group: Group, members: Sequence[int]) -> str:
     """Return what to call a group of these ranks: ``the default group``, ``group mesh_dp (ranks 0-1)``."""
     if _DEFAULT & {group.name, group.label}:
         return "the default group"
-    return f"group {line(group.label or group.name, _MAX_NAME)} ({ranks(members)})"
+    name = f"group {line(group.label or group.name, _MAX_NAME)}"
+    return f"{name} ({ranks(members)})" if members else name
 
 
 def _firsts(sides: Sides) -> list[int]:

@@ -1,5 +1,6 @@
 """Ranks at one place are told of once, with the user's own lines marked and libraries' frames folded."""
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -55,6 +56,12 @@ def test_tells_of_ranks_at_one_place_together():
             "    utils/data/dataloader.py:700, in __next__",
         ]
     )
+
+
+def test_of_a_group_that_was_left_no_ranks_are_told():
+    left = Group("3", (), (Collective(1, "broadcast", 100.0, True),))
+
+    assert "last completed broadcast #1 of group 3\n" in str(stacks(replace(rank(0, 5), groups=(left,))))
 
 
 def test_says_what_nodes_did_not_tell_and_that_it_is_old():
