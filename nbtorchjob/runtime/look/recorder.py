@@ -44,19 +44,15 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
     With ``left``, or where it has none any more, those that it has left are among them. Nothing tells their
     ranks then, and none waits in their calls.
     """
-    entries: Dict[str, List[Dict[str, Any]]] = {}
-    for entry in _entries():
-        entries.setdefault(entry["process_group"][0], []).append(entry)
+    entries = _by_group()
     described = []
     known: List[tuple[str, str, str, tuple[int, ...]]] = []
     world = torch_versions.WORLD.get()
-    for group, ranks in list(world.pg_group_ranks.items()) if world is not None else ():
-        name = world.pg_names.get(group)
-        if name is not None:
-            backend = str((world.pg_map.get(group) or ("",))[0])
-            label = str(getattr(group, "group_desc", ""))
-            in_order = sorted(ranks.items(), key=lambda pair: pair[1])
-            known.append((str(name), label, backend, tuple(rank for rank, _ in in_order)))
+    for group, name in _living():
+        backend = str((world.pg_map.get(group) or ("",))[0])
+        label = str(getattr(group, "group_desc", ""))
+        in_order = sorted(world.pg_group_ranks[group].items(), key=lambda pair: pair[1])
+        known.append((name, label, backend, tuple(rank for rank, _ in in_order)))
     if left or not known:
         names = {item[0] for item in known}
         for name, calls in entries.items():
@@ -65,8 +61,6 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
                 known.append((name, calls[-1]["process_group"][1], backend, ()))
     for name, label, backend, ranks in known:
         calls = entries.get(name, [])
-        # A group that was destroyed may have had the same name.
-        calls = [item for item in calls if item["pg_id"] == calls[-1]["pg_id"]]
         last = tuple(_collective(entry, gone=not ranks) for entry in calls[-MAX_CALLS:])
         described.append(Group(name, ranks, last, backend, "" if label == "undefined" else label))
     described.sort(
@@ -93,8 +87,7 @@ def sequence_numbers() -> "dict[str, list[int]]":
     They aren't recorded, and move nothing else; whether they are done isn't known.
     """
     numbers = {}
-    world = torch_versions.WORLD.get()
-    for group, name in list(world.pg_names.items()) if world is not None else ():
+    for group, name in _living():
         try:
             number = int(group._get_sequence_number_for_group())
         except Exception:  # a backend without, or a group that is just destroyed
@@ -127,8 +120,41 @@ def pending() -> "list[list[float]]":
 
 
 def open_calls() -> "list[Collective]":
-    """Return the calls that are pending."""
-    return [call for call in map(_collective, _entries()) if not call.done]
+    """Return the calls that are pending; nobody waits in those of a group that was destroyed."""
+    entries, living = _by_group(), {name for _, name in _living()}
+    calls = (_collective(entry) for name in living & entries.keys() for entry in entries[name])
+    return sorted((call for call in calls if not call.done), key=lambda call: call.since)
+
+
+def _living() -> "list[tuple[Any, str]]":
+    """Return the groups that this process is in, with their names."""
+    world = torch_versions.WORLD.get()
+    names = dict(world.pg_names) if world is not None else {}
+    # One that is being made has a name before it has ranks.
+    return [(group, str(name)) for group, name in names.items() if group in world.pg_group_ranks]
+
+
+def _by_group() -> "dict[str, list[dict[str, Any]]]":
+    """Return the calls of each group by its name: of several that had one name, those of the newest."""
+    entries: Dict[str, List[Dict[str, Any]]] = {}
+    for entry in _entries():
+        calls = entries.setdefault(entry["process_group"][0], [])
+        if calls and calls[-1]["pg_id"] != entry["pg_id"]:
+            calls.clear()
+        calls.append(entry)
+    for group, name in _living():
+        if name in entries and _is_new(group):
+            entries[name] = [call for call in entries[name] if not call["collective_seq_id"]]
+    return entries
+
+
+def _is_new(group: Any) -> bool:
+    """Whether a group hasn't had any collective yet, as far as its backends count them."""
+    try:
+        backends = [group._get_backend(device) for device in group._device_types]
+        return not any(backend._get_sequence_number_for_group() for backend in backends)
+    except Exception:  # a backend without, or a group that is just destroyed
+        return False
 
 
 class GloosCalls:

@@ -1,5 +1,8 @@
 """What is told of a process's groups: those that it is in, and what it has left."""
 
+import json
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -40,3 +43,59 @@ def test_a_process_without_groups_tells_of_those_that_it_has_left(world):
     groups = told()
     assert groups["0"] == ((), "gloo", "default_pg", [("barrier", True)])
     assert groups[name] == ((), "gloo", "", [("broadcast", True)])
+
+
+@needs_records
+def test_a_new_group_has_no_call_of_one_that_had_its_name(world):
+    world()
+    dist.barrier()
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    world()
+    assert told()["0"] == ((0,), "gloo", "default_pg", [])
+
+    dist.barrier()
+    assert told()["0"] == ((0,), "gloo", "default_pg", [("barrier", True)])
+
+
+def entry(name, number, *, done=True, peer=False, since=1.0):
+    """Return the record of a call in the default group, as NCCL makes them."""
+    return {
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": f"nccl:{name}",
+        "collective_seq_id": 0 if peer else number,
+        "p2p_seq_id": number if peer else 0,
+        "is_p2p": peer,
+        "time_created_ns": int(since * 1e9),
+        "input_sizes": [[8]],
+        "input_dtypes": ["Float"],
+        "state": "completed" if done else "scheduled",
+        "retired": done,
+        "timeout_ms": 600_000,
+    }
+
+
+@pytest.fixture
+def nccls(monkeypatch):
+    """Return NCCL's records, which tests fill: a machine without its devices makes none."""
+    records: list[dict[str, Any]] = []
+    dump = lambda entries, stacks: json.dumps({"entries": records if entries else []}).encode()  # noqa: E731
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", dump, raising=False)
+    return records
+
+
+def test_a_send_of_nccls_is_told_of_a_group_without_collectives(world, nccls):
+    world()
+    nccls += [entry("send 0->0", 1, peer=True)]
+    assert [call.p2p for group in recorder.groups() for call in group.calls] == [True]
+
+
+def test_a_call_of_a_group_that_was_destroyed_is_not_pending(world, nccls):
+    world()
+    dist.barrier()
+    nccls += [entry("all_reduce", 1, done=False)]
+    assert [call.op for call in recorder.open_calls()] == ["all_reduce"]
+
+    dist.destroy_process_group()
+    assert recorder.open_calls() == []
