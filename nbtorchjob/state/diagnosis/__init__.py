@@ -73,7 +73,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import STOPPED, Collective
 from nbtorchjob.state.diagnosis import verdicts
-from nbtorchjob.state.diagnosis.seen import MEETS, MONITORED, Seen, Wait, WaitsFor, standing
+from nbtorchjob.state.diagnosis.seen import ENDS_BY_THEMSELVES, MEETS, MONITORED, Seen, Wait, standing
 from nbtorchjob.state.diagnosis.verdicts import Sides, Verdict
 from nbtorchjob.state.known import Known
 
@@ -83,7 +83,6 @@ _TOGETHER = frozenset(
 )  # no rank leaves one of these before all have entered it
 _ONE_FOR_ALL = ("group", "src", "dst", "op")  # of what a call is given
 _GLOOS_ALIKE = (*_ALIKE, "all_gather", "_all_gather_base")  # of gloo, which has no uneven ones, of these too
-_ENDS_BY_ITSELF = (WaitsFor.CHECKPOINT, WaitsFor.COMPILER)
 _OFTEN, _MUCH_LONGER = 2, 3  # who was late so often is slow, unless it takes so much longer now
 
 
@@ -150,7 +149,7 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
         max(fact.time for fact in sampled),
         seen,
         over,
-        busy=bool(named) and all(stand is not None and stand.waits in _ENDS_BY_ITSELF for stand in named),
+        busy=bool(named) and all(stand is not None and stand.waits in ENDS_BY_THEMSELVES for stand in named),
         slow=isinstance(finding.verdict, verdicts.Slow),
     )
 

@@ -58,6 +58,7 @@ class WaitsFor(Enum):
     THREAD = "thread"
 
 
+ENDS_BY_THEMSELVES = (WaitsFor.CHECKPOINT, WaitsFor.COMPILER)
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
 _AUTOGRAD = "torch/autograd/graph.py"
 _C10D = "torch/distributed/distributed_c10d.py"
@@ -66,8 +67,12 @@ MEETS = "init_process_group"
 MONITORED = "monitored_barrier"
 _MEETS = (MEETS, "new_group")
 POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
+# A line that waits for a call that was made before: of a tensor's, or one that torch has compiled, in an
+# operation, which torch may dispatch in Python.
+_HANDLE = re.compile(r"\.wait\(|\bwait_tensor\b")
+_DISPATCH = re.compile(r"torch/(?:_ops|_library/\w+)\.py$")
 # What a library's frame says of a rank, wherever it is in its stack: a checkpoint may be written to a file of
-# the user's own, and code that is compiled runs without the compiler.
+# the user's own, and code that is compiled runs without the compiler. But both may call collectives.
 _ENDS_BY_ITSELF = (
     (r"torch/_dynamo/convert_frame\.py", WaitsFor.COMPILER),
     (
@@ -124,7 +129,7 @@ class Standing(FrozenDataclass):
     inside: str = ""
     given: Mapping[str, str] = field(default_factory=dict)
     waits: WaitsFor | None = None
-    handle: bool = False  # whether its line waits for something by ``.wait()``, such as a call made before
+    handle: bool = False  # whether its line waits for something, such as a call made before
     groups: tuple[Group, ...] = ()
     recorded: bool = False
     ddp: bool = False  # whether its backward pass waits for DDP's buckets, if for a collective
@@ -178,7 +183,11 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
     """Return where a rank stood that was sampled at ``time``, or where it ``raised`` what it failed of."""
     inside = next((thread for thread in sample.threads if _operation(thread)), None)
     frames = (inside or next(iter(sample.threads), Thread("", ()))).frames
-    code = _code(frames[-1], sources) if frames else ""
+    called = [frame for frame in frames if not _DISPATCH.search(frame.filename)]
+    waits = None if inside is not None else _waiting(frames, sources)
+    open_ = [call for group in sample.groups for call in group.calls if not call.done and not call.p2p]
+    if waits in ENDS_BY_THEMSELVES and open_:
+        waits = None
     ends = [thread.frames[-1] for thread in sample.threads if thread.frames]
     backward = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
     # Python code's collectives are FSDP's, or tensors'.
@@ -190,8 +199,8 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         place=users_frame(frames, sources) or users_frame(raised, sources),
         inside=_operation(inside) if inside is not None else "",
         given=dict(inside.given) if inside is not None else {},
-        waits=None if inside is not None else _waiting(frames, sources),
-        handle=".wait(" in code,
+        waits=waits,
+        handle=bool(called and _HANDLE.search(_code(called[-1], sources))),
         groups=sample.groups,
         recorded=bool(sample.groups) or (sample.state in (RUNS, HELD) and not sample.note),
         ddp=backward and not own,

@@ -218,7 +218,7 @@ class _Wording(FrozenDataclass):
             return "is still starting", ""
         if stand.state == BUSY:
             return "is held by something in C", where
-        if stand.inside:
+        if stand.inside or stand.held:
             call = stand.call
             numbered = self._numbered(*call, ddp=stand.ddp) if call else stand.inside
             whom = parties(stand.inside, stand.given)

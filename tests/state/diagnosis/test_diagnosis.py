@@ -276,6 +276,36 @@ def test_waits_by_a_handle_are_waits():
     assert said(handle, other, world=2).ranks == (1,)
 
 
+WAIT_TENSOR = "return torch.ops._c10d_functional.wait_tensor(tensor)"
+FUNCTIONAL = SITE + "torch/distributed/_functional_collectives.py"
+SAVES = Frame(SITE + "torch/distributed/checkpoint/state_dict.py", 9, "get_model_state_dict")
+COMPILES = Frame(SITE + "torch/_dynamo/convert_frame.py", 9, "compile")
+
+
+def waits_for_a_tensor(number, groups, *above):
+    """Return a rank that waits in a collective of a DTensor's or of compiled code."""
+    waits = Frame(FUNCTIONAL, 9, "wait_tensor", WAIT_TENSOR), Frame(SITE + "torch/_ops.py", 9, "redispatch")
+    return rank(number, RUNS, (Thread("main", (cell(2), *above, *waits)),), groups)
+
+
+@pytest.mark.parametrize("above", [(), (SAVES,), (COMPILES,)], ids=["", "saves", "compiles"])
+def test_who_waits_for_a_tensor_of_other_ranks_waits_for_them_whatever_for(above):
+    one, two = (Group(name, (0, 1), calls("all_gather")) for name in ("0", "1"))
+    first = waits_for_a_tensor(0, (one, Group("1", (0, 1))), *above)
+    diagnosis = said(first, inside(1, Group("0", (0, 1)), two), world=2)
+
+    assert (diagnosis.ranks, diagnosis.sure, diagnosis.busy) == ((0, 1), True, False)
+    assert "ranks 0-1 wait for each other: rank 0 for rank 1 in all_gather #1" in describe(diagnosis)
+
+    diagnosis = said(waits_for_a_tensor(0, (one,), *above), inside(1, *default(*calls("barrier"))), world=2)
+    assert not diagnosis.busy
+    assert "rank 0 waits in all_gather #1 of the default group (Cell In[3], line 2" in describe(diagnosis)
+
+
+def test_who_saves_after_its_calls_are_done_does_not_hang():
+    assert said(*OTHERS, absent(2, 3, f"{SAVES.filename} {SAVES.name}")).busy
+
+
 UNSURE = [
     # No sample of a rank; an old one; one that says nothing.
     (waiting(0), waiting(1), waiting(2)),
