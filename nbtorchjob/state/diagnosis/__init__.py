@@ -338,7 +338,7 @@ def _peers(seen: Seen) -> _Finding | None:
 
 @_rule
 def _monitored(seen: Seen) -> _Finding | None:
-    there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED and stand.call is None]
+    there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED]
     away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
     if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
         return None

@@ -67,6 +67,7 @@ MEETS = "init_process_group"
 MONITORED = "monitored_barrier"
 _MEETS = (MEETS, "new_group")
 POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
+_UNRECORDED = (*_MEETS, MONITORED, *POINT_TO_POINT)
 # A line that waits for a call that was made before: of a tensor's, or one that torch has compiled, in an
 # operation, which torch may dispatch in Python.
 _HANDLE = re.compile(r"\.wait\(|\bwait_tensor\b")
@@ -154,10 +155,11 @@ class Standing(FrozenDataclass):
     def call(self) -> tuple[Group, Collective] | None:
         """The call that it waits in: the newest where its stack is in one, else perhaps the oldest.
 
-        None where it waits for something else, and so isn't held by what it has called before.
+        None where it waits for something else, or in what isn't recorded, and so isn't held by what it has
+        called before.
         """
         pending = self.pending
-        if not pending or self.waits:
+        if not pending or self.waits or self.inside in _UNRECORDED:
             return None
         return pending[-1] if self.inside else pending[0]
 
@@ -170,7 +172,7 @@ class Standing(FrozenDataclass):
     def peer(self) -> int | None:
         """The rank that it waits for in a send or a receive; None where it is in none, or from any rank."""
         which = POINT_TO_POINT.get(self.inside)
-        known = self.given.get(which, "") if which is not None and self.call is None else ""
+        known = self.given.get(which, "") if which is not None else ""
         return int(known) if known.isdigit() else None
 
     @property

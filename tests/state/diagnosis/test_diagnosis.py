@@ -368,11 +368,9 @@ def test_forgets_the_samples_of_an_earlier_round():
     assert said(*OTHERS, absent(2), facts=[again]) is None
 
 
-def point_to_point(number, op, arguments, line=6):
-    frames = (cell(line), Frame(C10D, 9, op))
-    return rank(
-        number, RUNS, (Thread("main", frames, tuple(arguments.items())),), default(*calls("barrier", done=1))
-    )
+def point_to_point(number, op, arguments, line=6, groups=None):
+    thread = Thread("main", (cell(line), Frame(C10D, 9, op)), tuple(arguments.items()))
+    return rank(number, RUNS, (thread,), groups or default(*calls("barrier", done=1)))
 
 
 def test_a_send_that_is_being_received_accuses_nobody():
@@ -384,6 +382,32 @@ def test_a_send_that_is_being_received_accuses_nobody():
     )
 
     assert diagnosis is None or not diagnosis.sure
+
+
+ASYNC = default(*calls("all_reduce", "all_reduce"))
+
+
+def test_who_receives_while_a_collective_is_under_way_does_not_wait_in_that():
+    receive = [
+        point_to_point(n, "recv", {"group": "0", "src": str(n - 1), "tag": "0"}, groups=ASYNC)
+        for n in (1, 2, 3)
+    ]
+    diagnosis = said(absent(0, 4), *receive)
+
+    assert (diagnosis.ranks, diagnosis.sure) == ((0,), True)
+    assert "rank 0 never entered all_reduce #2 of the default group" in describe(diagnosis)
+
+
+def test_a_ring_and_a_monitored_barrier_are_told_while_a_collective_is_under_way():
+    ring = [
+        point_to_point(n, "recv", {"group": "0", "src": str((n - 1) % 4), "tag": "0"}, groups=ASYNC)
+        for n in range(4)
+    ]
+    monitored = [rank(n, RUNS, stack(2, "monitored_barrier"), ASYNC) for n in (0, 1, 3)]
+    elsewhere = rank(2, RUNS, stack(4), default(*calls("all_reduce", "all_reduce", done=2)))
+
+    assert "ranks 0-3 wait for each other: rank 0 waits in recv from rank 3" in describe(said(*ring))
+    assert "rank 2 never entered monitored_barrier" in describe(said(*monitored, elsewhere))
 
 
 def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long():
