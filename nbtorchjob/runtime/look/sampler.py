@@ -56,6 +56,7 @@ _PATIENCE = HERE + "debug/patience.py"
 held = ""  # ``samples.HELD`` while it is
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
+MEETS = ("init_process_group", "new_group")  # whatever they call: a store, or this package's own way to meet
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _LIBRARIES = ("%ssite-packages%s" % (os.sep, os.sep), "%sdist-packages%s" % (os.sep, os.sep))
 _TORCHS = re.compile(r"\btorch/(?:autograd|utils/data)/")
@@ -69,7 +70,7 @@ class Sampler:
         self._returned = False
         self._socket: Optional[socket.socket] = None
         self._file: Tuple[int, int] = (0, 0)
-        self._counts: Dict[str, List[int]] = {}
+        self._counts: Optional[Dict[str, List[int]]] = None
         self._folder = ""
         self._profiler: Any = None
         self._speaks = threading.Lock()
@@ -184,19 +185,20 @@ class Sampler:
         """Return how far this rank is, and what it waits for if it hasn't moved since the last pulse."""
         before = self._counts
         self._counts = {**recorder.counts(), **recorder.sequence_numbers()}
-        still = bool(self._counts) and before == self._counts and not self._returned
+        still = before == self._counts and not self._returned
         # Where the main thread is in the user's code, for whoever finds this process stopped
         stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
         own = (frame for frame in reversed(stack) if not is_library(frame.filename))
         *_, last = stack or [Frame("", 0, "")]
+        meets = any(frame.filename.endswith(C10D) and frame.name in MEETS for frame in stack)
+        calls = last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)
         return {
             "counts": self._counts,
             "reports": report.sent,
             "place": asdict(_with_line(next(own, Frame("", 0, "")))),
             "pending": recorder.pending() if still else [],
             # For another rank, in a call that no recorder has
-            "waits": still
-            and (last.filename.endswith(C10D) or ".wait(" in linecache.getline(last.filename, last.lineno)),
+            "waits": still and (meets or (bool(self._counts) and calls)),
         }
 
     def _sample(self) -> RankSample:

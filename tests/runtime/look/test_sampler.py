@@ -2,12 +2,14 @@
 
 import json
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -55,6 +57,31 @@ def test_it_has_pythons_lock_before_it_answers(node):
     assert main["name"] == "main"
     assert "test_it_has_pythons_lock_before_it_answers" in [frame["name"] for frame in main["frames"]]
     assert hello["thread"] in map(int, os.listdir("/proc/self/task"))
+
+
+def test_a_rank_waits_in_its_first_init_process_group(node, monkeypatch):
+    connection, lines = node
+    monkeypatch.setattr(recorder, "counts", dict)
+    monkeypatch.setattr(recorder, "sequence_numbers", dict)
+    said(lines)
+    code: dict[str, Any] = {}
+    text = "def init_process_group(there):\n    return there.get()\n"
+    exec(compile(text, f"/site-packages/{sampler.C10D}", "exec"), code)
+    there: queue.Queue[str] = queue.Queue()
+    waited = []
+
+    def ask():
+        for number in (1, 2):
+            connection.sendall(b"pulse %d\n" % number)
+            said(lines)
+            waited.append(said(lines)["waits"])
+        there.put("all")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert code["init_process_group"](there) == "all"
+    asking.join()
+    assert waited == [False, True]
 
 
 def test_a_file_that_took_the_number_of_its_socket_is_left_alone(node):
