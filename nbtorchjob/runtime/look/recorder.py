@@ -8,6 +8,7 @@ the tables of ``torch.distributed``. Where a version has no recorder (``torch_ve
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from types import FrameType
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -61,7 +62,7 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
                 known.append((name, calls[-1]["process_group"][1], backend, ()))
     for name, label, backend, ranks in known:
         calls = entries.get(name, [])
-        last = tuple(_collective(entry, gone=not ranks) for entry in calls[-MAX_CALLS:])
+        last = tuple(_collective(entry, ranks, gone=not ranks) for entry in calls[-MAX_CALLS:])
         described.append(Group(name, ranks, last, backend, "" if label == "undefined" else label))
     described.sort(
         key=lambda group: (
@@ -215,13 +216,15 @@ def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "
         yield from json.loads(dump(True, False).decode()).get("entries", ())
 
 
-def _collective(entry: Dict[str, Any], *, gone: bool = False) -> Collective:
+def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, gone: bool = False) -> Collective:
     p2p = bool(entry["is_p2p"])
-    name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
+    # "nccl:all_reduce"; of a send or a receive "nccl:send 0->1", "nccl:recv 1<-0", numbered in the group.
+    op, _, way = (entry["profiling_name"].partition(":")[2] or entry["profiling_name"]).partition(" ")
+    other = re.search(r"[->](\d+)$", way)
     timeout = entry["timeout_ms"] / 1000
     return Collective(
         seq=entry["p2p_seq_id" if p2p else "collective_seq_id"],
-        op=name,
+        op=op,
         since=entry["time_created_ns"] / 1e9,
         # What is retired has completed, or timed out; gloo's stay "scheduled".
         done=gone or bool(entry["retired"]) or entry["state"] == "completed",
@@ -229,4 +232,5 @@ def _collective(entry: Dict[str, Any], *, gone: bool = False) -> Collective:
         dtypes=tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in entry["input_dtypes"]),
         timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),
         p2p=p2p,
+        peer=ranks[int(other.group(1))] if ranks and other is not None else None,
     )

@@ -23,6 +23,8 @@ Calls are counted within a group, so a number means the same call on all its ran
 6. Some calls aren't recorded (of gloo: send, recv, monitored_barrier). A stack tells that a rank waits in
    one, and its frame for whom; of what ``irecv`` returned nothing tells that. Since when it waits isn't known
    either: what is concluded from such a call is sure only if nothing had moved for long.
+   Those of NCCL's are recorded, and hold up no stack: a rank that has one under way may wait for the other
+   side or be at work, so it isn't the one to name, and what follows from it is unsure.
 7. A frame holds what a call was given, too: where ranks wait in one call for another root, reduce otherwise,
    or are in one line with other groups of the same ranks, they don't mean the same.
 8. A collective may give up at once: a rank that has left closes its connections, and gloo ends a rank that
@@ -324,16 +326,21 @@ def _peers(seen: Seen) -> _Finding | None:
         if other is not None and other.peer == rank and other.inside != seen.of[rank].inside:
             pair = sorted((rank, other.rank))
             if seen.awaited(rank):
-                return _Finding(verdicts.Mismatched(pair), pair, sure=seen.settled)
+                return _Finding(verdicts.Mismatched(pair), pair, sure=_all_wait(seen, pair))
     for rank in beginnings:
         path = _to_who_waits_for_none(seen, rank)
         if path:
-            return _Finding(verdicts.Chain(path), path[-1:], sure=seen.settled)
+            return _Finding(verdicts.Chain(path), path[-1:], sure=_all_wait(seen, path))
     for rank in beginnings:
         circle = _ring(seen, rank)
         if circle:
-            return _Finding(verdicts.Ring(circle), circle, sure=seen.settled)
+            return _Finding(verdicts.Ring(circle), circle, sure=_all_wait(seen, circle))
     return None
+
+
+def _all_wait(seen: Seen, ranks: Sequence[int]) -> bool:
+    """Whether ranks surely wait in their sends and receives: they have for long, and do nothing else."""
+    return seen.settled and not any(seen.of[rank].beside for rank in ranks)
 
 
 @_rule

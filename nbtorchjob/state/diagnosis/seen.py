@@ -119,8 +119,9 @@ class Standing(FrozenDataclass):
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
     that it waits in, as its stack tells, ``waits`` what else it waits for; None where nothing says so.
-    ``given`` is what that operation was given, as ``runtime/samples.Thread`` has it. ``recorded`` is whether
-    its calls are known.
+    ``given`` is what that operation was given, as ``runtime/samples.Thread`` has it. Of a send or a receive
+    of NCCL's, in which no stack stands, both are what a record tells, and it is ``beside`` the rank: that may
+    be at work meanwhile. ``recorded`` is whether its calls are known.
     """
 
     rank: int
@@ -129,6 +130,7 @@ class Standing(FrozenDataclass):
     place: Frame | None = None
     inside: str = ""
     given: Mapping[str, str] = field(default_factory=dict)
+    beside: bool = False
     waits: WaitsFor | None = None
     handle: bool = False  # whether its line waits for something, such as a call made before
     groups: tuple[Group, ...] = ()
@@ -183,13 +185,19 @@ class Standing(FrozenDataclass):
 
 def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence[Frame] = ()) -> Standing:
     """Return where a rank stood that was sampled at ``time``, or where it ``raised`` what it failed of."""
-    inside = next((thread for thread in sample.threads if _operation(thread)), None)
-    frames = (inside or next(iter(sample.threads), Thread("", ()))).frames
+    main = next(iter(sample.threads), Thread("", ()))
+    thread = next((thread for thread in sample.threads if _operation(thread)), main)
+    frames, inside = thread.frames, _operation(thread)
+    given = dict(thread.given) if inside else {}
     called = [frame for frame in frames if not _DISPATCH.search(frame.filename)]
-    waits = None if inside is not None else _waiting(frames, sources)
+    waits = None if inside else _waiting(frames, sources)
     open_ = [call for group in sample.groups for call in group.calls if not call.done and not call.p2p]
     if waits in ENDS_BY_THEMSELVES and open_:
         waits = None
+    beside = False
+    if not inside and waits is None and sample.state == RUNS:
+        inside, given = _transfer(sample, time)
+        beside = bool(inside)
     ends = [thread.frames[-1] for thread in sample.threads if thread.frames]
     backward = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
     # Python code's collectives are FSDP's, or tensors'.
@@ -199,8 +207,9 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         sample.state,
         time,
         place=users_frame(frames, sources) or users_frame(raised, sources),
-        inside=_operation(inside) if inside is not None else "",
-        given=dict(inside.given) if inside is not None else {},
+        inside=inside,
+        given=given,
+        beside=beside,
         waits=waits,
         handle=bool(called and _HANDLE.search(_code(called[-1], sources))),
         groups=sample.groups,
@@ -208,6 +217,19 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         ddp=backward and not own,
         note=sample.note,
     )
+
+
+def _transfer(sample: RankSample, time: float) -> tuple[str, dict[str, str]]:
+    """Return the send or the receive that a rank has had under way for longest, and what it was given.
+
+    Nothing where a collective is under way for longer: it may be held up by that.
+    """
+    calls = [(group, call) for group in sample.groups for call in group.calls if not call.done]
+    for group, call in sorted(calls, key=lambda pair: pair[1].since)[:1]:
+        which = POINT_TO_POINT.get(call.op)
+        if which is not None and call.peer is not None and time - call.since >= MOMENT_S:
+            return call.op, {"group": group.name, which: str(call.peer)}
+    return "", {}
 
 
 def library(frame: Frame, sources: Sources) -> bool:
@@ -489,7 +511,9 @@ class Seen(FrozenDataclass):
             if other is None or other.rank in self.ended or other.peer != rank:
                 return (stand.peer,)
             # Where one sends and the other receives the same, it is on its way.
-            alike = all(other.given.get(name) == stand.given.get(name) for name in ("group", "tag"))
+            # A record has no tag, which NCCL doesn't know.
+            both = {*other.given} & {*stand.given} & {"group", "tag"}
+            alike = all(other.given[name] == stand.given[name] for name in both)
             return () if alike and other.inside != stand.inside else (stand.peer,)
         held = self.held_in(rank)
         return held.absent if held is not None else ()

@@ -87,8 +87,12 @@ def nccls(monkeypatch):
 
 def test_a_send_of_nccls_is_told_of_a_group_without_collectives(world, nccls):
     world()
-    nccls += [entry("send 0->0", 1, peer=True)]
-    assert [call.p2p for group in recorder.groups() for call in group.calls] == [True]
+    nccls += [entry("send 0->0", 1, peer=True), entry("recv 0<-0", 2, peer=True)]
+    calls = [call for group in recorder.groups() for call in group.calls]
+    assert [(call.op, call.seq, call.p2p, call.peer) for call in calls] == [
+        ("send", 1, True, 0),
+        ("recv", 2, True, 0),
+    ]
 
 
 def test_a_call_of_a_group_that_was_destroyed_is_not_pending(world, nccls):

@@ -1,5 +1,6 @@
 """Each way to hang is told by its rank and its line, or with "unsure"."""
 
+from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -423,6 +424,53 @@ def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long
         in describe(sure)
     )
     assert (unsure.ranks, unsure.sure) == ((1,), False)
+
+
+def transfer(op, peer, *, done=False):
+    """Return a group of a pipeline's two stages, and NCCL's record of one's call."""
+    return Group("pp", (0, 2), (Collective(8, op, 95.0, done, p2p=True, peer=peer),), "nccl", "mesh_pp")
+
+
+def test_who_receives_with_nccl_isnt_named_and_who_has_yet_to_send_is_unsure():
+    """Ranks 0 and 1 are the first stage, 2 and 3 the second; 2 stands where it needs what rank 0 sends."""
+    first, second = (
+        Group(name, ranks, calls("all_reduce")) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
+    )
+    away = replace(second, calls=())
+    diagnosis = said(
+        rank(0, RUNS, absent(0, 3, LOADER, QUEUE, LOCK).threads, (replace(first, calls=()),)),
+        rank(1, RUNS, stack(3), (replace(first, calls=()),)),
+        rank(2, RUNS, stack(1), (away, transfer("recv", 0))),
+        rank(3, RUNS, stack(2), (second,)),
+    )
+
+    assert (diagnosis.ranks, diagnosis.sure) == ((0,), False)
+    assert "rank 2 waits in recv from rank 0 (Cell In[3], line 1" in describe(diagnosis)
+    assert "rank 0 waits for its DataLoader" in describe(diagnosis)
+
+
+@pytest.mark.parametrize("other", ["done", "elsewhere"])
+def test_a_transfer_of_nccls_that_is_done_or_not_waited_for_holds_no_rank(other):
+    recv = transfer("recv", 0, done=other == "done")
+    groups = (*default(*calls("all_reduce", done=1), ranks=(0, 1)), recv)
+    below = () if other == "done" else (LOADER,)
+    diagnosis = said(
+        waiting(0, groups=default(*calls("all_reduce", "all_reduce"), ranks=(0, 1))),
+        rank(1, RUNS, stack(3, *below), groups),
+        world=2,
+    )
+
+    assert (diagnosis.ranks, diagnosis.sure) == ((1,), True)
+
+
+def test_a_send_of_nccls_that_is_being_received_accuses_nobody():
+    diagnosis = said(
+        rank(0, RUNS, stack(1), (transfer("send", 2),)),
+        rank(2, RUNS, stack(1), (transfer("recv", 0),)),
+        world=3,
+    )
+
+    assert diagnosis is None
 
 
 def test_one_line_that_calls_a_library_may_be_in_other_groups():
