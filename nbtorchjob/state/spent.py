@@ -30,7 +30,7 @@ from typing import Any
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
-from nbtorchjob.state.diagnosis.seen import Sources, library, place, users_frame
+from nbtorchjob.state.diagnosis.seen import DISPATCH, Sources, library, place, users_frame
 
 Span = tuple[int, int]
 
@@ -77,7 +77,10 @@ def common(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 DATA, RANKS, ACCELERATOR = "data", "ranks", "accelerator"
 COMPUTE, PYTHON, IDLE = "compute", "python", "idle"
 
-_COLLECTIVE = re.compile(r"c10d::|record_param_comms|(gloo|nccl|mpi|ucc|xccl):|nccl\w*Kernel")
+# ``_c10d_functional`` has those of tensors and of compiled code, ``_dtensor`` one of its own.
+_COLLECTIVE = re.compile(
+    r"_?c10d(_functional\w*)?::|_dtensor::|record_param_comms|(gloo|nccl|mpi|ucc|xccl):|nccl\w*Kernel"
+)
 _SYNC = re.compile(r"(cu|cuda|hip)(\w*Synchronize|Memcpy(WithStream)?)$")
 _LOADING = "enumerate(DataLoader)"
 _OPERATIONS = ("cpu_op", "user_annotation")
@@ -161,7 +164,8 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
 
 def _kind(stack: Sequence[Frame], sources: Sources) -> str:
     """Return what the innermost frames say that a thread waits for."""
-    inner = [frame.filename for frame in takewhile(lambda frame: library(frame, sources), reversed(stack))]
+    libraries = takewhile(lambda frame: library(frame, sources), reversed(stack))
+    inner = [frame.filename for frame in libraries if not DISPATCH.search(frame.filename)]
     if any("importlib" in file for file in inner):
         return ""
     if any("torch/utils/data/" in file for file in inner):

@@ -66,6 +66,21 @@ CASES: dict[str, tuple[list[Any], dict[str, Any], dict[str, int]]] = {
         {},
         {"ranks": 30, "compute": 20, "idle": 50},
     ),
+    "ranks, in a call of a tensor's": (
+        [
+            event("_c10d_functional::all_reduce", 0, 5),
+            event("_c10d_functional::wait_tensor", 5, 40),
+            event("_dtensor::shard_dim_alltoall", 40, 60),
+            event("c10d_functional::wait_tensor", 60, 70),
+        ],
+        {},
+        {"ranks": 70, "idle": 30},
+    ),
+    "ranks, in a call of a tensor's that began before": (
+        [],
+        {"stacks": ([*MEETS, Frame(SITE + "_ops.py", 9, "__call__")],)},
+        {"ranks": 100},
+    ),
     "ranks, in a call that began before": (
         [],
         {"stacks": (MEETS,)},

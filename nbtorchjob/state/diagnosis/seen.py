@@ -71,7 +71,7 @@ _UNRECORDED = (*_MEETS, MONITORED, *POINT_TO_POINT)
 # A line that waits for a call that was made before: of a tensor's, or one that torch has compiled, in an
 # operation, which torch may dispatch in Python.
 _HANDLE = re.compile(r"\.wait\(|\bwait_tensor\b")
-_DISPATCH = re.compile(r"torch/(?:_ops|_library/\w+)\.py$")
+DISPATCH = re.compile(r"torch/(?:_ops|_library/\w+)\.py$")
 # What a library's frame says of a rank, wherever it is in its stack: a checkpoint may be written to a file of
 # the user's own, and code that is compiled runs without the compiler. But both may call collectives.
 _ENDS_BY_ITSELF = (
@@ -189,7 +189,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
     thread = next((thread for thread in sample.threads if _operation(thread)), main)
     frames, inside = thread.frames, _operation(thread)
     given = dict(thread.given) if inside else {}
-    called = [frame for frame in frames if not _DISPATCH.search(frame.filename)]
+    called = [frame for frame in frames if not DISPATCH.search(frame.filename)]
     waits = None if inside else _waiting(frames, sources)
     open_ = [call for group in sample.groups for call in group.calls if not call.done and not call.p2p]
     if waits in ENDS_BY_THEMSELVES and open_:
