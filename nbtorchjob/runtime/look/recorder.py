@@ -24,6 +24,7 @@ SIZE = 512
 # By group and what torch was given, in seconds: the time-out that the code asked for (``patience.py``).
 LIMITS: Dict[Tuple[str, float], float] = {}
 
+_COALESCED = "nccl:coalesced"
 _GLOO, _NCCL = torch_versions.GLOO_CALLS, torch_versions.NCCL_CALLS
 _DTYPES = {
     "Float": "float32",
@@ -146,7 +147,28 @@ def _by_group() -> "dict[str, list[dict[str, Any]]]":
     for group, name in _living():
         if name in entries and _is_new(group):
             entries[name] = [call for call in entries[name] if not call["collective_seq_id"]]
-    return entries
+    return {name: _with_ends(calls) for name, calls in entries.items()}
+
+
+def _with_ends(calls: "list[dict[str, Any]]") -> "list[dict[str, Any]]":
+    """Return a group's calls, those that NCCL made as one with the state of that.
+
+    They have a number in common, and stay "scheduled". What is known to end is another entry behind them, of
+    the same number, which tells nothing else.
+    """
+    ends = {_number(call): call for call in calls if call["profiling_name"] == _COALESCED}
+    inside = {_number(call) for call in calls if call["profiling_name"] != _COALESCED}
+    return [
+        {**call, **{name: ends.get(_number(call), call)[name] for name in ("state", "retired")}}
+        for call in calls
+        if call["profiling_name"] != _COALESCED or _number(call) not in inside
+    ]
+
+
+def _number(call: "dict[str, Any]") -> "tuple[bool, int]":
+    """Return a call's number, of which sends and receives have their own."""
+    p2p = bool(call["is_p2p"])
+    return p2p, int(call["p2p_seq_id" if p2p else "collective_seq_id"])
 
 
 def _is_new(group: Any) -> bool:
@@ -217,13 +239,13 @@ def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "
 
 
 def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, gone: bool = False) -> Collective:
-    p2p = bool(entry["is_p2p"])
+    p2p, seq = _number(entry)
     # "nccl:all_reduce"; of a send or a receive "nccl:send 0->1", "nccl:recv 1<-0", numbered in the group.
     op, _, way = (entry["profiling_name"].partition(":")[2] or entry["profiling_name"]).partition(" ")
     other = re.search(r"[->](\d+)$", way)
     timeout = entry["timeout_ms"] / 1000
     return Collective(
-        seq=entry["p2p_seq_id" if p2p else "collective_seq_id"],
+        seq=seq,
         op=op,
         since=entry["time_created_ns"] / 1e9,
         # What is retired has completed, or timed out; gloo's stay "scheduled".

@@ -61,7 +61,7 @@ def test_a_new_group_has_no_call_of_one_that_had_its_name(world):
 def entry(name, number, *, done=True, peer=False, since=1.0):
     """Return the record of a call in the default group, as NCCL makes them."""
     return {
-        "pg_id": 0,
+        "pg_id": 99,  # no number that gloo has given
         "process_group": ["0", "default_pg"],
         "profiling_name": f"nccl:{name}",
         "collective_seq_id": 0 if peer else number,
@@ -103,3 +103,26 @@ def test_a_call_of_a_group_that_was_destroyed_is_not_pending(world, nccls):
 
     dist.destroy_process_group()
     assert recorder.open_calls() == []
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize(
+    ("names", "peer"),
+    [(("send 0->0", "recv 0<-0"), True), (("all_gather", "all_gather"), False)],
+    ids=["batch_isend_irecv", "collectives"],
+)
+def test_calls_that_nccl_made_as_one_end_with_that(names, peer, done, world, nccls):
+    world()
+    dist.barrier()
+    for number in (1, 2):
+        # torch leaves them so; only what stands for all of them is ever done.
+        nccls += [entry(name, number, done=False, peer=peer) for name in names]
+        nccls += [entry("coalesced", number, done=done or number == 1, peer=peer)]
+
+    ops = [name.partition(" ")[0] for name in names]
+    (group,) = recorder.groups()
+    assert [(call.op, call.seq, call.done) for call in group.calls] == [
+        *((op, 1, True) for op in ops),
+        *((op, 2, done) for op in ops),
+    ]
+    assert [call.op for call in recorder.open_calls()] == ([] if done else ops)
