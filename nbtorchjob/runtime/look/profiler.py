@@ -15,6 +15,10 @@ as a backward pass or an operation that is written in Python: torch's profiler i
 the end of a backward pass sets back, and an operation writes its end to where its begin was recorded, which
 the profiler has freed by then. But it is done where torch only asks what overrides an operation: with
 ``torch.set_default_device`` nearly all of a rank's time may be in such calls, and none has begun by then.
+
+Where an operation that is written in Python waits, as DTensor's do, Python comes by at the end of each wait,
+still within the operation, and what is asked of it then it would do after the next wait. So it is told there
+and then to call us again at once, but for some milliseconds only: until then the rank hardly moves.
 """
 
 from __future__ import annotations
@@ -40,10 +44,15 @@ from nbtorchjob.runtime.look import recorder
 T = TypeVar("T")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two times that Python is told to call us
+# For which it then calls us again and again, while the main thread is within torch, and for which it rests.
+_AGAIN_S, _RESTS_S = 0.02, 0.06
 _DEEPEST = 4096  # native frames; what may lie below them counts as torch's
 _TORCHS, _PYTHONS = (b"libtorch", b"libc10"), b"libtorch_python"
 _ASKS = b"handle_torch_function"
 AWAY = "its main thread hasn't come back to Python"
+
+
+_Symbols = Dict[Optional[int], Tuple[bytes, bytes]]  # the file and the function of an address
 
 
 class AwayError(Exception):
@@ -58,6 +67,9 @@ class _Turn(Generic[T]):
         self.done = threading.Event()
         self.result: Any = None
         self.trouble: Optional[BaseException] = None
+        self.again = 0.0  # until when Python is to call us again at once; 0 before it has called
+        self.within: Optional[Tuple[int, int]] = None  # where Python was when it was found within torch
+        self.symbols: _Symbols = {}
 
     def take(self) -> None:
         try:
@@ -86,7 +98,10 @@ def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
             except ValueError:  # it is being done
                 turn.done.wait()
                 break
-            raise AwayError("%s for %d s" % (AWAY, seconds or 0))
+            out_of = "" if turn.within is None else " from torch's operations"
+            raise AwayError("%s%s for %d s" % (AWAY, out_of, seconds or 0))
+        if time.monotonic() > turn.again + _RESTS_S:
+            turn.again = 0.0
         ctypes.pythonapi.Py_AddPendingCall(_called, None)
         turn.done.wait(pause)
         pause = min(_LONGEST_PAUSE_S, 2 * pause)
@@ -103,23 +118,41 @@ def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
 
 def _take_turn(_: Any) -> int:
     if _turns:
-        libc, symbol = ctypes.CDLL(None), _Symbol()
-        addresses = (ctypes.c_void_p * _DEEPEST)()
-        depth = libc.backtrace(addresses, _DEEPEST)
-        frames = []
-        for address in addresses[:depth]:
-            known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
-            frames.append((os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b""))
-        if depth == _DEEPEST:
+        turn = _turns[0]
+        frame = sys._getframe(1)
+        at = id(frame), frame.f_lasti
+        if at != turn.within and not _within_torch(turn.symbols):
+            with suppress(ValueError):  # it was taken back meanwhile
+                _turns.remove(turn)
+                turn.take()
             return 0
-        for torchs, call in groupby(frames, lambda frame: frame[0].startswith(_TORCHS)):
-            files, names = zip(*call)
-            # A call that has only asked what overrides an operation hasn't begun it.
-            asks = any(_ASKS in name for name in names) and all(file.startswith(_PYTHONS) for file in files)
-            if torchs and not asks:
-                return 0
-        _turns.popleft().take()
+        turn.within = at  # Python calls us several times between two bytecodes
+        turn.again = turn.again or time.monotonic() + _AGAIN_S
+        if time.monotonic() < turn.again:
+            ctypes.pythonapi.Py_AddPendingCall(_called, None)
     return 0
+
+
+def _within_torch(symbols: _Symbols) -> bool:
+    """Whether this thread is in a call of torch's; ``symbols`` are known, as to find one takes up to 1 ms."""
+    libc, symbol = ctypes.CDLL(None), _Symbol()
+    addresses = (ctypes.c_void_p * _DEEPEST)()
+    depth = libc.backtrace(addresses, _DEEPEST)
+    for address in addresses[:depth]:
+        if address not in symbols:
+            known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+            found = (os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b"")
+            symbols[address] = found
+    if depth == _DEEPEST:
+        return True
+    frames = [symbols[address] for address in addresses[:depth]]
+    for torchs, call in groupby(frames, lambda frame: frame[0].startswith(_TORCHS)):
+        files, names = zip(*call)
+        # A call that has only asked what overrides an operation hasn't begun it.
+        asks = any(_ASKS in name for name in names) and all(file.startswith(_PYTHONS) for file in files)
+        if torchs and not asks:
+            return True
+    return False
 
 
 _called = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_take_turn)

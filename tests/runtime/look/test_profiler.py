@@ -84,6 +84,25 @@ def test_it_waits_for_the_end_of_an_operation_that_is_written_in_python():
     assert isinstance(outcomes[0], AwayError)
 
 
+def test_it_is_done_between_two_operations_that_wait_in_python():
+    class Waits(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if not asked:
+                asked.append(Asked(threading.current_thread, LIMIT))
+            time.sleep(0.1)  # an operation that waits, for longer than it takes to ask again
+            return func(*args, **(kwargs or {}))
+
+    asked: list[Asked] = []
+    x = torch.ones(1)
+    for _ in range(10):
+        with Waits():
+            torch.add(x, x)
+        if asked[0].found is not None:
+            break
+
+    assert asked[0].found is threading.main_thread()
+
+
 def test_it_is_done_where_torch_only_asks_what_overrides_an_operation():
     class Asks(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func, types, args=(), kwargs=None):
