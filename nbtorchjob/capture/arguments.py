@@ -17,9 +17,10 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from nbtorchjob.capture import pickling
+from nbtorchjob.capture import pickling, report
 from nbtorchjob.capture.cells import Function
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.runtime.facts.secret import masked
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.text import words
 
@@ -134,17 +135,23 @@ def modules(values: Mapping[str, Any]) -> frozenset[str]:
 
 
 def shown(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what one run is given as plain data: numbers, short texts, and of all else a description."""
+    """Return what one run is given as plain data: numbers, short texts, and of all else a description.
+
+    Of what may be a secret that is no more than its type.
+    """
     plain: dict[str, Any] = {}
     for name, value in values.items():
         if getattr(value, "shape", None) == () and hasattr(value, "item"):
             value = value.item()  # numpy's numbers, and torch's
-        if value is None or isinstance(value, bool | int):
+        if report.is_secret(name, value):
+            plain[name] = f"<masked {report.type_name(value)}>"
+        elif value is None or isinstance(value, bool | int):
             plain[name] = value
         elif isinstance(value, float):
             plain[name] = float(value) if math.isfinite(value) else str(value)
         else:
-            plain[name] = words.clip(value if isinstance(value, str) else words.short(value), _MOST_TEXT)
+            text = value if isinstance(value, str) else masked(words.short(value))
+            plain[name] = words.clip(text, _MOST_TEXT)
     return plain
 
 
@@ -164,6 +171,21 @@ def check_read(names: Iterable[str], known: Iterable[str], sets: Iterable[str], 
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else "each run would do the same"
         raise CaptureError(f"--each {name}: {what} doesn't read {name}: {hint}")
+
+
+def positional(fn: Callable[..., Any], many: int) -> list[str]:
+    """Return what a function calls its first arguments, so ``many`` or as many as it says."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # one of C's
+        return []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            names += [parameter.name] * (many - len(names))
+    return names[:many]
 
 
 def check_taken(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:

@@ -96,7 +96,10 @@ def from_cell(
     if cell.entry is not None and rank_names.names:
         takes = arguments.names(cell.entry) if given else arguments.required(cell.entry)
         call["theirs"] = sorted(rank_names.names & set(takes) - kwargs.keys())
-    assignments = ", ".join(f"{name}={value}" for name, value in args.items())
+    assignments = ", ".join(
+        f"{name}={_brief(name, kwargs[name]) if report.is_secret(name, kwargs[name]) else text}"
+        for name, text in args.items()
+    )
     label = f"{cell.entry.name}({assignments})" if cell.entry else "cell"
     imports = cell.imports | varying.modules(given) if given else cell.imports
 
@@ -250,8 +253,11 @@ def from_function(
     args, kwargs = tuple(args), {**kwargs, **given}
     if given:
         varying.check_taken(fn, args, kwargs)
-    words = [*map(_brief, args), *(f"{name}={_brief(value)}" for name, value in kwargs.items())]
-    objects = {_name(fn): fn, **{f"args[{i}]": arg for i, arg in enumerate(args)}, **kwargs}
+    parameters = {f"args[{i}]": name for i, name in enumerate(arguments.positional(fn, len(args)))}
+    positional = {f"args[{i}]": arg for i, arg in enumerate(args)}
+    words = [_brief(parameters.get(key, key), value) for key, value in positional.items()]
+    words += [f"{name}={_brief(name, value)}" for name, value in kwargs.items()]
+    objects = {_name(fn): fn, **positional, **kwargs}
     inner: Any = getattr(fn, "func", fn)  # a partial's
     code = getattr(inner, "__code__", None)
     code = code if isinstance(code, CodeType) else None
@@ -265,6 +271,7 @@ def from_function(
         root,
         space if space.get("__name__") == "__main__" else vars(sys.modules["__main__"]),
         rank_names,
+        parameters=parameters,
     )
     return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
 
@@ -309,6 +316,10 @@ def from_expression(
             raise
         raise CaptureError(f"{text}: {type(exc).__name__}: {exc}") from exc
     taken = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
+    named = [*zip(arguments.positional(fn, len(args)), args, strict=False), *kwargs.items()]
+    texts = {node.value for node in ast.walk(call) if isinstance(node, ast.Constant)}
+    if any(type(v) in (str, bytes) and v in texts and report.is_secret(name, v) for name, v in named):
+        return taken  # whose label tells no secret that the text spells out
     return replace(taken, label=clip(" ".join(text.split()), _LABEL))
 
 
@@ -332,6 +343,7 @@ def _take(
     namespace: Mapping[str, Any],
     rank_names: RankNames = NOTHING,
     texts: tuple[str, ...] = (),
+    parameters: Mapping[str, str] = NO_ITEMS,
 ) -> Call:
     began = time.time()
     objects = {**objects, **rank_names.push}
@@ -359,7 +371,7 @@ def _take(
         label=clip(" ".join(label.split()), _LABEL),
         pickle=pickled.data,
         buffers=pickled.buffers,
-        ships=report.ships(taken, whole, pickled.seen.sources),
+        ships=report.ships(taken, whole, pickled.seen.sources, parameters),
         files=files,
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
@@ -418,6 +430,7 @@ def _name(fn: Any) -> str:
     return str(name).rpartition("<locals>.")[2]
 
 
-def _brief(value: Any) -> str:
+def _brief(name: str, value: Any) -> str:
     plain = value is None or type(value) in (bool, int, float, str)
+    plain = plain and not report.is_secret(name, value)
     return repr(value) if plain else report.type_name(value).partition(" ")[0]

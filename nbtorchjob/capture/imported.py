@@ -20,8 +20,10 @@ from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from nbtorchjob.capture import report
 from nbtorchjob.capture.model import Call
 from nbtorchjob.capture.pickling import goes_by_reference
+from nbtorchjob.runtime.facts.secret import masked
 from nbtorchjob.runtime.objects import codenames, importable
 from nbtorchjob.text import words
 
@@ -311,8 +313,13 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
         for key, here in [*space.items()]:
             if key in literals and bound.count(key) == 1:
                 value = literals[key]
-                if type(here) is not type(value) or here != value:
-                    yield f"{owner}.{key} is {words.short(here)} here, and {words.short(value)} {anew}"
+                if type(here) is type(value) and here == value:
+                    continue
+                if report.is_secret(key, here) or report.is_secret(key, value):
+                    yield f"{owner}.{key} was set here, which isn't so {anew}"
+                else:
+                    this, there = masked(words.short(here)), masked(words.short(value))
+                    yield f"{owner}.{key} is {this} here, and {there} {anew}"
                 continue
             function = here.__func__ if type(here) in (staticmethod, classmethod) else here
             code = function.__code__ if type(function) is FunctionType else None

@@ -12,7 +12,8 @@ from nbtorchjob.capture.identity import Buffer
 from nbtorchjob.capture.model import NO_ITEMS, Ship
 from nbtorchjob.capture.modules import LocalFile
 from nbtorchjob.capture.pickling import Pickler
-from nbtorchjob.runtime.facts.secret import is_secret
+from nbtorchjob.runtime.facts.described import hidden
+from nbtorchjob.runtime.facts.secret import has_password
 from nbtorchjob.runtime.objects.memory import HOST, Memory, Place, view_of
 from nbtorchjob.state.info import SAMPLED
 from nbtorchjob.text import words
@@ -27,12 +28,17 @@ _IMPORTED = ("module", "imported function", "imported class")
 
 
 def ships(
-    objects: Mapping[str, Any], whole: int, sources: Mapping[str, str] = MappingProxyType({})
+    objects: Mapping[str, Any],
+    whole: int,
+    sources: Mapping[str, str] = MappingProxyType({}),
+    parameters: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Ship, ...]:
     """Measure each of ``objects``; ``whole`` is the size in bytes of all of them together.
 
-    ``sources`` are the texts of the notebook's files whose code is in them.
+    ``sources`` are the texts of the notebook's files whose code is in them; ``parameters`` are what a
+    function calls those that have no name of their own.
     """
+    secret = {name for name, value in objects.items() if is_secret(parameters.get(name, name), value)}
     alone = len(objects) == 1 and whole > _LIMIT
     gauges = {name: _Gauge(value, _LOOKED if alone else _LIMIT) for name, value in objects.items()}
     sizes = {name: whole if alone else gauge.size for name, gauge in gauges.items() if alone or gauge.whole}
@@ -43,10 +49,8 @@ def ships(
             name,
             kind := type_name(value),
             sizes.get(name, over),
-            _short(name, value),
-            gauges[name].digest(sources)
-            if kind not in (*_CODE, *_IMPORTED) and not _secret(name, value)
-            else "",
+            "" if name in secret else _short(value),  # cards are saved with the notebook
+            gauges[name].digest(sources) if kind not in (*_CODE, *_IMPORTED) and name not in secret else "",
         )
         for name, value in objects.items()
     )
@@ -121,17 +125,16 @@ def _attribute(value: Any, name: str) -> Any:
         return None
 
 
-def _short(name: str, value: Any) -> str:
-    if _secret(name, value):
-        return ""  # cards are saved with the notebook
+def is_secret(name: str, value: Any) -> bool:
+    """Whether nothing may be told of what is called so but its type; an address may hold a password."""
+    return hidden(value, name) or (isinstance(value, str) and has_password(value))
+
+
+def _short(value: Any) -> str:
     plain = value is None or type(value) in (bool, float, str)
     # Python refuses to write integers of more than 4300 digits as text.
     plain = plain or (type(value) is int and value.bit_length() < 64)
     return text if plain and len(text := repr(value)) <= 20 else ""
-
-
-def _secret(name: str, value: Any) -> bool:
-    return isinstance(value, str) and is_secret(name)
 
 
 def _word(ship: Ship) -> str:

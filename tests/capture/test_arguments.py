@@ -82,3 +82,13 @@ def test_an_arguments_text_that_is_neither_is_refused(text, message):
     with pytest.raises(CaptureError, match=message) as caught:
         arguments.evaluate("x", text, {})
     assert str(caught.value).startswith(f"--arg x={text}: ")
+
+
+def test_a_run_is_told_apart_by_its_values_except_of_secrets():
+    shown = arguments.shown(
+        {"lr": 0.1, "token": "zzz", "max_tokens": 512, "keys": ["zzz"], "opts": {"api_key": "zzz"}}
+    )
+
+    assert arguments.said(shown) == (
+        "lr=0.1, token=<masked str>, max_tokens=512, keys=<masked list>, opts={'api_key': <masked>}"
+    )

@@ -310,6 +310,37 @@ def test_anything_callable_can_be_called(fn, args, kwargs, expected, label):
     assert (run(call), call.label) == (expected, label)
 
 
+def sign_in(user, token=None, *keys, **more):
+    return user
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "label"),
+    [
+        (("ann",), {"token": "zzz"}, "sign_in('ann', token=str)"),
+        (("ann", "zzz", b"zzz"), {}, "sign_in('ann', str, bytes)"),
+        (("ann", None), {"num_tokens": 512}, "sign_in('ann', None, num_tokens=512)"),
+        (("pg://me:zzz@host",), {}, "sign_in(str)"),
+    ],
+)
+def test_an_argument_that_is_called_a_secret_is_told_by_its_type(args, kwargs, label):
+    call = from_function(sign_in, args, kwargs)
+
+    assert call.label == label
+    assert "zzz" not in str(call.ships)
+    assert {ship.name for ship in call.ships if ship.digest and ship.type in ("str", "bytes")} <= {"args[0]"}
+
+
+def test_nor_does_a_label_tell_one_that_a_line_spells_out():
+    space = notebook("def f(user, token): return user", mine="zzz")
+
+    assert from_expression("f('ann', 'zzz')", space).label == "f('ann', str)"
+    assert from_expression("f('ann', token='zzz')", space).label == "f('ann', token=str)"
+    assert from_expression("f('ann', token=mine)", space).label == "f('ann', token=mine)"
+    cell = "def g(user, token): return user"
+    assert from_cell(cell, space, args={"user": "ann", "token": "zzz"}).label == "g(user=ann, token=str)"
+
+
 def test_a_coroutine_function_is_awaited():
     async def slow(n):
         await asyncio.sleep(0)

@@ -1,6 +1,8 @@
 import math
+from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 
 from nbtorchjob.capture import report
@@ -64,6 +66,33 @@ def test_a_text_that_is_called_a_secret_is_not_shown():
     shown = {ship.name: ship.value for ship in report.ships({"api_key": "zzz", "num_tokens": 512}, 100)}
 
     assert shown == {"api_key": "", "num_tokens": "512"}
+
+
+@dataclass
+class Login:
+    user: str
+    password: str
+
+
+@pytest.mark.parametrize(
+    "secret", ["zzz", b"zzz", ["zzz"], {"user": "ann", "pw": "zzz"}, Login("ann", "zzz"), 1 << 100]
+)
+def test_what_is_called_a_secret_has_no_digest_whatever_its_type(secret):
+    (ship,) = report.ships({"credentials": secret}, 100)
+
+    assert (ship.value, ship.digest) == ("", "")
+
+
+def test_an_address_with_a_password_is_a_secret_whatever_it_is_called():
+    (ship,) = report.ships({"db": "pg://me:zzz@host"}, 100)
+
+    assert (ship.value, ship.digest) == ("", "")
+
+
+def test_numbers_and_arrays_are_no_secrets():
+    data = {"num_tokens": 512, "key_scale": 0.5, "token_ids": np.arange(4), "keys": torch.arange(4)}
+
+    assert all(ship.digest for ship in report.ships(data, 100))
 
 
 def test_the_line_tells_code_first_then_the_biggest():

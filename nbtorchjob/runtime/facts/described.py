@@ -26,7 +26,7 @@ import time
 import types
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts.errors import HERE, MAX_VARIABLES, Error, behind, traced, type_name
@@ -49,7 +49,7 @@ _function_name = types.FunctionType.__dict__["__qualname__"].__get__
 
 
 def described(value: Any, name: str = "") -> str:
-    """Return a line about a value; if ``name``, what it is called, looks secret, no more than its type.
+    """Return a line about a value; no more than its type where that is all that may be told (``hidden``).
 
     A ``repr`` that raises is told of. One may take for ever: see ``with_variables``.
     """
@@ -57,14 +57,24 @@ def described(value: Any, name: str = "") -> str:
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
 
 
+def hidden(value: Any, name: str) -> bool:
+    """Whether a value's name looks secret, and it may be: numbers, tensors, arrays, tables and nets are data.
+
+    A number of more than 64 bits may be a key.
+    """
+    type_ = type(value)
+    if not is_secret(name) or type_ in (bool, float, complex, type(None)):
+        return False
+    return int.bit_length(value) > 64 if type_ is int else _library(type_) is None
+
+
 def _described(value: Any, name: str, depth: int) -> str:
     type_ = type(value)
     try:
-        for (module, kind_name), tell in _OF_LIBRARIES.items():
-            known = getattr(sys.modules.get(module), kind_name, None)
-            if any(known is base for base in _mro(type_)):
-                return tell(value, type_, depth)
-        if name and is_secret(name) and type_ not in (bool, type(None)):
+        tell_library = _library(type_)
+        if tell_library is not None:
+            return tell_library(value, type_, depth)
+        if hidden(value, name):
             return "<masked %s>" % type_name(type_)
         for kind, tell in _BUILT_IN.items():
             if kind in _mro(type_):
@@ -72,6 +82,15 @@ def _described(value: Any, name: str, depth: int) -> str:
         return _of_repr(value)
     except BaseException as exc:  # a repr may raise anything, and there is nobody that it could tell
         return "<%s whose repr raised %s>" % (_qualname(type_), _qualname(type(exc)))
+
+
+def _library(type_: type) -> Optional[_Tell]:
+    """Return what describes values of a library's type; None of a type that isn't known here."""
+    for (module, kind_name), tell in _OF_LIBRARIES.items():
+        known = getattr(sys.modules.get(module), kind_name, None)
+        if any(known is base for base in _mro(type_)):
+            return tell
+    return None
 
 
 def _of_repr(value: Any) -> str:

@@ -123,6 +123,12 @@ def test_of_a_name_that_looks_secret_only_the_type_is_told(name):
     assert described({"a": "s3cret"}, name) == "<masked dict>"
 
 
+def test_a_number_is_data_unless_it_may_be_a_key():
+    assert described(512, "num_tokens") == "512"
+    assert described(0.5, "key_scale") == "0.5"
+    assert described(1 << 100, "private_key") == "<masked int>"
+
+
 def test_a_tensor_is_no_secret_whatever_it_is_called():
     assert described(torch.zeros(1, 0), "key") == "float32[1, 0] cpu, finite"
 
