@@ -93,10 +93,6 @@ class CellOptions:
             raise SpecError(
                 "keep", self.keep, "with --on: a cell either starts a lab or runs on one", Shape.CONFLICT
             )
-        if self.swap is not None:
-            for name in ("keep", "on", "out", "arg", "many"):
-                if value := getattr(self, name):
-                    raise SpecError(f"--{name}", value, "with --swap: its cell only defines", Shape.CONFLICT)
         for name, value in (("--or-back", self.or_back), ("--within", self.within)):
             if value and self.swap is None:
                 raise SpecError(name, value, "without --swap NAME", Shape.CONFLICT)
@@ -218,6 +214,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     for o, value in _given(words[:end], needless):
         # Where an option doesn't add up, its last value counts.
         values[o] = (*values.get(o, ()), value) if o.repeated else value
+    _check_swap(values, words[end:])
     cell = {o: value for o, value in values.items() if o.home[:1] == _CELL}
     with named(cell, _flag):
         own = {o.name: value for o, value in cell.items() if o.home == _CELL}
@@ -246,6 +243,18 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         notes.append(f"{_flag(_RANKS)} {word} is {spec[_RANKS]} here")
     result = overlay(base, spec, _flag)
     return result, replace(cell_options, notes=tuple(notes))
+
+
+_FOR_SWAPS = ("swap", "or-back", "within", "quiet")
+
+
+def _check_swap(values: Mapping[Option, Any], argv: Sequence[str]) -> None:
+    """Refuse what a cell that changes a running job's code would not heed: it sends no job."""
+    swap = next((value for o, value in values.items() if o.key == "swap"), None)
+    others = [*(_flag(o) for o in values if o.key not in _FOR_SWAPS), *argv[:1]]
+    if swap is not None and others:
+        why = f"with --swap {swap}: it changes that job at once, which keeps its options"
+        raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
 
 
 _FOR_TURNS = ("all-ranks",)  # options of a job that a lab's cell takes, too

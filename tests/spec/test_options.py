@@ -398,3 +398,26 @@ def test_a_lab_is_a_spec_with_a_name_and_its_line_says_so():
     assert parse("--keep lab --idle 0", JobSpec())[0].idle_s == 0
     assert magic_line(spec) == "--keep lab --nproc-per-node 2 --idle 5400"
     assert parse("--on lab --all-ranks --rank 0,2", JobSpec())[1].rank == "0,2"
+
+
+@pytest.mark.parametrize(
+    ("line", "refused"),
+    [
+        *((f"--swap a {other}", other.partition(" ")[0]) for other in (
+            "--dry-run", "--rehearse", "--detach", "--keep b", "--on b", "--push x", "--name b", "--nnodes 2",
+            "--each lr=1,2", "--out x", "--arg x=1", "--profile fast", "-- more",
+        )),
+        ("--nnodes 2 --swap a --dry-run", "--nnodes, --dry-run"),
+    ],
+)  # fmt: skip
+def test_beside_swap_what_it_does_not_heed_is_refused(line, refused):
+    with pytest.raises(SpecError) as told:
+        parse(line, JobSpec())
+
+    assert str(told.value).startswith(f"{refused} can't be given with --swap a: it changes that job at once")
+
+
+def test_beside_swap_is_what_it_heeds():
+    _, cell = parse("--swap a --or-back --within 5 --quiet", JobSpec())
+
+    assert (cell.swap, cell.or_back, cell.within, cell.quiet) == ("a", True, "5", True)

@@ -216,6 +216,8 @@ class TorchJobMagics:
             raise LineError("%torchjob run: --arg is for cells; pass arguments in the call")
         if cell_options.argv:
             raise LineError("%torchjob run: arguments after -- are for cells; pass them in the call")
+        if cell_options.swap is not None:
+            raise LineError("%torchjob run: --swap is for cells; a call starts a job")
         on = running.ask_lab(
             cell_options, lambda: capture.asked_for_call(expression, self.shell.user_ns), self
         )

@@ -181,7 +181,7 @@ def test_a_call_is_python_to_the_letter(notebook):
     assert "call-3" in jobs()
 
 
-@pytest.mark.parametrize("line", ["f", "", "--nnodes 2", "--arg n=1 f(1)", "[f][0](1)"])
+@pytest.mark.parametrize("line", ["f", "", "--nnodes 2", "--arg n=1 f(1)", "--swap train f(1)", "[f][0](1)"])
 @pytest.mark.usefixtures("nothing_new")
 def test_run_wants_one_call(notebook, line):
     notebook.run("def f(n):\n    return n")
