@@ -47,7 +47,7 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import Option, toml
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, CellOptions
-from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, WORKER, chosen_at, overlay, value_at
+from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, RETRY, WORKER, chosen_at, overlay, value_at
 from nbtorchjob.spec.policies import UNLIMITED, Retry
 from nbtorchjob.spec.toml import FILE, File, near
 
@@ -76,10 +76,12 @@ class Site:
         self._limits = toml.values(file.limits, f"{file.path} [limits]")
         for option, most in self._limits.items():
             where = f"{file.path} [limits] {option.key}"
-            bounded = option.takes in ("int", "number") or option.name == "preemptions"
-            if not bounded or type(most) not in (int, float):
-                raise SpecError(where, most, "a number, for a numeric option")
-            if _asked(option, self.base) is None:
+            if option not in _LIMITABLE:
+                known = ", ".join(o.key for o in _LIMITABLE)
+                raise SpecError(f"{file.path} [limits]", option.key, f"one of {known}")
+            if type(most) not in (int, float):
+                raise SpecError(where, most, "a number")
+            if _amount(option, self.base) is None:
                 needed = "combined with a value in [defaults]: without one, jobs are unlimited"
                 raise SpecError(where, most, needed)
 
@@ -126,9 +128,10 @@ class Site:
                     option.key, _limit_text(value), f"{_limit_text(locked)!r}: {self._path} locks it"
                 )
         for option, most in self._limits.items():
-            value = _asked(option, filled)
-            if value is not None and (math.inf if value == UNLIMITED else float(value)) > most:
-                raise SpecError(option.key, value, f"{most} or less: {self._path} limits it")
+            amount = _amount(option, filled)
+            if amount is not None and amount > most:
+                asked = UNLIMITED if amount == math.inf else amount
+                raise SpecError(option.key, asked, f"{most} or less: {self._path} limits it")
         return filled
 
     def _default(self, option: Option) -> str:
@@ -143,6 +146,25 @@ def _counts(option: Option, spec: JobSpec) -> bool:
 def _asked(option: Option, spec: JobSpec) -> Any:
     """Return the option's value; without budgets, its default."""
     return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
+
+
+# The options that a limit may name: all whose value is a number or a time, however it is spelled.
+_LIMITABLE = tuple(
+    o
+    for o in KEYS.values()
+    if o.takes in ("int", "number") or o.key in ("nnodes", "start-within", "preemptions", "idle")
+)
+
+
+def _amount(option: Option, spec: JobSpec) -> float | None:
+    """Return how much of a limited option a spec requests; None where it leaves that open."""
+    if option.key == "nnodes":
+        return spec.launch.max_nodes
+    # What never counts for a job: it is tried once, or ends with its ranks.
+    if (option.home == RETRY and spec.retry is None) or (option.key == "idle" and not spec.lab):
+        return 0
+    value: Any = value_at(option, spec)
+    return math.inf if value == UNLIMITED or (option.key == "idle" and value == 0) else value
 
 
 def _limit_text(value: Any) -> Any:

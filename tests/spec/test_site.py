@@ -205,6 +205,29 @@ def test_what_a_site_has_locked_or_limited_is_refused_in_one_line(site, text, sp
     assert words.format(path=path) in refusal(admitted, spec)
 
 
+@pytest.mark.parametrize(
+    ("limit", "within", "beyond", "asked"),
+    [
+        ("nnodes = 4", JobSpec(launch=Elastic(4)), JobSpec(launch=Elastic("2:8")), "got 8"),
+        ("nnodes = 4", JobSpec(), JobSpec(launch=PyTorch(worker=Worker(replicas=4))), "got 5"),
+        ("preemptions = 5", JobSpec(), JobSpec(retry=Retry(1)), "got 'unlimited'"),
+        ("retry-backoff = 5", JobSpec(), JobSpec(retry=Retry(1, backoff=9)), "got 9"),
+        ("idle = 3600", JobSpec(), JobSpec(lab=True, name="a"), "got 7200"),
+        ("idle = 3600", JobSpec(lab=True, name="a", idle="1h"), JobSpec(lab=True, name="a", idle=0),
+         "got 'unlimited'"),
+        ("start-within = 600\n[defaults]\nstart-within = '5m'", JobSpec(),
+         JobSpec(launch=Elastic(run_policy=RunPolicy(start_within="1h"))), "got 3600"),
+    ],
+)  # fmt: skip
+def test_a_number_or_a_time_may_be_limited_whatever_its_spelling(site, limit, within, beyond, asked):
+    path = site(f"[limits]\n{limit}")
+
+    assert admitted(within)
+    most = limit.split()[2]
+    key = limit.split()[0]
+    assert refusal(admitted, beyond) == f"{key}: {asked}, but it must be {most} or less: {path} limits it"
+
+
 def test_what_is_locked_may_be_said_as_it_is(site):
     site(
         """
@@ -253,7 +276,9 @@ def test_every_way_of_submitting_asks_the_site(site):
         ("locked = 'nnodes'", " locked", "a list of options"),
         ("locked = [1]", " locked", "unknown option 1; %torchjob lists them"),
         ("locked = ['detach']", " locked", "unknown option detach; %torchjob lists them"),
-        ("[limits]\nnnodes = 4", " [limits] nnodes", "for a numeric option"),
+        ("[limits]\ncpu = 4", " [limits]", "got 'cpu', but it must be one of nnodes, nproc-per-node, "),
+        ("[limits]\nnnodes = '4'", " [limits] nnodes", "got '4', but it must be a number"),
+        ("[limits]\nstart-within = 60", " [limits] start-within", "combined with a value in [defaults]"),
         ("[limits]\ngpu = '4'", " [limits] gpu", "a number"),
         ("[limits]\ngpu = 4", " [limits] gpu", "combined with a value in [defaults]"),
         ("nnodes = 1", "", "unknown option nnodes; expected default or [profiles.NAME]"),
