@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from nbtorchjob.labs import Lab
 
 CELLS = "--cells"
-_OF_POOLS = ("keep", "profile", "dry_run", "detach", "quiet")  # of a cell's options
+# The options for cells that these verbs read.
+_OF_POOLS = ("profile", "dry-run", "detach", "quiet")
+_OF_PROMOTED = ("profile", "dry-run", "rehearse", "detach", "quiet")
 _NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing that is worth doing again
 
 
@@ -71,11 +73,9 @@ def pool(args: ParsedArgs, front: Front) -> Any:
         alone, flagged = options.apart(args.words)
         if len(alone) != 1:
             raise LineError(f"{hint('pool', 'NAME')} takes one name, got {' '.join(alone)!r}")
+        options.check_read(flagged, _OF_POOLS, hint("pool"))
         # A pool takes a lab's options: its name is the one that --keep gives.
         spec, cell_options = verbs.parse(shlex.join(["--keep", alone[0], *flagged]), front.say)
-        for o in options.TABLE:
-            if o.home == ("cell",) and o.name not in _OF_POOLS and getattr(cell_options, o.name):
-                raise LineError(f"{hint('pool')}: {o.flags[-1]} applies to cells only")
         asked = replace(spec, lab=False)
         policy = spec.launch.run_policy
         if policy is not None and policy.active_deadline_seconds is not None:
@@ -95,19 +95,15 @@ def pool(args: ParsedArgs, front: Front) -> Any:
 def promote(args: ParsedArgs, front: Front) -> Any:
     """Make one job of the cells that were run on a lab."""
     with interrupts.message(interrupts.NOTHING):
-        name, numbers, line = _promoted(args.words)
+        name, numbers, flagged = _promoted(args.words)
+        options.check_read(flagged, _OF_PROMOTED, hint("promote"))
         lab = _lab(front.find, name)
         if lab.info.is_pool:
             raise SpecError("promote", lab.name, "a lab; what ran in a pool was a job already")
         state = lab.state
         chosen = _chosen(state, numbers)
         base = replace(lab.info.asked, lab=False, name=None)
-        spec, cell_options = options.parse(line, base)
-        for name in ("keep", "on", "arg", "argv", "out"):
-            if getattr(cell_options, name):
-                raise LineError(f"{hint('promote')}: --{name} applies to cells only")
-        for note in cell_options.notes:
-            front.say(f"Note: {note}")
+        spec, cell_options = verbs.parse(shlex.join(flagged), front.say, base)
         texts = {turn.number: _as_swapped(turn, state, front) for turn in chosen}
         parts = [capture.Part(texts[turn.number], turn.taken.filename, _some(turn, state)) for turn in chosen]
         label = f"{lab.name}, {words.ranks([turn.number for turn in chosen]).replace('rank', 'cell')}"
@@ -124,7 +120,7 @@ def promote(args: ParsedArgs, front: Front) -> Any:
     return submit(request, front)
 
 
-def _promoted(line: Iterable[str]) -> tuple[str, tuple[int, ...], str]:
+def _promoted(line: Iterable[str]) -> tuple[str, tuple[int, ...], list[str]]:
     """Return the lab's name, which of its cells are meant, and the options of the job."""
     numbers: tuple[int, ...] = ()
     rest, remaining = [], iter(line)
@@ -143,7 +139,7 @@ def _promoted(line: Iterable[str]) -> tuple[str, tuple[int, ...], str]:
     alone, flagged = options.apart(rest)
     if len(alone) != 1:
         raise LineError(f"{hint('promote', 'NAME')} takes one lab, got {' '.join(alone)!r}")
-    return alone[0], numbers, shlex.join(flagged)
+    return alone[0], numbers, flagged
 
 
 def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:

@@ -35,17 +35,20 @@ _LOOK_S = 0.5
 _END_S = 15.0  # for a cancelled job to end before its status is shown
 
 
-def parse(line: str, say: Callable[[str], object] | None = None) -> tuple[JobSpec, CellOptions]:
+def parse(
+    line: str, say: Callable[[str], object] | None = None, base: JobSpec | None = None
+) -> tuple[JobSpec, CellOptions]:
     """Return the spec of a line of options, laid over the profile that it names, or the session's default.
 
-    ``say`` reports which files of profiles aren't obeyed, and which options have no effect.
+    With a ``base`` the profile is laid over that, or the line where it names none. ``say`` reports which
+    files of profiles aren't obeyed, and which options have no effect.
     """
     if say is not None:
         for note in profiles.notes():
             say(f"Note: {note}")
     # Twice: the profile that the other options are laid over is itself an option.
     profile = options.parse(line, JobSpec())[1].profile
-    parsed = options.parse(line, profiles.load(profile) if profile else front.default())
+    parsed = options.parse(line, profiles.load(profile, base=base) if profile else base or front.default())
     if say is not None:
         for note in parsed[1].notes:
             say(f"Note: {note}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 import keyword
 import shlex
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from itertools import islice
 from typing import Any, NoReturn
 
-from nbtorchjob.errors import Shape, SpecError
+from nbtorchjob.errors import LineError, Shape, SpecError
 from nbtorchjob.spec import Option, setting
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Worker
@@ -279,6 +279,17 @@ def _of_labs(cell: CellOptions, values: Mapping[Option, Any]) -> None:
     if others:
         why = f"with --on {cell.on}: the lab keeps the settings that it began with; give it with --keep"
         raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
+
+
+def check_read(words: Iterable[str], reads: Container[str], verb: str) -> None:
+    """Raise ``LineError`` for options for cells, except those that a ``verb`` ``reads``, by their keys."""
+    words = [*words]
+    end = words.index("--") if "--" in words else len(words)
+    given = dict.fromkeys(o for o, _ in _given(words[:end], {}) if o.home[:1] == _CELL)
+    others = [*(_flag(o) for o in given if o.key not in reads), *words[end : end + 1]]
+    if others:
+        applies = "applies" if len(others) == 1 else "apply"
+        raise LineError(f"{verb}: {', '.join(others)} {applies} to cells only")
 
 
 def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | None = None) -> str:

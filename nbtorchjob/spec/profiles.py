@@ -174,14 +174,21 @@ def _limit_text(value: Any) -> Any:
 _PROFILE = "NBTORCHJOB_PROFILE"
 
 
-def load(name: str, *, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> JobSpec:
+def load(
+    name: str,
+    *,
+    base: JobSpec | None = None,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> JobSpec:
     """Return the profile of that name, with the environment's values laid over it.
 
-    ``cwd`` is where the search starts, ``environ`` replaces the environment; both default to this
-    process's. Raises ``SpecError`` for an unknown profile or key, an invalid value, a broken file.
+    It is laid over the site's defaults, or a ``base``. ``cwd`` is where the search starts, ``environ``
+    replaces the environment; both default to this process's. Raises ``SpecError`` for an unknown profile or
+    key, an invalid value, a broken file.
     """
     environ = os.environ if environ is None else environ
-    return _load(name, cwd, environ)
+    return _load(name, cwd, environ, base)
 
 
 def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> JobSpec:
@@ -222,7 +229,7 @@ def _names(files: list[File]) -> tuple[str, ...]:
     return tuple(sorted({name for file in files for name in file.profiles}))
 
 
-def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
+def _load(name: str, cwd: Path | None, environ: Mapping[str, str], base: JobSpec | None = None) -> JobSpec:
     files = _files(cwd, environ)
     file = next((file for file in files if name in file.profiles), None)
     if file is None:
@@ -237,7 +244,8 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str]) -> JobSpec:
         raise SpecError("profile", name, f"{have} ({looked})", Shape.UNKNOWN)
     where = f"{file.path} [profiles.{name}]"
     values = toml.values(file.profiles[name], where)
-    spec = overlay(Site.installed(environ).base, values, lambda option: f"{where} {option.key}")
+    base = Site.installed(environ).base if base is None else base
+    spec = overlay(base, values, lambda option: f"{where} {option.key}")
     return _over(spec, environ)
 
 

@@ -71,6 +71,34 @@ def test_what_was_run_becomes_a_job_of_its_own(notebook, lab):
     assert lab.state.phase is Phase.RUNNING
 
 
+def test_a_profile_lies_between_the_labs_options_and_the_line(notebook, lab, tmp_path, monkeypatch):
+    (tmp_path / "nbtorchjob.toml").write_text("[profiles.wide]\nnnodes = 3")
+    monkeypatch.chdir(tmp_path)
+    notebook.value("%%torchjob --on lab\nx")
+
+    notebook.run("%torchjob promote lab -p wide --dry-run")
+    assert "local: 3 node(s) × 2 rank(s)" in notebook.out
+    notebook.run("%torchjob promote lab -p wide --nnodes 2 --dry-run")
+    assert "local: 2 node(s) × 2 rank(s)" in notebook.out
+    assert "unknown profile wider; did you mean wide?" in notebook.refusal("%torchjob promote lab -p wider")
+
+
+@pytest.mark.parametrize("verb", ["promote", "pool"])
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("--each lr=1,2", "--each applies"),
+        ("--sample 3 --each lr=1,2", "--sample, --each apply"),
+        ("--swap train", "--swap applies"),
+        ("--keep other", "--keep applies"),
+        ("--on other --rank 1", "--on, --rank apply"),
+        ("-o x", "--out applies"),
+    ],
+)
+def test_what_is_for_cells_alone_is_refused_as_it_was_typed(notebook, verb, words, refused):
+    assert notebook.refusal(f"%torchjob {verb} lab {words}") == f"%torchjob {verb}: {refused} to cells only"
+
+
 def test_lists_say_what_a_lab_does_and_its_end_returns_its_ranks(notebook, lab):
     notebook.run("%torchjob list")
     assert "running · idle" in notebook.out
