@@ -367,8 +367,8 @@ def _rehearse(request: RunRequest, front: Front) -> None:
     with front.failing(job):
         drawn = front.view(job, request.options, Output())
         view.watch(job, drawn, say=front.say)
-        drawn.close(job.state)
         failed = job.exception()
+        drawn.close(job.state, gone=failed is None)
         if failed is not None:
             raise failed
     job.delete()

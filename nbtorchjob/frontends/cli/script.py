@@ -251,7 +251,7 @@ class Stream:
         if stops := self._stops.new(state):
             self._tell(stops.rstrip("\n"))
 
-    def close(self, state: JobState, value: str = "") -> None:
+    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
         """Print how the job ended, or its status when it is left."""
         self._say(state)
 

@@ -129,7 +129,7 @@ class _Card:
         """Show ``state``."""
         self.close(state)
 
-    def close(self, state: JobState, value: str = "") -> None:
+    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
         """Show the final state."""
         data = view.mimebundle(state, OFFERS, value)
         self._output.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)

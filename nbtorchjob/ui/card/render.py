@@ -257,11 +257,11 @@ def _value(state: JobState, label: str, value: str) -> str:
     return f"{label}: {line(value, _MAX_VALUE)}" if value else facts.result(state)
 
 
-def printed(state: JobState) -> str:
-    """Return rank 0's output, and a line for each other rank that printed anything."""
+def printed(state: JobState, *, gone: bool = False) -> str:
+    """Return rank 0's output, and what there is to say of each other rank that printed anything."""
     name = line(state.info.name, 80)
-    lines = tails.others(state.logs, name)
-    own = tails.printed(state.logs.get(state.info.speaker, LogTail()), name)
+    lines = tails.others(state.logs, name, gone=gone)
+    own = tails.printed(state.logs.get(state.info.speaker, LogTail()), name, gone=gone)
     return own + "".join(f"{row}\n" for row in lines)
 
 

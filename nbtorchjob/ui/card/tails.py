@@ -73,21 +73,27 @@ def newest(log: LogTail) -> str:
     return known[-1].text(LINE).strip() if known else ""
 
 
-def printed(log: LogTail, name: str) -> str:
+def printed(log: LogTail, name: str, *, gone: bool = False) -> str:
     """Return what is known of a log as a cell prints it, with its last line ended."""
     text = log.text()
-    cut = f"[… all of it: {hint('logs', name)}]\n" if log.pieces and log.pieces[0].offset else ""
+    rest = "" if gone else f" all of it: {hint('logs', name)}"
+    cut = f"[…{rest}]\n" if log.pieces and log.pieces[0].offset else ""
     return cut + text + "\n" * (bool(text) and not text.endswith("\n"))
 
 
-def others(logs: Mapping[int, LogTail], name: str) -> list[str]:
-    """Return how much the other ranks printed, and how to see it; nothing where they printed nothing."""
-    lines = {rank: len(_rows(logs[rank])) for rank in sorted(logs) if rank}
-    told_ = [
-        f"rank {rank} printed {count(many, 'line')}: {hint('logs', name, f'--rank {rank}')}"
-        for rank, many in lines.items()
-        if many
-    ]
+def others(logs: Mapping[int, LogTail], name: str, *, gone: bool = False) -> list[str]:
+    """Return how much the other ranks printed, and how to see it; nothing where they printed nothing.
+
+    Of a job that is ``gone`` the lines themselves are all that there is to see.
+    """
+    told_: list[str] = []
+    for rank in sorted(logs):
+        many = len(_rows(logs[rank]))
+        if rank and many:
+            lines = [f"  {text}" for text in text_tail(logs[rank], _OTHER_LINES)] if gone else []
+            last = f", last {count(len(lines), 'line')}" if gone and len(lines) < many else ""
+            where = "" if gone else f" {hint('logs', name, f'--rank {rank}')}"
+            told_.append("\n".join([f"rank {rank} printed {count(many, 'line')}{last}:{where}", *lines]))
     more = len(told_) - _MOST_OTHERS
     return [*told_[:_MOST_OTHERS], *([f"and {count(more, 'more rank')}"] if more > 0 else [])]
 

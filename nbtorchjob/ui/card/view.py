@@ -102,8 +102,11 @@ class View(Protocol):
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
 
-    def close(self, state: JobState, value: str = "") -> None:
-        """Show the final state; ``value`` is the value that arrived, in one line."""
+    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+        """Show the final state; ``value`` is the value that arrived, in one line.
+
+        A job that is ``gone`` is deleted now, as a rehearsal is: nothing may point to it.
+        """
 
 
 class Card:
@@ -144,11 +147,11 @@ class Card:
                 Output().show(bundle)
             self._displayed = display.round, display.seq
 
-    def close(self, state: JobState, value: str = "") -> None:
+    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
         """Show the end; for a cell's job that was over before it was drawn, its output, as for any cell."""
         if self._output.drawn or self._asked_for or state.failure is not None:
-            self._output.show(following(state, self._offers, value))
-        elif printed := render.printed(state):
+            self._output.show(following(state, {} if gone else self._offers, value))
+        elif printed := render.printed(state, gone=gone):
             say(printed, end="")
         self._display(state)
 
@@ -218,10 +221,10 @@ class Terminal:
     def _terminal(self) -> bool:
         return self._out is None and shows(sys.stdout)
 
-    def close(self, state: JobState, value: str = "") -> None:
+    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
         """Write the rest of the log, and how the job ended."""
         self.draw(state)
-        rest = tails.others(state.logs, state.info.name)
+        rest = tails.others(state.logs, state.info.name, gone=gone)
         if self._phase is not None:
             rest = [*rest, render.last_line(state, time.time())]
         # A progress bar leaves the line open.
@@ -256,7 +259,7 @@ class Silent:
     def _tell(self, text: str) -> None:
         (self._write or say)(text)
 
-    def close(self, state: JobState, value: str = "") -> None:
+    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
         """Show nothing."""
 
 

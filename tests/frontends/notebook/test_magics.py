@@ -255,6 +255,17 @@ def test_a_rehearsal_runs_on_two_ranks_here_first_and_leaves_nothing(notebook):
     assert nbtorchjob.attach(name).info.nproc_per_node == 1
 
 
+def test_a_rehearsal_shows_what_both_ranks_printed_and_points_to_no_job_that_is_gone(notebook):
+    text = "import os\nfor n in range(14): print('rank', os.environ['RANK'], 'line', n)"
+
+    notebook.run(f"%%torchjob --rehearse\n{text}")
+
+    shown = notebook.out.partition("rank 1 printed ")[2]
+    assert shown.startswith("14 lines, last 12 lines:\n  rank 1 line 2\n")
+    assert "  rank 1 line 13\n" in shown
+    assert "--rank 1" not in notebook.out
+
+
 def test_a_rehearsal_that_fails_sends_nothing(notebook):
     before = jobs()
 

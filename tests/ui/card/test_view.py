@@ -74,7 +74,7 @@ class Seen:
     def draw(self, state):
         self.draws.append((self.clock.now, state))
 
-    def close(self, state, value=""):
+    def close(self, state, value="", *, gone=False):
         self.closed.append(state)
 
 
@@ -294,6 +294,20 @@ def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
 
     text = "hello\n<b>warned</b>\nrank 1 printed 2 lines: %torchjob logs swift-otter --rank 1\n"
     assert (capsys.readouterr().out, output.bundles) == (text, [])
+
+
+def test_nothing_points_to_a_job_that_is_gone(output, capsys):
+    quick = state(*STARTED, log("hello\n"), log("a\nb\n", rank=1), *SUCCEEDED)
+    texts: list[str] = []
+    view.Terminal(texts.append).close(quick, gone=True)
+    view.Card(OFFERS, sending.Output()).close(quick, gone=True)
+    view.Card(OFFERS).close(quick, gone=True)
+
+    text = "hello\nrank 1 printed 2 lines:\n  a\n  b\n"
+    assert ("".join(texts), capsys.readouterr().out) == (text, text)
+    (card,) = output.bundles
+    assert "nbtorchjob:" not in card["text/html"]
+    assert "rank 1 · 2 lines" in card["text/html"]
 
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
