@@ -224,7 +224,10 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
         process.kill()
         await process.wait()
         raise
-    return process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
+    text, aside = out.decode(errors="replace"), err.decode(errors="replace")
+    if f"--tail={_TAIL}" in line and text.count("\n") >= _TAIL:
+        aside += f"No more than the last {_TAIL} of these lines are shown: tail selects more.\n"
+    return process.returncode or 0, text, aside
 
 
 def serve() -> None:

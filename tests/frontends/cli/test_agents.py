@@ -75,6 +75,32 @@ def test_a_client_submits_a_job_reads_of_it_and_is_refused_as_the_command_is(mcp
     assert same.structured_content["alike"]
 
 
+@pytest.mark.torch
+def test_an_agent_is_told_where_it_sees_the_last_lines_only(mcp, folder):
+    (folder / "train.py").write_text(
+        "def train():\n    for n in range(250): print('loss=nan', n)\n    print('end')"
+    )
+    command = mcp.StdioServerParameters(
+        command=sys.executable, args=["-m", "nbtorchjob", "mcp"], env={**os.environ}, cwd=folder
+    )
+
+    async def spoken():
+        async with mcp.Client(command) as client:
+            sent = await client.call_tool("submit", {"script": "train.py:train"})
+            name = json.loads(sent.content[0].text)["job"]["name"]
+            await asyncio.to_thread(nbtorchjob.attach(name).wait, LIMIT)
+            asked = ({"grep": "loss=nan"}, {"all-ranks": True}, {"grep": "end"}, {"grep": "nan", "tail": 300})
+            return [texts(await client.call_tool("logs", {"name": name, **more})) for more in asked]
+
+    cut, cut_too, few, more = asyncio.run(spoken())
+    assert cut.startswith("loss=nan 50\n")
+    note = "No more than the last 200 of these lines are shown: tail selects more.\n"
+    assert cut.endswith(note)
+    assert cut_too.endswith(note)
+    assert few == "end\n"
+    assert (more.count("\n"), note in more) == (250, False)
+
+
 def test_the_schema_of_a_tool_is_that_of_its_verb():
     logs, submit = agents.TOOLS["logs"], agents.TOOLS["submit"]
 
