@@ -128,7 +128,8 @@ def lock(args: ParsedArgs, find: Find) -> Answers:
 def stacks(args: ParsedArgs, find: Find) -> Answers:
     """Show each rank's stack, and the blocking rank."""
     report = find(args.name).stacks()
-    yield Answer(str(report), report.to_json(), report._repr_html_(), good=bool(report.samples))
+    known = bool(report.samples) or report.state.phase.terminal  # of a running job, whether a node answered
+    yield Answer(str(report), report.to_json(), report._repr_html_(), good=known)
 
 
 def sample(backend: Backend, name: str) -> None:

@@ -144,6 +144,15 @@ def test_a_detached_job_is_a_name_that_others_take(command, folder):
     assert command("logs", "-f", name).out == command("logs", name).out == "begun\nended\n"
 
 
+def test_an_exit_code_tells_whether_what_was_asked_for_is_there(command):
+    command("run", "--quiet", "--name", "gone", "train.py:train", "--", "1")
+
+    stacks = command("stacks", "gone")
+    assert "has ended" in stacks.out
+    assert stacks.code == command("stacks", "gone", "--json").code == 0
+    assert command("get", "gone", "artifacts/nope").code == 1
+
+
 def test_an_ended_job_is_run_once_more(command):
     command("run", "--quiet", "--name", "again", "train.py:train", "--", "1")
     value = "{'loss': 10, 'tag': '', 'fast': False}\n"
