@@ -1,4 +1,4 @@
-"""The handle on a job: behaves like a ``concurrent.futures.Future``, and can be awaited."""
+"""The handle on a job: waits as a ``concurrent.futures.Future`` does, and can be awaited."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ _NODE_CODES = (
     exits.RECOVERABLE_ERROR,
     exits.INFRASTRUCTURE_ERROR,
     exits.CANCELLED,
+    exits.LEFT,
 )
 _EXITS = """
 ## Exit codes of the command

@@ -40,7 +40,7 @@ to is ignored ([security.md](security.md#which-configuration-files-are-trusted))
 
 `-p NAME` selects the profile, otherwise the variable `NBTORCHJOB_PROFILE`, otherwise the file's
 `default = "NAME"`. Jobs are kept in `~/.local/state/nbtorchjob`, or in the folder that
-`NBTORCHJOB_STATE_DIR` names.
+`NBTORCHJOB_STATE_DIR` names; caches in `~/.cache/nbtorchjob`, or in `cache` in that folder.
 """
 _HEADS = ("option", "meaning", "default", "profile, environment", "Python", "taken by")
 

@@ -162,5 +162,6 @@ def annotate(
 def _tag(text: str) -> str:
     tag = text.removeprefix("#")
     if not _TAG.fullmatch(tag):
-        raise SpecError("tag", text, "a word of at most 63 letters, digits and _ . : / = -")
+        allowed = "a word of at most 63 letters, digits and _ . : / = -, which begins with a letter or digit"
+        raise SpecError("tag", text, allowed)
     return tag

@@ -150,6 +150,8 @@ def test_an_ended_job_is_kept_no_longer_for_a_note(job):
         ({"add": [""]}, "a word of at most 63 letters"),
         ({"add": ["x" * 64]}, "a word of at most 63 letters"),
         ({"tags": ["-v"]}, "a word of at most 63 letters"),
+        ({"tags": ["_draft"]}, "which begins with a letter or digit"),
+        ({"add": [".hidden"]}, "which begins with a letter or digit"),
         ({"add": [f"t{n}" for n in range(33)]}, "at most 32 tags"),
     ],
 )

@@ -11,6 +11,7 @@ import yaml
 
 import nbtorchjob
 from nbtorchjob.commands import verbs
+from nbtorchjob.commands.table import JSON
 from nbtorchjob.frontends.cli.commands import COMMANDS, EXITS, command
 from nbtorchjob.frontends.cli.terminal import parted
 from nbtorchjob.spec import options, profiles
@@ -204,6 +205,16 @@ def test_every_verb_and_exit_code_of_the_command_is_in_the_docs():
     words = [*COMMANDS, *map(str, EXITS)]
 
     assert [verb for verb in words if not re.search(rf"(`|nbtorchjob ){verb}\b", text)] == []
+
+
+def test_every_verb_has_its_document_in_the_table_for_programs():
+    text = (ROOT / "docs" / "cli.md").read_text().partition("## For programs")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| (`.*?) \| (.*) \|$", text, re.MULTILINE))
+    told = {verb: document for verbs, document in rows.items() for verb in re.findall(r"`([a-z]+)", verbs)}
+
+    assert told.keys() == COMMANDS.keys()
+    none = {verb for verb, document in told.items() if document.startswith("none")}
+    assert {verb for verb, known in COMMANDS.items() if JSON not in known.options} == none - {"debug"}
 
 
 def test_every_command_of_jupyterlab_is_in_the_docs():
