@@ -44,7 +44,6 @@ class Place(NamedTuple):
 PLACES = {"local": Place(), "kubernetes": Place(remote=True, has_pods=True)}
 BACKENDS = (*PLACES,)
 GRACE_S = 45
-_TOKENIZERS = "TOKENIZERS_"  # in front of settings of Hugging Face's tokenizers: no secret's name
 _COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them is the same
 
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
@@ -162,11 +161,7 @@ class JobSpec:
         if self.title and self.name != job_name(self.title):  # of a name that it had before
             object.__setattr__(self, "title", "")
         env = _env(self.env)
-        secrets = {
-            name: text
-            for name, text in env.items()
-            if (is_secret(name) and not name.startswith(_TOKENIZERS)) or has_password(text)
-        }
+        secrets = {name: text for name, text in env.items() if is_secret(name) or has_password(text)}
         object.__setattr__(self, "env", Frozen({name: env[name] for name in env if name not in secrets}))
         object.__setattr__(self, "hidden", Frozen({**_env(self.hidden), **secrets}))
         named = dict.fromkeys((*sequence("secret_env", self.secret_env), *secrets))

@@ -92,3 +92,9 @@ def test_a_run_is_told_apart_by_its_values_except_of_secrets():
     assert arguments.said(shown) == (
         "lr=0.1, token=<masked str>, max_tokens=512, keys=<masked list>, opts={'api_key': <masked>}"
     )
+
+
+def test_tokenizers_and_key_points_are_no_secrets():
+    shown = {"tokenizer": "bert", "keypoints": "coco", "opts": {"tokenizer": "gpt2", "monkey": "see"}}
+
+    assert arguments.shown(shown) == {**shown, "opts": str(shown["opts"])}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
-_SECRET = re.compile("token|password|passwd|secret|key|credential", re.IGNORECASE)
+# A tokenizer, the key points of a pose and a keyword are none.
+_SECRET = re.compile(
+    "token(?!i[sz])|password|passwd|secret|(?<!mon)key(?!board|frame|point|word)|credential", re.IGNORECASE
+)
 # A name with its value in a repr: ``token='…'``, ``'HF_TOKEN': '…'``.
 _TOLD = re.compile(
     r"""(?<![\w.-])([\w.-]*(?:%s)[\w.-]*["']?\s*[=:]\s*)"""
