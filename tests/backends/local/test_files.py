@@ -24,10 +24,11 @@ BIG = os.urandom(3_000_000)
 
 
 def writes(go, big):
-    """Write files, and one more line for each file ``grow`` that appears, until there is ``go``."""
+    """Write files, and one more line once there is a file ``grow``, until there is ``go``."""
     node, folder = int(os.environ["GROUP_RANK"]), artifacts_dir()
     (folder / "runs").mkdir(exist_ok=True)
-    (folder / "runs" / f"events-{node}").write_text("one\n")
+    events = folder / "runs" / f"events-{node}"
+    events.write_text("one\n")
     (folder / "loss").write_text(f"{node}" * 10)
     (folder / "big").write_bytes(big)
     (folder / "passwd").symlink_to("/etc/passwd")
@@ -36,8 +37,9 @@ def writes(go, big):
     (checkpoint_dir() / "step-1.pt").write_text("weights")
     (folder / "ready").touch()
     while not os.path.exists(go):
-        if os.path.exists(f"{go}-grow"):
-            (folder / "runs" / f"events-{node}").write_text("one\ntwo\n")
+        if os.path.exists(f"{go}-grow") and events.stat().st_size == 4:
+            with events.open("a") as file:  # to write it anew would leave it empty for a moment
+                file.write("two\n")
         if os.path.exists(f"{go}-anew") and not (folder / "anew").exists():
             (folder / "big").write_bytes(b"anew" + big[4:])
             (folder / "anew").touch()

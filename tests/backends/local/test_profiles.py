@@ -50,7 +50,8 @@ def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
     job = nbtorchjob.submit(train, spec=Elastic(nproc_per_node=2))
     seen(job, lambda state: len(state.series) == 2)
 
-    waits, loads = (job.profile(0.5, rank, folder) for rank in (0, 1))
+    # In this order: who has just written a profile is what the other one waits for.
+    loads, waits = (job.profile(0.5, rank, folder) for rank in (1, 0))
 
     assert waits.spent.parts["ranks"] > waits.spent.parts["data"], str(waits)
     assert loads.spent.parts["data"] > loads.spent.parts["ranks"], str(loads)

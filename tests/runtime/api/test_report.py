@@ -24,12 +24,16 @@ def worker(many):
         report(decoded=n)
 
 
+# As text: a spawned process finds these tests only where the checkout is on its path.
+TWICE = "from nbtorchjob.runtime.api.report import report; report(decoded=0); report(decoded=1)"
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_reports_of_processes_that_a_rank_starts_are_numbered_among_its_own(method, facts):
     context = multiprocessing.get_context(method)
     report(step=0)
     for _ in range(2):
-        child = context.Process(target=worker, args=(2,))
+        child = context.Process(target=exec, args=(TWICE, {}))
         child.start()
         child.join()
         report(step=1)
