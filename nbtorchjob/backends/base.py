@@ -137,7 +137,7 @@ class Backend(ABC):
 
         Of each log the newest bytes are yielded, as many as can be shown, and some perhaps twice. ``since``
         maps (rank, round) to the bytes that the caller has: then every later byte is yielded exactly once,
-        and nothing is read ahead of the caller.
+        an earlier round's before a later one's, and nothing is read ahead of the caller.
         """
 
     @abstractmethod

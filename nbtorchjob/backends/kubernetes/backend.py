@@ -136,7 +136,7 @@ class KubernetesBackend(Backend):
     ) -> AsyncGenerator[ev.Event, None]:
         """Watch the job's object and pods, and follow their logs."""
         fresh = (lambda event: event) if since is None else Fresh(since).part
-        async with aclosing(_followed(name)) as events:
+        async with aclosing(_followed(name, in_order=since is not None)) as events:
             async for event in events:
                 if (part := fresh(event)) is not None:
                     yield part
@@ -433,7 +433,7 @@ def _tended(spec: JobSpec) -> bool:
     return known
 
 
-async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
+async def _followed(name: str, *, in_order: bool) -> AsyncGenerator[ev.Event, None]:
     try:
         job = await find.find(name)
     except JobNotFoundError:
@@ -441,7 +441,7 @@ async def _followed(name: str) -> AsyncGenerator[ev.Event, None]:
             yield event
         return
     info = await job.whole_info()
-    follower = Follower(job, info, job.cache, mine=job.mine)
+    follower = Follower(job, info, job.cache, mine=job.mine, in_order=in_order)
     async with aclosing(follower.stream()) as events:
         async for event in events:
             yield event

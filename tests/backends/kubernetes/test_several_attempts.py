@@ -7,9 +7,13 @@ import pytest
 import yaml
 
 from nbtorchjob import api
+from nbtorchjob.backends import backend_of
 from nbtorchjob.backends.kubernetes.objects import labelling
+from nbtorchjob.machine import loop
+from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state import Budget, Phase
+from nbtorchjob.state.facts.events import LogChunk
 from nbtorchjob.state.failure import Cause
 from tests.backends.kubernetes.mortal import elsewhere
 from tests.backends.kubernetes.stage import running, until
@@ -105,3 +109,31 @@ def test_what_an_attempt_was_paid_from_is_known_when_its_pods_are_gone(stage, at
         assert run.result(LIMIT) == 2
         assert [attempt.budget for attempt in run.state.attempts] == [Budget.PREEMPTIONS, None]
         assert "evicted" in run.state.attempts[0].failure.reason.line
+
+
+# Ranks change their nodes between the attempts.
+MOVES = """
+from nbtorchjob.runtime.store import frames
+begin(2)
+say(frames.log((NODE + LIFE) % 2, LIFE, 0, f"attempt {ATTEMPT}\\n".encode()))
+sign(f"wrote-{NODE}")
+wait(f"wrote-{1 - NODE}")
+if ATTEMPT == 1: fail(recoverable=True)
+value(ATTEMPT)
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_whoever_follows_a_log_hears_an_attempt_after_the_one_before_it(stage, attach, late):
+    job = stage.submit(MOVES, kind="indexedjob", retry=QUICK, launch=Elastic(2))
+    assert job.result(LIMIT) == 2
+    info = attach(job).info
+    stage.cluster.trouble(500, f"/{job.name}-{late}-[^-]+/log")  # it is asked for again: behind all others
+
+    async def heard():
+        events = backend_of("kubernetes", info.address).follow(info.address, since={})
+        return [event async for event in events if isinstance(event, LogChunk)]
+
+    chunks = loop.run(heard())
+    for rank in (0, 1):
+        assert [chunk.data for chunk in chunks if chunk.rank == rank] == [b"attempt 1\n", b"attempt 2\n"]

@@ -32,8 +32,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -73,11 +74,72 @@ _QUEUE_LOOK_S = 15.0  # between two looks at the job's queue while nothing happe
 _TEXT = (ev.LogChunk, ev.Reported, ev.TrainerStatus, ev.Used, ev.NodeOutput)
 
 
+@dataclass
+class _Log:
+    """A pod's log as it is read: whether the pod has ``ended``, and the newest round that was told of."""
+
+    ended: Callable[[], bool]
+    round: int = -1
+
+
+class _Rounds:
+    """Has pods tell what ranks wrote ``in_order`` of the rounds, though all their logs are read at once.
+
+    Later rounds wait for the logs of ended pods, in whichever pod they ran. Nobody waits for a pod that runs:
+    it may be silent for hours.
+    """
+
+    def __init__(self, *, in_order: bool, listed: Callable[[], bool]) -> None:
+        self._in_order = in_order
+        self._listed = listed  # whether all pods are known
+        self._logs: dict[str, _Log] = {}  # by the pod's uid
+        self._moved = asyncio.Condition()
+
+    def add(self, uid: str, ended: Callable[[], bool]) -> None:
+        """Know of a pod whose log is read from now on."""
+        self._logs[uid] = _Log(ended)
+
+    async def remove(self, uid: str) -> None:
+        """Forget a pod whose log isn't read any more."""
+        del self._logs[uid]
+        await self.look()
+
+    async def look(self) -> None:
+        """Have those that wait look whether they may go on."""
+        async with self._moved:
+            self._moved.notify_all()
+
+    def parts(self, uid: str, events: Iterable[ev.Event]) -> Iterator[tuple[int, list[ev.Event]]]:
+        """Yield what a pod tells next in parts, each with its round."""
+        round_, part = self._logs[uid].round, list[ev.Event]()
+        for event in events:
+            if isinstance(event, ev.LogChunk) and event.round > round_:
+                yield round_, part
+                round_, part = event.round, []
+            part.append(event)
+        yield round_, part
+
+    async def reach(self, uid: str, round_: int) -> None:
+        """Wait until a pod may tell what ranks wrote in a round."""
+        log = self._logs[uid]
+        if log.round != round_:
+            log.round = round_
+            await self.look()
+        if self._in_order:
+            async with self._moved:
+                await self._moved.wait_for(lambda: self._listed() and not self._behind(round_))
+
+    def _behind(self, round_: int) -> bool:
+        return any(log.round < round_ and log.ended() for log in self._logs.values())
+
+
 class Follower:
     """Follows one job. Watches are shared with all other jobs of its namespace (``reflector.py``).
 
     One that is ``mine`` is looked after, too (``controller.py``); somebody else's is only looked at. A
-    ``visit`` ends as soon as the job can go on by itself. ``gone`` are pods that were there lately.
+    ``visit`` ends as soon as the job can go on by itself. ``gone`` are pods that were there lately. What a
+    rank wrote comes ``in_order`` of its rounds where the caller wants that: facts of a later attempt then
+    wait until the logs of the earlier ones were read.
     """
 
     def __init__(
@@ -89,6 +151,7 @@ class Follower:
         mine: bool = True,
         visit: bool = False,
         gone: Iterable[Object] = (),
+        in_order: bool = False,
     ) -> None:
         session, scope, kind, first = job.session, job.scope, job.kind, job.root
         self._session = session
@@ -108,6 +171,7 @@ class Follower:
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._unlisted = {kind.api.plural, PODS.plural}
+        self._rounds = _Rounds(in_order=in_order, listed=self._pods_listed)
         self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
         self._workloads = Workloads(info.name)
         self._queued = False  # whether Kueue is asked about it
@@ -184,8 +248,8 @@ class Follower:
         async with aclosing(self._changes(self._kind.api, self._is_attempt, every=True)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
-                    self._unlisted.discard(self._kind.api.plural)
-                    await self._queue.put([] if seen else [ev.Removed(self._session.client.now())])
+                    gone = [] if seen else [ev.Removed(self._session.client.now())]
+                    await self._listed(self._kind.api, gone)
                     continue
                 seen = True
                 new = change.object["metadata"]["uid"] not in self._attempts
@@ -214,8 +278,7 @@ class Follower:
                 async with aclosing(self._changes(api, lambda _: True, every=True)) as changes:
                     async for change in changes:
                         if change.type == SYNCED:
-                            self._unlisted.discard(WORKLOADS.plural)
-                            await self._queue.put([])
+                            await self._listed(WORKLOADS)
                             continue
                         hear = self._workloads.forget if change.type == DELETED else self._workloads.read
                         if facts := hear(change.object):
@@ -224,8 +287,16 @@ class Follower:
                         if self._workloads.queue and not (looks or self._visit):
                             looks = True
                             self._waits.append(asyncio.ensure_future(self._look_at_queue()))
-        self._unlisted.discard(WORKLOADS.plural)
-        await self._queue.put([])
+        await self._listed(WORKLOADS)
+
+    def _pods_listed(self) -> bool:
+        return self._unlisted.isdisjoint((self._kind.api.plural, PODS.plural))
+
+    async def _listed(self, api: Api, facts: Sequence[ev.Event] = ()) -> None:
+        """Note that all objects of an API are known, or can't be: nothing is concluded before."""
+        self._unlisted.discard(api.plural)
+        await self._rounds.look()
+        await self._queue.put([*facts])
 
     async def _look_at_queue(self) -> None:
         """Ask the job's queue how it stands, from time to time while the job waits there."""
@@ -244,8 +315,7 @@ class Follower:
         async with aclosing(self._changes(PODS, self._may_be_pod)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
-                    self._unlisted.discard(PODS.plural)
-                    await self._queue.put([])
+                    await self._listed(PODS)
                     continue
                 await self._hear_pod(change)
 
@@ -282,8 +352,7 @@ class Follower:
         while True:
             with suppress(ClusterError):  # everybody may ask: even a refusal is of a server that just started
                 return await self._session.newest(api)
-            self._unlisted.discard(api.plural)  # the job may end meanwhile
-            await self._queue.put([])
+            await self._listed(api)  # the job may end meanwhile
             await asyncio.sleep(next(pauses))
 
     async def _vanished(self) -> list[ev.Event]:
@@ -327,6 +396,7 @@ class Follower:
             return [*facts, lifecycle.gone(pod, node, self._session.client.now())]
         facts += self._troubles.know_pod(pod)
         if uid not in self._logs and any(isinstance(fact, ev.NodeStarted) for fact in facts):
+            self._rounds.add(uid, partial(self._has_ended, pod))
             self._logs[uid] = asyncio.ensure_future(self._guarded(partial(self._follow_log, pod, node)))
         return facts
 
@@ -361,7 +431,7 @@ class Follower:
         reader = Reader(log, self._cache)
 
         async def known() -> podlog.Life:
-            return life(self._troubles.pod(name, uid), container)
+            return self._life(pod)
 
         client, namespace, seen = self._session.client, self._scope.namespace, Seen()
         try:
@@ -370,8 +440,10 @@ class Follower:
                 try:
                     async with aclosing(batches):
                         async for lines in batches:
-                            self._cache.add(log, lines)
-                            await self._queue.put(reader.events(lines))
+                            for round_, events in self._rounds.parts(uid, reader.events(lines)):
+                                await self._rounds.reach(uid, round_)
+                                await self._queue.put(events)
+                            self._cache.add(log, lines)  # in that order, too: it is told before them
                     break
                 except OpenFilesError as exc:
                     # Say, once, that some logs wait for others to end, and let one of these wait
@@ -380,11 +452,21 @@ class Follower:
                         files = f"the logs of node {node} and others are read once those of others have ended"
                         text = f"{files}: {exc}"
                         await self._queue.put([ev.Notice(self._session.client.now(), text)])
+                    await self._rounds.remove(uid)  # the file that it waits for may be that of a later round
                     await asyncio.sleep(_FILES_LOOK_S)
+                    self._rounds.add(uid, partial(self._has_ended, pod))
         except ClusterError as exc:
             text = f"the rest of node {node}'s log can't be had: {exc}"
             await self._queue.put([ev.Notice(self._session.client.now(), text)])
+        await self._rounds.remove(uid)
         await self._queue.put([])  # to look whether that was all
+
+    def _has_ended(self, pod: Object) -> bool:
+        return self._life(pod).ended
+
+    def _life(self, pod: Object) -> podlog.Life:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        return life(self._troubles.pod(name, uid), self._kind.container)
 
     async def _tend(self) -> list[ev.Event]:
         # What is known of a job before all is listed says nothing of what it needs.
