@@ -28,9 +28,9 @@ async function timed(shown: () => boolean, complete: () => boolean): Promise<Ope
 
 function viewer(query: string, openAtFailure = false): LogViewer {
   const client = {
-    openLogs: (_id: string, since: string) => new WebSocket(`${URL}?${query}&since=${since}`),
+    openLogs: (_job: unknown, since: string) => new WebSocket(`${URL}?${query}&since=${since}`),
     job: () => Promise.reject<Job>(new Error('the server is gone')),
-    logUrl: (_id: string, rank: number) => `/log/${rank}`,
+    logUrl: (_job: unknown, rank: number) => `/log/${rank}`,
     archiveUrl: () => '/logs.zip'
   };
   const job = { id: 'local:bench', name: 'bench', created: 0 };

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nbtorchjob.backends.base import Finding
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.state import Phase
+from nbtorchjob.state import JobInfo, Phase
 from nbtorchjob.text import words
 from nbtorchjob.text.colours import GROUND, INK, RGB
 from nbtorchjob.text.words import LINE, columns, line
@@ -107,7 +107,13 @@ def screen(lines: Sequence[str]) -> str:
     return f'<div class="nbt-log" style="{_SCREEN}" tabindex="0">{text}</div>'
 
 
-def action(label: str, command: str, arguments: Mapping[str, str], *, of: str = "") -> str:
+def meant(info: JobInfo) -> dict[str, object]:
+    """Return what a page names a job by, and no later one that has its id once it was deleted."""
+    # When a lab's turn was created may be known only once the lab has taken it.
+    return {"id": info.id, **({} if info.of_lab else {"created": info.created})}
+
+
+def action(label: str, command: str, arguments: Mapping[str, object], *, of: str = "") -> str:
     """Return a button that runs a command of our JupyterLab extension; the style there shows its label.
 
     Elsewhere it is invisible: it has no text that a page could show without the button. Where several

@@ -50,17 +50,17 @@ export function jobActions(options: JobActionsOptions): JobActions {
     files: browseFiles,
     describe: job => openDescription(job),
     stacks: async job => {
-      await client.change(job.id, 'stacks');
+      await client.change(job, 'stacks');
       openDescription(job); // it has them, and follows the job
     },
     set: job => setValues(job, client, trans),
     note: async job => {
       const note = await askNote(job, trans);
-      return note && client.annotate(job.id, note);
+      return note && client.annotate(job, note);
     },
-    retry: async job => again(job, await client.retry(job.id), options),
-    continue: async job => again(job, await client.resumed(job.id), options),
-    delete: job => client.delete(job.id)
+    retry: async job => again(job, await client.retry(job), options),
+    continue: async job => again(job, await client.resumed(job), options),
+    delete: job => client.delete(job)
   };
   const actions = Object.entries(runs).map(([verb, run]) => [
     verb,
@@ -98,7 +98,7 @@ export function offered(
 function changes(client: Client): Record<Change, JobAction['run']> {
   const runs = CHANGES.map((change): [Change, JobAction['run']] => [
     change,
-    job => client.change(job.id, change)
+    job => client.change(job, change)
   ]);
   return Object.fromEntries(runs) as Record<Change, JobAction['run']>;
 }
@@ -107,7 +107,7 @@ function again(job: Job, made: Job, { commands, retried, trans }: JobActionsOpti
   retried(made);
   Notification.info(trans.__('%1 runs again as %2.', job.name, made.name), {
     autoClose: 8000,
-    actions: jobButtons(commands, ['logs', 'attach'], made.id)
+    actions: jobButtons(commands, ['logs', 'attach'], made)
   });
 }
 
@@ -118,7 +118,7 @@ function downloadLogs(client: Client, trans: TranslationBundle): JobAction {
     asking: trans.__('Download Logs of Torch Job…'),
     caption: trans.__('Download all ranks’ logs as one archive'),
     applies: () => true,
-    run: job => download(client.archiveUrl(job.id, false))
+    run: job => download(client.archiveUrl(job, false))
   };
 }
 
@@ -131,10 +131,10 @@ function downloadArtifacts(client: Client, trans: TranslationBundle): JobAction 
     applies: job => job.artifacts !== 0, // null: only its cluster knows
     run: async job => {
       // Asked first: a browser would save what the server says is wrong as a file.
-      if ((await client.artifacts(job.id)).length === 0) {
+      if ((await client.artifacts(job)).length === 0) {
         throw new Error(trans.__('%1 left no artifacts.', job.name));
       }
-      download(client.artifactsUrl(job.id));
+      download(client.artifactsUrl(job));
     }
   };
 }
@@ -151,7 +151,7 @@ function copyManifest(client: Client, trans: TranslationBundle): JobAction {
     caption: trans.__('Copy the YAML that runs this job on its cluster'),
     applies: job => job.backend === 'kubernetes',
     run: async job => {
-      Clipboard.copyToSystem(await client.manifests(job.id));
+      Clipboard.copyToSystem(await client.manifests(job));
       Notification.info(trans.__('The manifest of %1 is copied.', job.name), { autoClose: 3000 });
     }
   };
@@ -168,7 +168,7 @@ export async function deleteAll(
   const title = trans._n('Delete %1 ended job?', 'Delete %1 ended jobs?', jobs.length);
   const body = trans.__('Their records, logs and values are removed for good.');
   if (await agreed(title, body, trans.__('Delete Jobs'), trans)) {
-    await eachOf(jobs, job => client.delete(job.id));
+    await eachOf(jobs, job => client.delete(job));
   }
 }
 

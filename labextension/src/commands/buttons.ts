@@ -4,6 +4,7 @@ import type { Notification } from '@jupyterlab/apputils';
 import type { CommandRegistry } from '@lumino/commands';
 
 import { CommandIDs } from '../ids';
+import { type Meant, meant } from '../model/client';
 
 import type { Verb } from './verbs';
 
@@ -11,14 +12,15 @@ import type { Verb } from './verbs';
 export function jobButtons(
   commands: CommandRegistry,
   verbs: readonly Verb[],
-  id: string
+  job: Meant
 ): Notification.IAction[] {
+  const args = meant(job);
   return verbs
     .map(verb => CommandIDs[verb])
     .filter(command => commands.hasCommand(command))
     .map(command => ({
-      label: commands.label(command, { id }),
-      caption: commands.caption(command, { id }),
-      callback: () => void commands.execute(command, { id })
+      label: commands.label(command, args),
+      caption: commands.caption(command, args),
+      callback: () => void commands.execute(command, args)
     }));
 }

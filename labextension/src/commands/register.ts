@@ -6,7 +6,7 @@ import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyJSONObject, ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
 import { CommandIDs } from '../ids';
-import type { Client, FilePlace } from '../model/client';
+import type { Client, FilePlace, Meant } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 import { status } from '../model/words';
@@ -58,7 +58,7 @@ export function addCompareCommand(
 
 /** Registers the command that opens a file of a job: `ids` are the job's id, the path and the node. */
 export function addFileCommand(
-  open: (id: string, place: FilePlace) => void,
+  open: (job: Meant, place: FilePlace) => void,
   { commands, trans }: Pick<CommandsOptions, 'commands' | 'trans'>
 ): void {
   commands.addCommand(CommandIDs.openFile, {
@@ -66,10 +66,10 @@ export function addFileCommand(
     describedBy: {
       args: { type: 'object', properties: { ids: { type: 'array', items: { type: 'string' } } } }
     },
-    execute: ({ ids }) => {
+    execute: ({ created, ids }) => {
       const [id, path, node] = Array.isArray(ids) ? (ids as readonly unknown[]) : [];
       if (typeof id === 'string' && typeof path === 'string') {
-        open(id, { path, node: Number(node ?? 0) || 0 });
+        open({ id, created: numberIn(created) }, { path, node: Number(node ?? 0) || 0 });
       }
     }
   });
@@ -134,7 +134,10 @@ function addJobCommand(
       (args.restored ? quietly : told)(trans, async () => {
         const id = idIn(args);
         // Ids come from notebooks' outputs too: only a job that the server knows is acted on.
-        const job = id === null ? await choose(action, fitting(), trans) : await known(id);
+        const job =
+          id === null
+            ? await choose(action, fitting(), trans)
+            : await known({ id, created: numberIn(args.created) });
         if (job === null) {
           return;
         }
@@ -153,8 +156,10 @@ function addJobCommand(
       })
   });
 
-  async function known(id: string): Promise<Job> {
-    return model.jobs.get(id) ?? client.job(id);
+  async function known(job: Meant): Promise<Job> {
+    const listed = model.jobs.get(job.id);
+    // It is the server's to say what has become of a job whose name another one has.
+    return listed && [undefined, listed.created].includes(job.created) ? listed : client.job(job);
   }
 }
 
@@ -172,6 +177,10 @@ async function choose(
     okLabel: action.label
   });
   return value === null ? null : (newest[items.indexOf(value)] ?? null);
+}
+
+function numberIn(value: unknown): number | undefined {
+  return typeof value === 'number' ? value : undefined;
 }
 
 function idIn(args: ReadonlyPartialJSONObject): string | null {

@@ -73,7 +73,7 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
           live.length
         );
         if (await agreed(trans.__('Cancel %1?', name), body, trans.__('Cancel Jobs'), trans)) {
-          await eachOf(live, job => client.change(job.id, 'cancel'));
+          await eachOf(live, job => client.change(job, 'cancel'));
         }
       }
     },
@@ -82,7 +82,7 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
       caption: trans.__('Run those of these runs that failed once more, each as a new job'),
       icon: undoIcon,
       applies: ({ newest }) => newest.some(hasFailed),
-      run: ({ newest }) => eachOf(newest.filter(hasFailed), job => client.retry(job.id))
+      run: ({ newest }) => eachOf(newest.filter(hasFailed), job => client.retry(job))
     },
     delete: {
       label: trans.__('Delete All Runs'),
@@ -96,7 +96,7 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
           jobs.length
         );
         if (await agreed(trans.__('Delete %1?', name), body, trans.__('Delete Jobs'), trans)) {
-          await eachOf([...jobs].reverse(), job => client.delete(job.id));
+          await eachOf([...jobs].reverse(), job => client.delete(job));
         }
       }
     }

@@ -11,19 +11,19 @@ type Asked = Pick<Client, 'values' | 'set'>;
 
 /** Sets what is changed in a dialog; rejects with why nothing was. */
 export async function setValues(
-  { id, name }: Pick<Job, 'id' | 'name'>,
+  job: Pick<Job, 'id' | 'created' | 'name'>,
   client: Asked,
   trans: TranslationBundle
 ): Promise<void> {
-  const known = await client.values(id);
+  const known = await client.values(job);
   const { button, value } = await showDialog({
-    title: trans.__('Set Values of %1', name),
+    title: trans.__('Set Values of %1', job.name),
     body: new ValuesForm(known, trans),
     buttons: [Dialog.cancelButton(), Dialog.okButton({ label: trans.__('Set') })],
     focusNodeSelector: 'input'
   });
   if (button.accept && value && value.length > 0) {
-    const answer = await client.set(id, value);
+    const answer = await client.set(job, value);
     Notification.success(answer.split('\n', 1)[0] ?? answer, { autoClose: 5000 });
   }
 }

@@ -3,17 +3,16 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReactElement } from 'react';
 
-import type { Client, FilePlace } from '../model/client';
+import { type Client, type FilePlace, type Meant, isMeant } from '../model/client';
 import { AskedPage } from '../shell/asked';
 import { PartBox } from '../shell/part';
 
 import { type Shown, bytesFor, shownOf, sizeOf } from './shown';
 
 export interface FileViewOptions {
-  readonly id: string;
+  readonly job: Meant;
+  readonly name: string;
   readonly place: FilePlace;
-  /** The job's name. */
-  readonly job: string;
   readonly client: Pick<Client, 'file' | 'files' | 'fileUrl'>;
   readonly trans: TranslationBundle;
 }
@@ -25,14 +24,14 @@ export class FileView extends AskedPage {
   }
 
   protected override render(): ReactElement {
-    const { client, id, job, place, trans } = this.options;
+    const { client, job, name, place, trans } = this.options;
     return (
       <>
         <div className="jp-nbtorchjob-page-head">
           <h1>{place.path}</h1>
           <div>
             <span>
-              {trans.__('node %1 of %2', place.node, job)}
+              {trans.__('node %1 of %2', place.node, name)}
               {this.size !== null && ` · ${sizeOf(this.size, trans)}`}
             </span>
             <button className="jp-nbtorchjob-page-button" onClick={() => void this.refresh()}>
@@ -40,7 +39,7 @@ export class FileView extends AskedPage {
             </button>
             <a
               className="jp-nbtorchjob-page-button"
-              href={client.fileUrl(id, place)}
+              href={client.fileUrl(job, place)}
               download={place.path.split('/').pop()}
             >
               {trans.__('Download')}
@@ -55,6 +54,10 @@ export class FileView extends AskedPage {
         {this.body()}
       </>
     );
+  }
+
+  shows(job: Meant): boolean {
+    return isMeant(this.options.job, job);
   }
 
   override dispose(): void {
@@ -83,16 +86,16 @@ export class FileView extends AskedPage {
   }
 
   protected async refresh(): Promise<void> {
-    const { client, id, place, trans } = this.options;
+    const { client, job, place, trans } = this.options;
     try {
       // Its size first: it may have grown, and of an image too big nothing is asked for.
-      const { files } = await client.files(id, place.path);
+      const { files } = await client.files(job, place.path);
       const file = files.find(({ path, node }) => path === place.path && node === place.node);
       if (!file) {
         throw new Error(trans.__('It isn’t there any more.'));
       }
       const limit = bytesFor(file.path, file.size);
-      const bytes = limit > 0 ? await client.file(id, place, limit) : new Uint8Array();
+      const bytes = limit > 0 ? await client.file(job, place, limit) : new Uint8Array();
       if (this.isDisposed) {
         return;
       }

@@ -1,5 +1,6 @@
 import type { IDisposable } from '@lumino/disposable';
 
+import type { Meant } from '../model/client';
 import type { Job } from '../model/record';
 
 /** What a rank wrote from a byte of a round's log on. */
@@ -38,8 +39,8 @@ export type Connection =
 
 /** Where logs come from. */
 export interface Source {
-  openLogs(id: string, since: string, ranks: readonly number[] | null): WebSocket;
-  job(id: string): Promise<Job>;
+  openLogs(job: Meant, since: string, ranks: readonly number[] | null): WebSocket;
+  job(job: Meant): Promise<Job>;
 }
 
 /** Who takes them. */
@@ -121,7 +122,7 @@ export class LogStream implements IDisposable {
 
   constructor(
     private readonly source: Source,
-    private readonly id: string,
+    private readonly job: Meant,
     private readonly sink: Sink
   ) {}
 
@@ -146,7 +147,7 @@ export class LogStream implements IDisposable {
       return;
     }
     this.sink.connected({ is: 'connecting' });
-    const socket = this.source.openLogs(this.id, String(this.offsets), this.ranks);
+    const socket = this.source.openLogs(this.job, String(this.offsets), this.ranks);
     socket.binaryType = 'arraybuffer';
     let opened = false;
     this.heardOf = false;
@@ -195,7 +196,7 @@ export class LogStream implements IDisposable {
   /** A browser doesn't tell why a socket wasn't opened; the same question as a request does. */
   private async cut(opened: boolean): Promise<void> {
     const socket = this.socket;
-    const refusal = opened ? null : await this.source.job(this.id).then(() => null, refused);
+    const refusal = opened ? null : await this.source.job(this.job).then(() => null, refused);
     if (socket !== this.socket) {
       return; // meanwhile it was closed, or opened anew
     }

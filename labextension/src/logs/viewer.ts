@@ -3,6 +3,7 @@ import type { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import { jobIn } from '../model/changes';
+import { type Meant, isMeant } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 
@@ -21,8 +22,8 @@ import { CSS } from './view/dom';
 
 /** What the viewer asks the server. */
 export interface LogClient extends Source {
-  logUrl(id: string, rank: number): string;
-  archiveUrl(id: string, times: boolean): string;
+  logUrl(job: Meant, rank: number): string;
+  archiveUrl(job: Meant, times: boolean): string;
 }
 
 export interface LogViewerOptions {
@@ -101,9 +102,9 @@ export class LogViewer extends Widget {
   constructor(private readonly options: LogViewerOptions) {
     super();
     const { client, job, trans, model } = options;
-    const url = (rank: number) => client.logUrl(job.id, rank);
+    const url = (rank: number) => client.logUrl(job, rank);
     this.seeking = options.openAtFailure ?? false;
-    this.stream = new LogStream(client, job.id, {
+    this.stream = new LogStream(client, job, {
       wrote: chunk => {
         this.store.write(chunk);
         this.schedule();
@@ -132,7 +133,7 @@ export class LogViewer extends Widget {
       trans,
       url,
       changed: change => this.change(change),
-      archive: times => client.archiveUrl(job.id, times),
+      archive: times => client.archiveUrl(job, times),
       follow: on => this.follow(on),
       search: () => this.finder.open(),
       copy: () => this.copy(),
@@ -154,8 +155,8 @@ export class LogViewer extends Widget {
   }
 
   /** Whether these are its logs, and not those of a deleted job of its name. */
-  shows(job: Job): boolean {
-    return job.created === this.options.job.created;
+  shows(job: Meant): boolean {
+    return isMeant(this.options.job, job);
   }
 
   /** Goes to a line of a rank's log, counted from 1, now or once it is there; says so if there is none. */

@@ -28,6 +28,19 @@ export class RequestError extends Error {
   }
 }
 
+/** A job; where it doesn't say when that was created, whichever has the id now. */
+export type Meant = Pick<Job, 'id'> & { readonly created?: number | undefined };
+
+/** No more of a job than what it is meant by, as a command's arguments. */
+export function meant({ id, created }: Meant): Meant {
+  return { id, created };
+}
+
+/** Whether both are one job, as far as they say. */
+export function isMeant(one: Meant, other: Meant): boolean {
+  return one.id === other.id && (one.created ?? other.created) === (other.created ?? one.created);
+}
+
 /** Where a file of a job lies. */
 export type FilePlace = Pick<RunFile, 'path' | 'node'>;
 
@@ -40,104 +53,101 @@ export class Client {
 
   /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
   jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
-    return this.json('GET', 'jobs', known && URLExt.objectToQueryString({ known }), signal);
+    return this.json('GET', { path: 'jobs', query: known ? { known } : {} }, signal);
   }
 
-  job(id: string): Promise<Job> {
-    return this.json('GET', at(id));
+  job(job: Meant): Promise<Job> {
+    return this.json('GET', at(job));
   }
 
   /** Cancels, suspends or resumes a job, which stays, or has its nodes tell where its ranks are. */
-  async change(id: string, change: Change): Promise<void> {
+  async change(job: Meant, change: Change): Promise<void> {
     if (change === 'cancel') {
-      this.cancelled.add(id); // before the answer: the job's end may be told first
+      this.cancelled.add(job.id); // before the answer: the job's end may be told first
     }
-    await this.request('POST', at(id, change));
+    await this.request('POST', at(job, change));
   }
 
   /** Ends the job if it runs, and removes all that is kept of it. */
-  async delete(id: string): Promise<void> {
-    await this.request('DELETE', at(id));
+  async delete(job: Meant): Promise<void> {
+    await this.request('DELETE', at(job));
   }
 
   /** Replaces a person's note on the job, and its tags. */
-  async annotate(id: string, note: Note): Promise<void> {
-    await this.request('PUT', at(id, 'note'), '', null, JSON.stringify(note));
+  async annotate(job: Meant, note: Note): Promise<void> {
+    await this.request('PUT', at(job, 'note'), null, JSON.stringify(note));
   }
 
   /** Runs what the job ran once more; gives the new job. */
-  retry(id: string): Promise<Job> {
-    return this.json('POST', at(id, 'retry'));
+  retry(job: Meant): Promise<Job> {
+    return this.json('POST', at(job, 'retry'));
   }
 
   /** The plain values that a running job's code reads. */
-  async values(id: string): Promise<readonly Value[]> {
-    return (await this.json<Values>('GET', at(id, 'values'))).values;
+  async values(job: Meant): Promise<readonly Value[]> {
+    return (await this.json<Values>('GET', at(job, 'values'))).values;
   }
 
   /** Sets some of them, on all ranks at one step; gives what became of it, in words. */
-  async set(id: string, values: readonly Value[]): Promise<string> {
-    const given = values.map(
-      ({ name, value }) => `value=${encodeURIComponent(`${name}=${value}`)}`
-    );
-    return (await this.request('POST', at(id, 'values'), `?${given.join('&')}`)).text();
+  async set(job: Meant, values: readonly Value[]): Promise<string> {
+    const value = values.map(({ name, value }) => `${name}=${value}`);
+    return (await this.request('POST', at(job, 'values', { value }))).text();
   }
 
   /** The same as a retry, from the job's checkpoints. */
-  resumed(id: string): Promise<Job> {
-    return this.json('POST', at(id, 'continue'));
+  resumed(job: Meant): Promise<Job> {
+    return this.json('POST', at(job, 'continue'));
   }
 
   /** All that is known of a job, to be laid out. */
-  page(id: string): Promise<Page> {
-    return this.json('GET', at(id, 'page'));
+  page(job: Meant): Promise<Page> {
+    return this.json('GET', at(job, 'page'));
   }
 
   /** Jobs held against each other: their curves, and how they differ from the first. */
   compare(ids: readonly string[]): Promise<Page> {
-    const asked = ids.map(id => `job=${encodeURIComponent(id)}`);
-    return this.json('GET', 'compare', `?${asked.join('&')}`);
+    return this.json('GET', { path: 'compare', query: { job: ids } });
   }
 
   /** The YAML of its objects on the cluster, without Secrets. */
-  manifests(id: string): Promise<string> {
-    return this.text(at(id, 'manifests'));
+  async manifests(job: Meant): Promise<string> {
+    return (await this.request('GET', at(job, 'manifests'))).text();
   }
 
   /** Where a rank's whole log is downloaded from. */
-  logUrl(id: string, rank: number): string {
-    return this.signed(this.url(at(id, `logs/${rank}`)), {});
+  logUrl(job: Meant, rank: number): string {
+    return this.signed(this.settings.baseUrl, at(job, `logs/${rank}`));
   }
 
   /** Where all ranks' logs are downloaded from as one archive, with the time in front of each line or without. */
-  archiveUrl(id: string, times: boolean): string {
-    return this.signed(this.url(at(id, 'logs.zip')), times ? { times: 'true' } : {});
+  archiveUrl(job: Meant, times: boolean): string {
+    return this.signed(this.settings.baseUrl, at(job, 'logs.zip', times ? { times: 'true' } : {}));
   }
 
   /** What the job's ranks left. */
-  async artifacts(id: string): Promise<readonly Artifact[]> {
-    return (await this.json<Artifacts>('GET', at(id, 'artifacts'))).artifacts;
+  async artifacts(job: Meant): Promise<readonly Artifact[]> {
+    return (await this.json<Artifacts>('GET', at(job, 'artifacts'))).artifacts;
   }
 
   /** Where those are downloaded from as one archive. */
-  artifactsUrl(id: string): string {
-    return this.signed(this.url(at(id, 'artifacts.zip')), {});
+  artifactsUrl(job: Meant): string {
+    return this.signed(this.settings.baseUrl, at(job, 'artifacts.zip'));
   }
 
   /** What the job's ranks have written so far, all of it or at or below a path. */
-  files(id: string, path = ''): Promise<Files> {
-    return this.json('GET', at(id, 'files'), path && URLExt.objectToQueryString({ file: path }));
+  files(job: Meant, path = ''): Promise<Files> {
+    return this.json('GET', at(job, 'files', path ? { file: path } : {}));
   }
 
   /** The first bytes of one of these files, at most so many. */
-  async file(id: string, { path, node }: FilePlace, limit: number): Promise<Uint8Array> {
-    const query = URLExt.objectToQueryString({ file: path, node: `${node}`, limit: `${limit}` });
-    return new Uint8Array(await (await this.request('GET', at(id, 'file'), query)).arrayBuffer());
+  async file(job: Meant, { path, node }: FilePlace, limit: number): Promise<Uint8Array> {
+    const query = { file: path, node: `${node}`, limit: `${limit}` };
+    return new Uint8Array(await (await this.request('GET', at(job, 'file', query))).arrayBuffer());
   }
 
   /** Where all of it is downloaded from. */
-  fileUrl(id: string, { path, node }: FilePlace): string {
-    return this.signed(this.url(at(id, 'file')), { file: path, node: `${node}` });
+  fileUrl(job: Meant, { path, node }: FilePlace): string {
+    return this.signed(this.settings.baseUrl, at(job, 'file', { file: path, node: `${node}` }));
   }
 
   /**
@@ -146,47 +156,34 @@ export class Client {
    * @param since - what is there already: `RANK.ROUND.OFFSET,…`
    * @param ranks - only these; null: all
    */
-  openLogs(id: string, since: string, ranks: readonly number[] | null): WebSocket {
+  openLogs(job: Meant, since: string, ranks: readonly number[] | null): WebSocket {
     const query = {
       ...(since && { since }),
       ...(ranks && { ranks: ranks.join(',') })
     };
-    const url = URLExt.join(this.settings.wsUrl, API, at(id, 'logs'));
-    const socket = new this.settings.WebSocket(this.signed(url, query));
+    const url = this.signed(this.settings.wsUrl, at(job, 'logs', query));
+    const socket = new this.settings.WebSocket(url);
     socket.binaryType = 'arraybuffer';
     return socket;
   }
 
-  private url(path: string): string {
-    return URLExt.join(this.settings.baseUrl, API, path);
-  }
-
-  private signed(url: string, query: Record<string, string>): string {
+  /** The address below that of the server for what sends no headers, as a link or a websocket. */
+  private signed(base: string, { path, query }: Route): string {
     const { appendToken, token } = this.settings;
-    return url + URLExt.objectToQueryString(appendToken && token ? { ...query, token } : query);
+    return urlOf(base, { path, query: appendToken && token ? { ...query, token } : query });
   }
 
-  private async json<T>(
-    method: string,
-    path: string,
-    query = '',
-    signal?: AbortSignal
-  ): Promise<T> {
-    return (await (await this.request(method, path, query, signal)).json()) as T;
-  }
-
-  private async text(path: string): Promise<string> {
-    return (await this.request('GET', path)).text();
+  private async json<T>(method: string, route: Route, signal?: AbortSignal): Promise<T> {
+    return (await (await this.request(method, route, signal)).json()) as T;
   }
 
   private async request(
     method: string,
-    path: string,
-    query = '',
+    route: Route,
     signal: AbortSignal | null = null,
     body: string | null = null
   ): Promise<Response> {
-    const url = this.url(path) + query;
+    const url = urlOf(this.settings.baseUrl, route);
     let response: Response;
     try {
       // It sends the token, or the XSRF cookie's value as a header.
@@ -203,8 +200,25 @@ export class Client {
 
 const API = 'nbtorchjob/api';
 
-function at(id: string, ...rest: string[]): string {
-  return ['jobs', encodeURIComponent(id), ...rest].join('/');
+interface Route {
+  readonly path: string;
+  /** Of a list each is a parameter of that name. */
+  readonly query: Readonly<Record<string, string | readonly string[]>>;
+}
+
+function urlOf(base: string, { path, query }: Route): string {
+  const pairs = Object.entries(query).flatMap(([name, values]) =>
+    [values].flat().map(value => `${name}=${encodeURIComponent(value)}`)
+  );
+  return URLExt.join(base, API, path) + (pairs.length > 0 ? `?${pairs.join('&')}` : '');
+}
+
+/** What is asked about a job, and not about another one that has its id now. */
+function at({ id, created }: Meant, rest = '', query: Route['query'] = {}): Route {
+  return {
+    path: ['jobs', encodeURIComponent(id), rest].filter(Boolean).join('/'),
+    query: created === undefined ? query : { ...query, created: `${created}` }
+  };
 }
 
 /** What the server says is wrong: JSON from ours, a page from a proxy in between. */

@@ -43,7 +43,10 @@ function activate(
     notebook,
     trans,
     openFile: (job, { path, node }) =>
-      void commands.execute(CommandIDs.openFile, { ids: [job.id, path, `${node}`] }),
+      void commands.execute(CommandIDs.openFile, {
+        created: job.created,
+        ids: [job.id, path, `${node}`]
+      }),
     deleteAll: jobs => told(trans, () => deleteAll(jobs, client, trans))
   });
   tracker?.currentChanged.connect(() => widget.update());

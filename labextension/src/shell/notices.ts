@@ -33,7 +33,7 @@ export function announceEnds(options: NoticesOptions): void {
     const failed = job.phase === 'FAILED';
     const offered: readonly Verb[] = failed ? ['logs', 'retry'] : ['logs', 'attach'];
     Notification.emit(outcomeOf(job, model.elapsed(job), trans), failed ? 'error' : kindOf(job), {
-      actions: jobButtons(commands, offered, job.id),
+      actions: jobButtons(commands, offered, job),
       autoClose: failed ? 10_000 : 5000
     });
   });
@@ -53,7 +53,7 @@ export function announceStalls(options: NoticesOptions): void {
       Notification.dismiss(before.notice); // of a job that was deleted as it stalled
     }
     const notice = Notification.emit(stalledLine(job, model.elapsed(job), trans), 'warning', {
-      actions: jobButtons(commands, ['logs', 'cancel'], job.id),
+      actions: jobButtons(commands, ['logs', 'cancel'], job),
       autoClose: false
     });
     notices.set(job.id, { created: job.created, notice });

@@ -39,7 +39,7 @@ export function addOpenLine(options: OpenLineOptions): void {
           if (at) {
             leave(router);
           }
-          openLogs(model.jobs.get(wanted.id) ?? (await client.job(wanted.id)), wanted);
+          openLogs(model.jobs.get(wanted.id) ?? (await client.job({ id: wanted.id })), wanted);
         }
       })
   });

@@ -6,7 +6,7 @@ import type { ReactElement } from 'react';
 
 import { VERBS } from '../commands/verbs';
 import { CommandIDs } from '../ids';
-import { RequestError } from '../model/client';
+import { type Meant, RequestError, isMeant, meant } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job, Page } from '../model/record';
 
@@ -17,7 +17,7 @@ const EACH_MS = 3000; // a job that reports changes each second
 
 export interface JobsPageOptions {
   /** Whose page it is: it is asked for again when one of them has changed. */
-  readonly ids: readonly string[];
+  readonly jobs: readonly Meant[];
   readonly ask: () => Promise<Page>;
   readonly commands: CommandRegistry;
   readonly model: Pick<JobsModel, 'jobs' | 'changed'>;
@@ -57,6 +57,10 @@ export class JobsPage extends AskedPage {
     );
   }
 
+  shows(job: Meant): boolean {
+    return this.options.jobs.some(each => isMeant(each, job));
+  }
+
   override dispose(): void {
     this.options.model.changed.disconnect(this.onChanged, this);
     clearTimeout(this.alarm);
@@ -65,27 +69,27 @@ export class JobsPage extends AskedPage {
 
   /** What can be done to the job of a page that has one. */
   private buttons(): ReactElement[] {
-    const { commands, ids } = this.options;
-    const [id] = ids;
-    const verbs = ids.length === 1 ? VERBS.filter(verb => verb !== 'describe') : [];
+    const { commands, jobs } = this.options;
+    const args = jobs[0] && meant(jobs[0]);
+    const verbs = jobs.length === 1 ? VERBS.filter(verb => verb !== 'describe') : [];
     return verbs
       .map(verb => CommandIDs[verb])
-      .filter(command => commands.hasCommand(command) && commands.isEnabled(command, { id }))
+      .filter(command => commands.hasCommand(command) && commands.isEnabled(command, args))
       .map(command => (
         <button
           key={command}
           className="jp-nbtorchjob-page-button"
-          title={commands.caption(command, { id })}
-          onClick={() => void commands.execute(command, { id })}
+          title={commands.caption(command, args)}
+          onClick={() => void commands.execute(command, args)}
         >
-          {commands.label(command, { id })}
+          {commands.label(command, args)}
         </button>
       ));
   }
 
   private onChanged(): void {
-    const { ids, model } = this.options;
-    const now = ids.map(id => model.jobs.get(id));
+    const { jobs, model } = this.options;
+    const now = jobs.map(({ id }) => model.jobs.get(id));
     if (this.isVisible && now.some((job, at) => job !== this.seen[at])) {
       this.update(); // what can be done to it is known here
       this.alarm ??= setTimeout(() => void this.refresh(), EACH_MS);
@@ -93,10 +97,10 @@ export class JobsPage extends AskedPage {
   }
 
   protected async refresh(): Promise<void> {
-    const { ask, ids, model, trans } = this.options;
+    const { ask, jobs, model, trans } = this.options;
     clearTimeout(this.alarm);
     this.alarm = undefined;
-    this.seen = ids.map(id => model.jobs.get(id));
+    this.seen = jobs.map(({ id }) => model.jobs.get(id));
     try {
       this.page = await ask();
       this.note = '';

@@ -6,7 +6,7 @@ import type { CommandRegistry } from '@lumino/commands';
 
 import { jobIcon } from '../icons';
 import { CommandIDs } from '../ids';
-import type { Client } from '../model/client';
+import { type Client, meant } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 import { underWay } from '../model/summary';
@@ -30,8 +30,8 @@ export function runningJobs({
     label: () => job.name,
     labelTitle: () => `${job.label} · ${job.where}`,
     detail: () => job.status.toLowerCase(),
-    open: () => void commands.execute(CommandIDs.logs, { id: job.id }),
-    shutdown: () => void commands.execute(CommandIDs.cancel, { id: job.id })
+    open: () => void commands.execute(CommandIDs.logs, meant(job)),
+    shutdown: () => void commands.execute(CommandIDs.cancel, meant(job))
   });
   return {
     name: trans.__('Torch Jobs'),
@@ -41,7 +41,7 @@ export function runningJobs({
     // The panel has asked already, so these don't; what fails stays in the list.
     shutdownAll: () =>
       void Promise.allSettled(
-        underWay(model.jobs.values()).map(job => client.change(job.id, 'cancel'))
+        underWay(model.jobs.values()).map(job => client.change(job, 'cancel'))
       ),
     shutdownLabel: trans.__('Cancel'),
     shutdownAllLabel: trans.__('Cancel All'),

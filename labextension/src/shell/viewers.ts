@@ -9,7 +9,7 @@ import { FileView } from '../files/view';
 import { jobIcon } from '../icons';
 import { CommandIDs } from '../ids';
 import { LogViewer } from '../logs';
-import type { Client, FilePlace } from '../model/client';
+import { type Client, type FilePlace, type Meant, meant } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job, Page } from '../model/record';
 
@@ -38,14 +38,11 @@ export class Viewers {
   /** Shows what a job's ranks write, at a line or a failed job's at its failure. */
   openLogs(job: Job, at?: Place): void {
     const { app, client, model, trans } = this.options;
-    const before = this.find(this.logs, [job.id]);
-    if (before?.content instanceof LogViewer && !before.content.shows(job)) {
-      before.dispose();
-    }
+    this.closeNamesake(this.logs, job);
     const { content } = this.open(this.logs, [job.id], trans.__('Logs: %1', job.name), () => {
       const openAtFailure = job.phase === 'FAILED';
       const act = (verb: 'cancel' | 'retry') =>
-        void app.commands.execute(CommandIDs[verb], { id: job.id });
+        void app.commands.execute(CommandIDs[verb], meant(job));
       const link = (rank: number, line: number) => linkTo(location.href, job.id, { rank, line });
       return new LogViewer({ client, job, model, trans, openAtFailure, act, copy, link });
     });
@@ -57,9 +54,10 @@ export class Viewers {
   /** Shows all that is known of a job. */
   openDescription(job: Job): void {
     const { client, trans } = this.options;
-    const ask = () => client.page(job.id);
+    const ask = () => client.page(job);
+    this.closeNamesake(this.descriptions, job);
     this.open(this.descriptions, [job.id], trans.__('Job: %1', job.name), () =>
-      this.page([job.id], ask)
+      this.page([job], ask)
     );
   }
 
@@ -67,22 +65,33 @@ export class Viewers {
   openComparison(ids: readonly string[]): void {
     const { client, trans } = this.options;
     const label = trans._n('Compare: %1 job', 'Compare: %1 jobs', ids.length);
-    this.open(this.comparisons, ids, label, () => this.page(ids, () => client.compare(ids)));
+    const jobs = ids.map(id => ({ id }));
+    this.open(this.comparisons, ids, label, () => this.page(jobs, () => client.compare(ids)));
   }
 
   /** Shows a file that a job's ranks have written. */
-  openFile(id: string, { path, node }: FilePlace): void {
+  openFile(job: Meant, { path, node }: FilePlace): void {
     const { client, model, trans } = this.options;
-    const job = model.jobs.get(id)?.name ?? id.replace(/.*[:/]/, '');
+    const name = model.jobs.get(job.id)?.name ?? job.id.replace(/.*[:/]/, '');
     const label = path.split('/').pop() ?? path;
-    this.open(this.files, [id, path, `${node}`], label, () => {
-      return new FileView({ id, place: { path, node }, job, client, trans });
+    const ids = [job.id, path, `${node}`];
+    this.closeNamesake(this.files, job, ids);
+    this.open(this.files, ids, label, () => {
+      return new FileView({ job, place: { path, node }, name, client, trans });
     });
   }
 
-  private page(ids: readonly string[], ask: () => Promise<Page>): JobsPage {
+  private page(jobs: readonly Meant[], ask: () => Promise<Page>): JobsPage {
     const { app, model, trans } = this.options;
-    return new JobsPage({ ids, ask, commands: app.commands, model, trans });
+    return new JobsPage({ jobs, ask, commands: app.commands, model, trans });
+  }
+
+  /** Closes the tab that shows a deleted job whose id this one has. */
+  private closeNamesake(tracker: Tracker, job: Meant, ids: readonly string[] = [job.id]): void {
+    const tab = this.find(tracker, ids);
+    if (tab && job.created !== undefined && !(tab.content as Content).shows(job)) {
+      tab.dispose();
+    }
   }
 
   private tracker(namespace: string, command: string): Tracker {
@@ -101,7 +110,7 @@ export class Viewers {
     tracker: Tracker,
     ids: readonly string[],
     label: string,
-    make: () => Widget
+    make: () => Content
   ): MainAreaWidget {
     const { app, labShell } = this.options;
     let tab = this.find(tracker, ids);
@@ -144,3 +153,8 @@ function copy(text: string, said: string): void {
 }
 
 type Tracker = WidgetTracker<MainAreaWidget>;
+
+interface Content extends Widget {
+  /** Whether it is about this job, and not about a deleted one that had its id. */
+  shows(job: Meant): boolean;
+}

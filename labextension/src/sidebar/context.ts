@@ -4,6 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ReactNode, createContext, useContext } from 'react';
 
 import type { Verb } from '../commands/verbs';
+import type { Meant } from '../model/client';
 import type { Files, Job, RunFile } from '../model/record';
 import type { Listed } from '../model/runs';
 
@@ -29,7 +30,7 @@ export interface Page {
   comparable(jobs: readonly Job[]): boolean;
   compare(jobs: readonly Job[]): void;
   /** What a job's ranks have written; rejects with an Error, one line for the user. */
-  files(id: string): Promise<Files>;
+  files(job: Meant): Promise<Files>;
   /** Opens one of these files in a tab. */
   openFile(job: Job, file: RunFile): void;
   /** Deletes these jobs, once that was confirmed. */

@@ -74,7 +74,7 @@ function useFiles(job: Job) {
   const { files: ask, trans } = usePage();
   const [files, setFiles] = useState<Files | null>(null);
   const [note, setNote] = useState(trans.__('Asking…'));
-  const { backend, id, terminal } = job;
+  const { backend, created, id, terminal } = job;
   const there = useRef(true);
   const refresh = useCallback(() => {
     const tell = (found: Files | null, why: string) => {
@@ -83,12 +83,12 @@ function useFiles(job: Job) {
         setNote(why);
       }
     };
-    ask(id)
+    ask({ id, created })
       .then(found => tell(found, found.files.length === 0 ? trans.__('No files so far.') : ''))
       .catch((error: unknown) =>
         tell(null, error instanceof Error ? error.message : String(error))
       );
-  }, [ask, id, trans]);
+  }, [ask, created, id, trans]);
   useEffect(() => {
     there.current = true;
     refresh();

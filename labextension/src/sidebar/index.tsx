@@ -123,7 +123,7 @@ function pageOf({ client, commands, deleteAll, model, openFile, trans }: Sidebar
     refresh: () => void model.refresh(),
     comparable: jobs => commands.isEnabled(CommandIDs.compare, { ids: idsOf(jobs) }),
     compare: jobs => execute(CommandIDs.compare, { ids: idsOf(jobs) }),
-    files: id => client.files(id),
+    files: job => client.files(job),
     openFile,
     deleteAll: jobs => void deleteAll?.(jobs)
   };
@@ -148,8 +148,9 @@ function commandOf(verb: Verb, listed: Listed): string | null {
 }
 
 /** A group's runs are meant by any of them. */
-function argsOf(listed: Listed): { id: string } {
-  return { id: isRuns(listed) ? listed.jobs[0].id : listed.id };
+function argsOf(listed: Listed): Pick<Job, 'id' | 'created'> {
+  const { id, created } = isRuns(listed) ? listed.jobs[0] : listed;
+  return { id, created };
 }
 
 function can(commands: CommandRegistry, verb: Verb, listed: Listed): boolean {

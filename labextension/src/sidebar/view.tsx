@@ -105,7 +105,11 @@ export function JobsView(props: JobsViewProps) {
         !failure && <Loading />
       )}
       {browsed && (
-        <FilesPane key={browsed.id} job={browsed} onClose={props.onBrowsed ?? (() => undefined)} />
+        <FilesPane
+          key={`${browsed.id} ${browsed.created}`}
+          job={browsed}
+          onClose={props.onBrowsed ?? (() => undefined)}
+        />
       )}
     </div>
   );

@@ -173,7 +173,7 @@ describe('the note and the tags of a job', () => {
     });
     await commands.execute(CommandIDs.note, { id: noted.id });
 
-    expect(client.annotate).toHaveBeenCalledExactlyOnceWith(noted.id, {
+    expect(client.annotate).toHaveBeenCalledExactlyOnceWith(noted, {
       note: 'the one to beat',
       tags: ['v1', 'lr:0.1']
     });
@@ -189,8 +189,8 @@ describe('the note and the tags of a job', () => {
 
 describe('what ends a job', () => {
   it.each([
-    [CommandIDs.cancel, client.change, [running.id, 'cancel']],
-    [CommandIDs.delete, client.delete, [running.id]]
+    [CommandIDs.cancel, client.change, [running, 'cancel']],
+    [CommandIDs.delete, client.delete, [running]]
   ])('%s asks first', async (command, sent, told) => {
     shown.showDialog.mockResolvedValueOnce({ button: { accept: false } });
     await commands.execute(command, { id: running.id });
@@ -218,8 +218,8 @@ describe('a command for all runs of a group', () => {
 
     expect(shown.showDialog.mock.calls[0]?.[0]).toMatchObject({ title: 'Cancel sweep?' });
     expect(client.change.mock.calls).toEqual([
-      ['local:sweep-r3', 'cancel'],
-      ['local:sweep-r1', 'cancel']
+      [runs[2], 'cancel'],
+      [runs[0], 'cancel']
     ]);
   });
 
@@ -227,15 +227,16 @@ describe('a command for all runs of a group', () => {
     const of = (name: string, phase: Job['phase'], more: Partial<Job> = {}) =>
       job(`local:${name}`, { group: 'sweep', phase, terminal: true, ...more });
     const again = of('sweep-r1-2', 'SUCCEEDED', { run: 1, created: 9 });
+    const other = of('sweep-r2', 'FAILED', { run: 2 });
     register([
       of('sweep-r1', 'FAILED', { run: 1 }),
       again,
-      of('sweep-r2', 'FAILED', { run: 2 }),
+      other,
       of('sweep-r3', 'CANCELLED', { run: 3 })
     ]);
     await commands.execute(RunsCommandIDs.retry, { id: again.id });
 
-    expect(client.retry.mock.calls).toEqual([['local:sweep-r2']]);
+    expect(client.retry.mock.calls).toEqual([[other]]);
     register([again]);
     expect(commands.isEnabled(RunsCommandIDs.retry, { id: again.id })).toBe(false);
   });
@@ -278,13 +279,28 @@ describe('an id', () => {
     );
   });
 
+  it('of a deleted job is not taken for that of a later job of its name', async () => {
+    const refusal = 'calm-owl was deleted; another job has its name';
+    client.job.mockRejectedValueOnce(new Error(refusal));
+    const meant = { id: failed.id, created: 1 };
+    await commands.execute(CommandIDs.retry, meant);
+
+    expect(client.job).toHaveBeenCalledExactlyOnceWith(meant);
+    expect(client.retry).not.toHaveBeenCalled();
+    expect(shown.showErrorMessage).toHaveBeenCalledWith('Torch Jobs', refusal);
+
+    client.retry.mockResolvedValueOnce(running);
+    await commands.execute(CommandIDs.retry, { id: failed.id, created: failed.created });
+    expect(client.retry).toHaveBeenCalledWith(failed);
+  });
+
   it('that isn’t listed yet is asked for', async () => {
     client.job.mockResolvedValueOnce(failed);
     client.retry.mockResolvedValueOnce(running);
     register([]);
     await commands.execute(CommandIDs.retry, { id: failed.id });
 
-    expect(client.retry).toHaveBeenCalledWith(failed.id);
+    expect(client.retry).toHaveBeenCalledWith(failed);
     expect(shown.info.mock.calls[0]?.[0]).toBe('calm-owl runs again as brave-fox.');
     expect(retried).toHaveBeenCalledExactlyOnceWith(running);
   });
@@ -303,7 +319,7 @@ describe('an id', () => {
     register([saved]);
     await commands.execute(CommandIDs.continue, { id: saved.id });
 
-    expect(client.resumed).toHaveBeenCalledWith(saved.id);
+    expect(client.resumed).toHaveBeenCalledWith(saved);
     expect(retried).toHaveBeenCalledExactlyOnceWith(running);
   });
 
@@ -328,7 +344,7 @@ describe('an id', () => {
     client.retry.mockRejectedValueOnce(new Error('brave-fox hasn’t ended'));
     await commands.execute(CommandIDs.retry, { id: running.id });
 
-    expect(client.retry).toHaveBeenCalledWith(running.id);
+    expect(client.retry).toHaveBeenCalledWith(running);
     expect(shown.showErrorMessage.mock.calls[0]?.[1]).toBe('brave-fox hasn’t ended');
   });
 
@@ -403,7 +419,7 @@ describe('a job’s code', () => {
     });
     await commands.execute(CommandIDs.set, { id: running.id });
 
-    expect(client.set).toHaveBeenCalledExactlyOnceWith(running.id, [
+    expect(client.set).toHaveBeenCalledExactlyOnceWith(running, [
       { name: 'lr', value: '0.01' },
       { name: 'optimizer.lr', value: '1e-4' },
       { name: 'x', value: '' }

@@ -58,11 +58,11 @@ beforeEach(() => {
     connected: connection => connections.push(connection),
     loaded: () => {}
   };
-  const openLogs = (_id: string, since: string, ranks: readonly number[] | null) => {
+  const openLogs = (_job: unknown, since: string, ranks: readonly number[] | null) => {
     sockets.push(new FakeSocket(since, ranks));
     return last() as unknown as WebSocket;
   };
-  stream = new LogStream({ openLogs, job: () => answer() }, 'local:a', sink);
+  stream = new LogStream({ openLogs, job: () => answer() }, { id: 'local:a' }, sink);
   stream.open(null);
 });
 

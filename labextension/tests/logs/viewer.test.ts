@@ -52,7 +52,7 @@ afterEach(() => {
 });
 
 function open(openAtFailure = false, model?: JobsModel): void {
-  const openLogs = (_id: string, _since: string, ranks: readonly number[] | null) => {
+  const openLogs = (_job: unknown, _since: string, ranks: readonly number[] | null) => {
     asked.push(ranks);
     socket = { close: () => {} };
     return socket as unknown as WebSocket;
@@ -61,10 +61,10 @@ function open(openAtFailure = false, model?: JobsModel): void {
     client: {
       openLogs,
       job: () => Promise.resolve(aJob()),
-      logUrl: (id, rank) => `/${id}/${rank}`,
-      archiveUrl: (id, times) => `/${id}/zip?${times}`
+      logUrl: ({ id }, rank) => `/${id}/${rank}`,
+      archiveUrl: ({ id }, times) => `/${id}/zip?${times}`
     },
-    job: { id: 'local:a', name: 'a', created: aJob().created },
+    job: { id: aJob().id, name: 'a', created: aJob().created },
     trans: english,
     openAtFailure,
     copy: (text, said) => copied.push([text, said]),
@@ -281,7 +281,7 @@ describe('the log viewer', () => {
 
   it('says that the job was deleted, and asks what else it missed when it is back', async () => {
     const changed = new Signal<object, void>({});
-    const jobs = new Map([['local:a', aJob()]]);
+    const jobs = new Map([[aJob().id, aJob()]]);
     const notes: string[] = ['kind: no answer'];
     const refresh = vi.fn(async () => {});
     open(false, { jobs, notes, changed, refresh } as unknown as JobsModel);
@@ -298,7 +298,7 @@ describe('the log viewer', () => {
 
   it('is that of the deleted job also when another one has its name', async () => {
     const changed = new Signal<object, void>({});
-    const jobs = new Map([['local:a', aJob()]]);
+    const jobs = new Map([[aJob().id, aJob()]]);
     open(false, { jobs, notes: [], changed, refresh: async () => {} } as unknown as JobsModel);
     await knows({});
     await wrote('0.0.0', 'of the first\n');
@@ -306,7 +306,7 @@ describe('the log viewer', () => {
     await key('l');
     expect([copied.length, button('Copy link').hidden]).toEqual([1, false]);
     const namesake = aJob({ created: aJob().created + 1, phase: 'FAILED' });
-    jobs.set('local:a', namesake);
+    jobs.set(aJob().id, namesake);
     changed.emit();
     expect(viewer.node.textContent).toContain('Running, deleted');
     expect(viewer.shows(namesake)).toBe(false);
@@ -408,7 +408,7 @@ describe('the log viewer', () => {
     open();
     await knows({});
     const links = all<HTMLAnchorElement>('.jp-nbtorchjob-log-menu a');
-    expect(links.map(link => link.getAttribute('href'))).toEqual(['/local:a/0', '/local:a/1']);
+    expect(links.map(link => link.getAttribute('href'))).toEqual(['/local:train-1/0', '/local:train-1/1']);
   });
 
   it('marks where a round begins', async () => {
@@ -633,9 +633,9 @@ describe('the log viewer', () => {
     await knows({});
     const links = () =>
       all<HTMLAnchorElement>('.jp-nbtorchjob-log-toolbar > a').filter(a => !a.hidden);
-    expect(links().map(link => link.getAttribute('href'))).toEqual(['/local:a/zip?false']);
+    expect(links().map(link => link.getAttribute('href'))).toEqual(['/local:train-1/zip?false']);
     await type('.jp-nbtorchjob-log-times', 'day');
-    expect(links().map(link => link.getAttribute('href'))).toEqual(['/local:a/zip?true']);
+    expect(links().map(link => link.getAttribute('href'))).toEqual(['/local:train-1/zip?true']);
   });
 
   it('says of an empty log whether anything may still come, where it is seen', async () => {

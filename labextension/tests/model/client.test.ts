@@ -6,6 +6,7 @@ import { Client, RequestError } from '../../src/model/client';
 import { aJob } from '../jobs';
 
 const ID = 'kubernetes:kind/ml/train-1';
+const JOB = { id: ID };
 const AT = 'http://hub/user/me/nbtorchjob/api/jobs/kubernetes%3Akind%2Fml%2Ftrain-1';
 
 class Socket {
@@ -52,8 +53,8 @@ describe('the client', () => {
   it('asks to change and to delete a job by its encoded id', async () => {
     const { client, asked } = served(nothing);
 
-    await client.change(ID, 'cancel');
-    await client.delete(ID);
+    await client.change(JOB, 'cancel');
+    await client.delete(JOB);
 
     expect(asked.map(({ method, url }) => [method, url])).toEqual([
       ['POST', `${AT}/cancel`],
@@ -62,17 +63,35 @@ describe('the client', () => {
     expect([...client.cancelled]).toEqual([ID]);
   });
 
+  it('means no later job that has the id of one that was deleted', async () => {
+    const { client, asked } = served(() => Response.json({}));
+    const signed = served(nothing, { appendToken: true }).client;
+    const job = aJob({ id: ID, created: 1764423981.25 });
+
+    await client.change(job, 'cancel');
+    await client.files(job, 'artifacts');
+
+    expect(asked.map(({ url }) => url)).toEqual([
+      `${AT}/cancel?created=1764423981.25`,
+      `${AT}/files?file=artifacts&created=1764423981.25`
+    ]);
+    expect(signed.logUrl(job, 0)).toBe(`${AT}/logs/0?created=1764423981.25&token=secret`);
+    expect(client.openLogs(job, '0.0.7', [0, 2]).url).toBe(
+      `${AT.replace('http', 'ws')}/logs?since=0.0.7&ranks=0%2C2&created=1764423981.25`
+    );
+  });
+
   it('gives the job that a retry made', async () => {
     const { client, asked } = served(() => Response.json(aJob({ id: 'local:b' }), { status: 201 }));
 
-    expect((await client.retry(ID)).id).toBe('local:b');
+    expect((await client.retry(JOB)).id).toBe('local:b');
     expect([asked[0]?.method, asked[0]?.url]).toEqual(['POST', `${AT}/retry`]);
   });
 
   it('gives texts as they are', async () => {
     const { client, asked } = served(() => new Response('kind: Job\n'));
 
-    expect(await client.manifests(ID)).toBe('kind: Job\n');
+    expect(await client.manifests(JOB)).toBe('kind: Job\n');
     expect(asked.map(({ url }) => url)).toEqual([`${AT}/manifests`]);
   });
 
@@ -80,9 +99,9 @@ describe('the client', () => {
     const left = [{ path: 'runs/events', size: 88, node: 0, attempt: 1 }];
     const { client, asked } = served(() => Response.json({ artifacts: left }));
 
-    expect(await client.artifacts(ID)).toEqual(left);
+    expect(await client.artifacts(JOB)).toEqual(left);
     expect(asked.map(({ url }) => url)).toEqual([`${AT}/artifacts`]);
-    expect(client.artifactsUrl(ID)).toBe(`${AT}/artifacts.zip`);
+    expect(client.artifactsUrl(JOB)).toBe(`${AT}/artifacts.zip`);
   });
 
   it('lists files, reads the beginning of one, and says where to download it', async () => {
@@ -91,23 +110,23 @@ describe('the client', () => {
     const lists = served(() => Response.json(listing));
     const reads = served(() => new Response('x,y'));
 
-    expect(await lists.client.files(ID)).toEqual(listing);
-    await lists.client.files(ID, 'artifacts/runs');
+    expect(await lists.client.files(JOB)).toEqual(listing);
+    await lists.client.files(JOB, 'artifacts/runs');
     expect(lists.asked.map(({ url }) => url)).toEqual([
       `${AT}/files`,
       `${AT}/files?file=artifacts%2Fruns`
     ]);
-    expect(new TextDecoder().decode(await reads.client.file(ID, place, 3))).toBe('x,y');
+    expect(new TextDecoder().decode(await reads.client.file(JOB, place, 3))).toBe('x,y');
     const query = '?file=artifacts%2Fa%20b.csv&node=1';
     expect(reads.asked[0]?.url).toBe(`${AT}/file${query}&limit=3`);
-    expect(reads.client.fileUrl(ID, place)).toBe(`${AT}/file${query}`);
+    expect(reads.client.fileUrl(JOB, place)).toBe(`${AT}/file${query}`);
   });
 
   it('gives pages of one job and of some', async () => {
     const page = { heading: '2 jobs compared', parts: [] };
     const { client, asked } = served(() => Response.json(page));
 
-    expect([await client.page(ID), await client.compare([ID, 'local:b'])]).toEqual([page, page]);
+    expect([await client.page(JOB), await client.compare([ID, 'local:b'])]).toEqual([page, page]);
     const compare = AT.replace(/jobs\/.*/, `compare?job=${encodeURIComponent(ID)}&job=local%3Ab`);
     expect(asked.map(({ url }) => url)).toEqual([`${AT}/page`, compare]);
   });
@@ -116,7 +135,7 @@ describe('the client', () => {
     const refusal = { message: 'no job train-1 here', reason: 'Not Found' };
     const { client } = served(() => Response.json(refusal, { status: 404 }));
 
-    const error = await client.job(ID).catch((error: unknown) => error);
+    const error = await client.job(JOB).catch((error: unknown) => error);
 
     expect(error).toBeInstanceOf(RequestError);
     expect(error).toMatchObject({ status: 404, message: 'no job train-1 here' });
@@ -144,8 +163,8 @@ describe('the client', () => {
     const bare = served(nothing).client;
     const signed = served(nothing, { appendToken: true }).client;
 
-    expect(bare.logUrl(ID, 3)).toBe(`${AT}/logs/3`);
-    expect(signed.logUrl(ID, 3)).toBe(`${AT}/logs/3?token=secret`);
+    expect(bare.logUrl(JOB, 3)).toBe(`${AT}/logs/3`);
+    expect(signed.logUrl(JOB, 3)).toBe(`${AT}/logs/3?token=secret`);
   });
 
   it.each([
@@ -153,7 +172,7 @@ describe('the client', () => {
     ['0.1.500', null, '?since=0.1.500'],
     ['0.1.500,1.1.20', [0, 1], '?since=0.1.500%2C1.1.20&ranks=0%2C1']
   ])('opens logs since %j of ranks %j', (since, ranks, query) => {
-    const socket = served(nothing).client.openLogs(ID, since, ranks);
+    const socket = served(nothing).client.openLogs(JOB, since, ranks);
 
     expect(socket.url).toBe(AT.replace('http', 'ws') + `/logs${query}`);
     expect(socket.binaryType).toBe('arraybuffer');

@@ -47,7 +47,7 @@ it('offers at once what can be done to a job since it runs', async () => {
     execute: () => undefined
   });
   const model = { jobs, changed } as unknown as JobsPageOptions['model'];
-  shown = new JobsPage({ ids: ['local:fox'], ask, commands, model, trans: english });
+  shown = new JobsPage({ jobs: [{ id: 'local:fox' }], ask, commands, model, trans: english });
   Widget.attach(shown, document.body);
   await vi.waitFor(() => expect(shown.node.textContent).toBe('fox'));
 
@@ -56,4 +56,27 @@ it('offers at once what can be done to a job since it runs', async () => {
 
   await vi.waitFor(() => expect(shown.node.textContent).toBe('foxStacks'));
   expect(ask).toHaveBeenCalledOnce(); // the rest is asked for in its own time
+});
+
+it('acts on the job that it is about, not on a later one of its name', async () => {
+  const job = aJob({ id: 'local:fox' });
+  const ask = vi.fn(async () => ({ heading: 'fox', parts: [] }) as unknown as Page);
+  const commands = new CommandRegistry();
+  const execute = vi.fn();
+  commands.addCommand(CommandIDs.delete, { label: 'Delete', execute });
+  const model = {
+    jobs: new Map(),
+    changed: new Signal<object, void>({})
+  } as unknown as JobsPageOptions['model'];
+  shown = new JobsPage({ jobs: [job], ask, commands, model, trans: english });
+  Widget.attach(shown, document.body);
+  const button = () => shown.node.querySelector('button');
+  await vi.waitFor(() => expect(button()).not.toBeNull());
+  button()?.click();
+
+  expect(execute).toHaveBeenCalledExactlyOnceWith({ id: job.id, created: job.created });
+  expect([job.created, job.created + 1].map(created => shown.shows({ ...job, created }))).toEqual([
+    true,
+    false
+  ]);
 });

@@ -53,7 +53,7 @@ OF_A_SOCKET = (*OF_A_JOB, HTTPStatus.UPGRADE_REQUIRED)
 _MEANINGS: Mapping[HTTPStatus, str] = {
     HTTPStatus.BAD_REQUEST: "A malformed id, number, path or profile name.",
     HTTPStatus.FORBIDDEN: "No token or session, no XSRF mark, or not allowed to this user.",
-    HTTPStatus.NOT_FOUND: "There is no such job.",
+    HTTPStatus.NOT_FOUND: "There is no such job, or another one has its id now.",
     HTTPStatus.CONFLICT: "It can't be done to this job, or a file of profiles is invalid.",
     HTTPStatus.UPGRADE_REQUIRED: "It is served over a websocket only.",
     HTTPStatus.NOT_IMPLEMENTED: "The server's environment lacks a package.",
@@ -65,9 +65,11 @@ _ABOUT = """\
 Torch jobs of this machine and of the clusters that the server's user can see: what a page can do with them
 while a kernel is busy, or gone. Nothing here unpickles what a job holds.
 
-An id is percent-encoded, including its slashes. A POST has no body; a PUT has JSON. Changes are announced
-as events of Jupyter Server (`/api/events/subscribe`), schema `https://events.nbtorchjob.dev/jobs/v1`, which
-carry nothing about the jobs: `GET jobs?known=MARK` returns what is new.
+An id is percent-encoded, including its slashes. Once a job was deleted, another one may have its name, and so
+its id: a request with `created` is for the job that was created then, and for no other. A POST has no body; a
+PUT has JSON. Changes are announced as events of Jupyter Server (`/api/events/subscribe`), schema
+`https://events.nbtorchjob.dev/jobs/v1`, which carry nothing about the jobs: `GET jobs?known=MARK` returns
+what is new.
 """
 
 
@@ -118,7 +120,8 @@ class Route(FrozenDataclass):
     def describe(self) -> Document:
         """Return it as a Path Item Object."""
         parameters = [*self._parameters("path", re.findall(r"{(\w+)}", self.path))]
-        parameters += self._parameters("query", self.query)
+        created = ("created",) if self.path.startswith(_JOB) else ()
+        parameters += self._parameters("query", (*created, *self.query))
         item: Document = {"parameters": parameters} if parameters else {}
         return {**item, **{method.lower(): self._operation(method) for method in self.answers}}
 

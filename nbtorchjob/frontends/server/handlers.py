@@ -25,10 +25,11 @@ from weakref import WeakValueDictionary
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.extension.handler import ExtensionHandlerMixin
 
-from nbtorchjob.backends import FORMS, ROWS, backend_of
+from nbtorchjob.backends import FORMS, ROWS, backend_of, naming
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.errors import (
     ClusterError,
+    DamagedError,
     JobNotFoundError,
     MalformedError,
     NBTorchJobError,
@@ -39,9 +40,11 @@ from nbtorchjob.errors import (
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobState
+from nbtorchjob.state.info import run_at
 from nbtorchjob.ui.record import Record, below, record
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
+CREATED = r"[0-9]{1,15}(\.[0-9]{1,9})?"
 _MOST_SHOWN = 80
 
 
@@ -114,6 +117,13 @@ def installed(work: Callable[[], T]) -> T:
         raise NotInstalledError(f"where Jupyter Server runs, {exc}") from exc
 
 
+def _check(backend: Backend, name: str, run: str) -> None:
+    there = backend.info(name)
+    # Of a lab's turn it may be known only later when it was taken.
+    if there.run != run and not there.of_lab:
+        raise naming.replaced(there)
+
+
 class Api(ExtensionHandlerMixin, APIHandler):
     """What all routes share."""
 
@@ -131,8 +141,27 @@ class Api(ExtensionHandlerMixin, APIHandler):
         return await lanes.run(lane, lambda: installed(work), once)
 
     async def of(self, job: JobId, work: Callable[[Backend, str], T], once: str = "") -> T:
-        """Ask a job's backend about it."""
-        return await self.ask(job.lane, lambda: work(backend_of(job.backend, job.address), job.address), once)
+        """Ask a job's backend about it; raises ``JobNotFoundError`` where it isn't the one that is meant."""
+        run = self.run
+
+        def ask() -> T:
+            at = backend_of(job.backend, job.address)
+            if run:
+                with suppress(DamagedError):  # it is to be deleted all the same
+                    _check(at, job.address, run)
+            return work(at, job.address)
+
+        return await self.ask(job.lane, ask, once)
+
+    @property
+    def run(self) -> str:
+        """Which of the jobs that have had the id one after the other is meant; ``""``: the present one."""
+        text: str = self.get_argument("created", "")
+        if text and not re.fullmatch(CREATED, text):
+            raise MalformedError(
+                f"created: got {text[:_MOST_SHOWN]!r}, but it must be a job's, in seconds since the epoch"
+            )
+        return run_at(float(text)) if text else ""
 
     def record(self, state: JobState) -> Record:
         """Return a job as JSON, with its notebook's path as this server serves it."""

@@ -11,7 +11,10 @@
   const FIRST_MS = 1500, STALE_MS = 5000; // a kernel that waits draws each second
   const ENDED_LOOKS = 12;
   const page = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "null");
-  const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(given.job)}`;
+  const {id, created} = given.job;
+  const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(id)}`;
+  // A later job may have the name of this one once it is deleted: that isn't meant.
+  const at = path => `${url}${path}${created === undefined ? "" : `?created=${created}`}`;
   const logs = {}; // by what stands first in its summary: whether it is open, how far it is scrolled
   const whole = new WeakMap(); // of a log that is searched: all its lines, whether it was open
   let served = false, drawings = 0, drawn = -STALE_MS, focused = null, aging = 0;
@@ -48,7 +51,7 @@
     const pressed = make("button", {className: "nbtorchjob-do"});
     pressed.style.display = "none";
     pressed.dataset.commandlinkerCommand = `nbtorchjob:${verb}`;
-    pressed.dataset.commandlinkerArgs = JSON.stringify({id: given.job});
+    pressed.dataset.commandlinkerArgs = JSON.stringify(given.job);
     bar.append(pressed);
     const there = getComputedStyle(pressed).display !== "none";
     if (there) pressed.click();
@@ -57,7 +60,7 @@
   };
   const offered = given.buttons.map(({verb, label, asks, done}) => button(label, async () => {
     if (asks && (commanded(verb) || !confirm(`${label} ${given.name}?`))) return "";
-    await send("POST", `${url}/${verb}`);
+    await send("POST", at(`/${verb}`));
     return done;
   }));
   // An interrupt is for whatever the kernel runs: that is the waiting cell only while drawings come.
@@ -67,7 +70,7 @@
     return "the cell stops waiting, the job goes on";
   });
   const copy = button("Copy manifest", async () => {
-    const manifests = await (await send("GET", `${url}/manifests`)).text();
+    const manifests = await (await send("GET", at("/manifests"))).text();
     await navigator.clipboard.writeText(manifests);
     return "copied";
   });
@@ -75,8 +78,8 @@
   search.setAttribute("aria-label", "search in logs");
   const bar = make("span", {className: "nbt-more"});
   bar.style.cssText = "display:flex;flex-wrap:wrap;gap:4px";
-  bar.append(...offered, detach, link("Describe", `${url}/describe`), copy, search, stale, said);
-  copy.hidden = given.job.startsWith("local:"); // there is none
+  bar.append(...offered, detach, link("Describe", at("/describe")), copy, search, stale, said);
+  copy.hidden = id.startsWith("local:"); // there is none
 
   const name = log => log.firstElementChild.textContent.split(" · ")[0];
   const filter = (log, pre) => {
@@ -98,7 +101,7 @@
     // The last drawing folds all of a job that succeeded, but not what is being read.
     if (mine.open) log.parentElement.closest("details")?.setAttribute("open", "");
     if (rank) filter(log, box.querySelector("pre"));
-    if (rank && served && log.children.length === 2) box.after(link("full log", `${url}/logs/${rank}`));
+    if (rank && served && log.children.length === 2) box.after(link("full log", at(`/logs/${rank}`)));
     box.scrollTop = mine.top ?? 0;
     box.onscroll = () => { mine.top = box.scrollTop; };
     // A drawing between press and release would lose the click.
@@ -170,9 +173,9 @@
   const look = async () => {
     if (!host.isConnected || document.hidden || waitedFor()) return;
     // Without a bar the end is drawn, by the kernel with the value, which the server doesn't read.
-    if (!host.contains(bar)) return void await send("GET", url);
+    if (!host.contains(bar)) return void await send("GET", at(""));
     const before = drawings, made = document.createElement("div");
-    made.innerHTML = await (await send("GET", `${url}/card`)).text();
+    made.innerHTML = await (await send("GET", at("/card"))).text();
     if (drawings > before || waitedFor()) return;
     stale.textContent = "";
     host.querySelector(".nbtorchjob").replaceWith(made.firstElementChild);
@@ -194,7 +197,7 @@
     bar.remove();
   };
   const begin = async () => {
-    await send("GET", url).catch(error => { if (!error.ours) throw error; }); // other servers have no such place
+    await send("GET", at("")).catch(error => { if (!error.ours) throw error; }); // other servers have no such place
     served = true;
     draw();
     // Of an ended job there is no bar. One that is deleted while it runs ends first, and is gone some seconds later.

@@ -28,6 +28,7 @@ from nbtorchjob.ui.elements import (
     SMALL,
     action,
     fold,
+    meant,
     pre,
     preformatted,
     prose,
@@ -210,7 +211,7 @@ def _read(state: JobState, offers: Offers) -> str:
     ]
     more = [tag("span", f"and {len(values) - _MOST_TILES} more", DIM)] if len(values) > _MOST_TILES else []
     there = [(verb, offers[verb]) for verb in ("set", "swap") if verb in offers]
-    job = {"id": state.info.id}
+    job = meant(state.info)
     buttons = "".join(action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there)
     parts = [tag("span", "reads", DIM), *shown, *more, tag("span", buttons)]
     return tag("div", " ".join(parts), f"{_TILES};align-items:center", cls="nbt-reads")
@@ -315,7 +316,7 @@ def _failure(state: JobState, source: SourceLookup) -> str:
 
 def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     """Return what can be done with the job as it stands, where somebody is there to do it."""
-    job = {"id": state.info.id}
+    job = meant(state.info)
     there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)}
     # What most want to do, if it is offered.
     first = "start" if state.blocked else "retry" if state.phase is Phase.FAILED else "stacks"

@@ -22,7 +22,7 @@ from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.text.words import DOT, LINE, duration, line, size
 from nbtorchjob.ui import card
 from nbtorchjob.ui.card import Tone
-from nbtorchjob.ui.elements import SMALL, action, prose, tag, text_line
+from nbtorchjob.ui.elements import SMALL, action, meant, prose, tag, text_line
 
 if TYPE_CHECKING:
     from nbtorchjob.capture import Call
@@ -146,7 +146,7 @@ def choice(state: JobState, text: str, again: str) -> str:
     """
     from nbtorchjob.swapping import code  # late, as it is slow to import
 
-    name, job = state.name, {"id": state.info.id}
+    name, job = state.name, meant(state.info)
     buttons, more = [], []
     try:
         if state.phase is not Phase.RUNNING:

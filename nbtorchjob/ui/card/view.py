@@ -30,7 +30,7 @@ from nbtorchjob.text import Filter, safe, shown, shows
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.sending import Output
-from nbtorchjob.ui.elements import asset
+from nbtorchjob.ui.elements import asset, meant
 from nbtorchjob.ui.record import Offers
 
 _KERNEL = "kernel-"  # Jupyter Server's name for a connection file (jupyter_client 8, MultiKernelManager)
@@ -43,7 +43,7 @@ def script(info: JobInfo, offers: Offers) -> str:
         for verb, o in offers.items()
         if o.done
     ]
-    attributes = {"job": info.id, "name": info.name, "kernel": _kernel(), "buttons": buttons}
+    attributes = {"job": meant(info), "name": info.name, "kernel": _kernel(), "buttons": buttons}
     # A name that contains </script> would end the script.
     arguments = json.dumps(attributes).replace("<", "\\u003c")
     return (

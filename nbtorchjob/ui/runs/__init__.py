@@ -21,7 +21,7 @@ from nbtorchjob.text.words import DOT, count, duration, line, number
 from nbtorchjob.ui import card
 from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.card.chart import DARK, LIGHT
-from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, tag, text_line
+from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, meant, tag, text_line
 from nbtorchjob.ui.record import CALLED, counted, phase, word
 
 T = TypeVar("T")  # whatever there are many of
@@ -204,7 +204,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
         stands = word(state)
         colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[stands])}"
         swatch = _swatch(colours.get(state.info.id))
-        logs = action("Logs", "nbtorchjob:logs", {"id": state.info.id}, of=state.name)
+        logs = action("Logs", "nbtorchjob:logs", meant(state.info), of=state.name)
         cells[-2] = cells[-2].capitalize() + (BEST if state is best else "")
         rest = zip(cells[1:], aligned[1:], strict=True)
         row = [

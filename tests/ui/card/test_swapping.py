@@ -44,8 +44,8 @@ def test_a_running_job_shows_the_values_that_its_code_reads_and_a_button_that_se
     card = render.html(RUNNING, 1005.0, offers=OFFERS)
 
     assert reads(card) == ["reads", "mode", "&#x27;&lt;b&gt;&#x27;", "other", "3", "rate", "0.25"]
-    assert ("Set values…", "nbtorchjob:set", {"id": "local:train"}) in buttons(card)
-    assert ("Swap code…", "nbtorchjob:swap", {"id": "local:train"}) in buttons(card)
+    assert ("Set values…", "nbtorchjob:set", {"id": "local:train", "created": 1000.0}) in buttons(card)
+    assert ("Swap code…", "nbtorchjob:swap", {"id": "local:train", "created": 1000.0}) in buttons(card)
     swapped = Swapped(1004.0, 0, 0, 1, "s", "ada", "rate = 7", "", {"rate": "replaced"}, "report()", 1)
     assert reads(render.html(build(*started(), *reports(2), swapped, **INFO), 1005.0))[-1] == "7"
 
@@ -63,8 +63,8 @@ def test_an_edited_cell_can_be_swapped_in_attached_to_or_run_beside_its_job():
     card = sending.choice(RUNNING, CELL.replace("out * rate", "out - rate"), "--name train-2 -d")
 
     assert buttons(card) == [
-        ("Swap", "nbtorchjob:swap", {"id": "local:train", "edited": "true"}),
-        ("Attach", "nbtorchjob:attach", {"id": "local:train"}),
+        ("Swap", "nbtorchjob:swap", {"id": "local:train", "created": 1000.0, "edited": "true"}),
+        ("Attach", "nbtorchjob:attach", {"id": "local:train", "created": 1000.0}),
         ("New job", "nbtorchjob:run-cell", {"options": "--name train-2 -d"}),
     ]
     assert "all its ranks go on with the cell's loss, by %torchjob swap train" in words(card)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from nbtorchjob.backends import FORMS, ROWS
 from nbtorchjob.commands.table import CHANGES
+from nbtorchjob.frontends.server.handlers import CREATED
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import usage
 from nbtorchjob.ui.page import MOST
@@ -211,6 +212,10 @@ PARAMETERS: Mapping[str, Shape] = {
         "description": f"A job: {FORMS}, percent-encoded.",
         "schema": {"type": "string", "pattern": f"^({_IDS})$"},
         "examples": {name: {"value": f"{name}:{row.example}"} for name, row in ROWS.items()},
+    },
+    "created": {
+        "description": "When the job was created, as its record says: another one that has the id isn't found.",
+        "schema": {"type": "string", "pattern": f"^{CREATED}$"},
     },
     "job": {
         "description": "A job's id, once for each job.",

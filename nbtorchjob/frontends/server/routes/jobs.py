@@ -29,6 +29,7 @@ from nbtorchjob.frontends.server.handlers import TEXT, Api, JobId
 from nbtorchjob.frontends.server.watch import News, Watch
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.state import JobState
+from nbtorchjob.state.info import run_at
 from nbtorchjob.ui import page
 from nbtorchjob.ui.card import describe, render
 
@@ -109,7 +110,9 @@ class JobHandler(Api):
         """Return its record."""
         job = JobId.parse(id)
         known = _watch(self).job(job)
-        self.finish(known or await self.of(job, lambda backend, name: self.record(backend.snapshot(name))))
+        if known is None or self.run not in ("", run_at(known["created"])):
+            known = await self.of(job, lambda backend, name: self.record(backend.snapshot(name)))
+        self.finish(known)
 
     @web.authenticated
     @authorized

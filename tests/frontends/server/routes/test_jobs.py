@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from nbtorchjob import Elastic, JobNotFoundError, JobSpec, NBTorchJobError, api, capture, submission
 from nbtorchjob.backends.local.backend import LocalBackend
+from nbtorchjob.frontends.server.app import ROUTES
 from nbtorchjob.frontends.server.routes.jobs import window
+from nbtorchjob.frontends.server.routes.logs import LogsSocket
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
 from tests.frontends.server.conftest import error, jobs
@@ -311,6 +313,36 @@ async def test_a_running_job_can_be_deleted(server, hanging):
     assert error(await server.get(jobs(local(hanging))))[0] == 404
     with pytest.raises(JobNotFoundError):
         api.attach(hanging.name)
+
+
+# All but the websocket's, which doesn't answer as the others do.
+ABOUT_ONE = [
+    pytest.param(method, route.path, id=f"{method} {route.path}")
+    for route in ROUTES
+    if "{id}" in route.path and route.handler is not LogsSocket
+    for method in route.answers
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ABOUT_ONE)
+async def test_what_is_asked_of_a_deleted_job_is_not_asked_of_the_next_of_its_name(
+    server, ended, method, path
+):
+    path = path.format(id=quote(local(ended), safe=""), rank=0, verb="cancel")
+    query = "value=scale%3D1&file=artifacts"  # what routes need
+
+    answer = await server.ask(method, f"nbtorchjob/api/{path}?{query}&created={ended.info.created - 60}")
+    assert error(answer) == (404, f"{ended.name} was deleted; another job has its name")
+    record = json.loads((await server.get(f"{jobs(local(ended))}?created={ended.info.created}")).body)
+    assert record["created"] == ended.info.created
+
+
+@pytest.mark.parametrize("created", ["now", "-1", "nan"])
+async def test_what_is_no_time_of_a_job_is_refused(server, ended, created):
+    code, message = error(await server.get(f"{jobs(local(ended))}?created={created}"))
+
+    assert code == 400
+    assert message.startswith(f"created: got {created!r}")
 
 
 async def test_nothing_is_unpickled(server, ended, monkeypatch):

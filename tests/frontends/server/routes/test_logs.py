@@ -250,6 +250,13 @@ async def test_what_is_no_job_is_refused(connect):
     )
 
 
+async def test_a_job_that_has_the_name_of_the_one_that_is_meant_is_refused(connect, job):
+    assert await refused(connect(local(job), created=1.5)) == (
+        404,
+        f"{job.name} was deleted; another job has its name",
+    )
+
+
 async def test_another_request_is_told_to_use_a_websocket(server, job):
     status, message = error(await server.get(jobs(local(job), "logs")))
 

@@ -1,0 +1,71 @@
+// @vitest-environment jsdom
+// The card's script, which the kernel sends and JupyterLab runs in the output that it stands in.
+import { readFileSync } from 'node:fs';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+
+const SCRIPT = readFileSync('../nbtorchjob/ui/card/live.js', 'utf8');
+const AT = '/user/me/nbtorchjob/api/jobs/local%3Atrain';
+
+const asked: string[] = [];
+let host: HTMLElement;
+
+/** A running card, as far as the script looks. */
+function card(text: string): string {
+  return `<div class="nbtorchjob"><div><b class="nbt-state">Running</b></div>
+    <div class="nbtorchjob-drawn"><span>drawn at 10:15</span><span class="nbt-tools"></span></div>
+    <p>${text}</p></div>`;
+}
+
+/** Shows the saved card of a job on a page of a server that has another one of its name. */
+function show(created: number, served: { readonly created: number }): void {
+  document.body.innerHTML = `<script id="jupyter-config-data" type="application/json">
+    {"baseUrl": "/user/me/", "token": "t"}</script><div id="output">${card('as saved')}</div>`;
+  host = document.querySelector('#output') as HTMLElement;
+  vi.stubGlobal('fetch', async (url: string, { method }: { method: string }) => {
+    asked.push(`${method} ${url}`);
+    const meant = new URL(url, 'http://hub').searchParams.get('created');
+    if (meant !== null && Number(meant) !== served.created) {
+      const message = 'train was deleted; another job has its name';
+      return Response.json({ message, reason: 'Not Found' }, { status: 404 });
+    }
+    return new Response(card('as served'));
+  });
+  const buttons = [{ verb: 'cancel', label: 'Cancel', asks: true, done: 'told to end' }];
+  const given = { job: { id: 'local:train', created }, name: 'train', kernel: '', buttons };
+  const run = new Function('host', 'given', `(${SCRIPT})(host, given)`);
+  run(host, given);
+}
+
+beforeEach(() => {
+  asked.length = 0;
+  vi.useFakeTimers();
+  vi.stubGlobal('confirm', () => true);
+});
+
+afterEach(() => {
+  host.remove(); // its looks end
+  vi.unstubAllGlobals();
+  vi.useRealTimers();
+});
+
+it('is drawn on by the server where no kernel draws it', async () => {
+  show(100.25, { created: 100.25 });
+  await vi.advanceTimersByTimeAsync(10_000);
+
+  expect(host.querySelector('p')?.textContent).toBe('as served');
+  const cancel = [...host.querySelectorAll('button')].find(each => each.textContent === 'Cancel');
+  cancel?.click();
+  await vi.advanceTimersByTimeAsync(0);
+  expect(asked).toContain(`POST ${AT}/cancel?created=100.25`);
+});
+
+it('stays that of its job once another one has its name', async () => {
+  show(100.25, { created: 200.5 });
+  await vi.advanceTimersByTimeAsync(10_000);
+
+  expect(host.querySelector('p')?.textContent).toBe('as saved');
+  expect(host.querySelector('.nbt-state')?.textContent).toBe('Deleted');
+  expect(host.querySelector('[role=status]')?.textContent).toMatch('This job was deleted');
+  expect(host.querySelectorAll('button')).toHaveLength(0);
+  expect(asked.every(request => request.endsWith('?created=100.25'))).toBe(true);
+});
