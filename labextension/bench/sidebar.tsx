@@ -57,7 +57,7 @@ function text(selector: string): string {
 }
 
 function openSidebar(count: number): Promise<number> {
-  listing = { jobs: jobs(count), removed: [], whole: true, mark: 'born.1', notes: [] };
+  listing = { jobs: jobs(count), removed: [], whole: true, mark: 'born.1', notes: [], unseen: [] };
   const commands = new CommandRegistry();
   Object.values(CommandIDs).forEach(id =>
     commands.addCommand(id, { label: id, execute: () => {} })

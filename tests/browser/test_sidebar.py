@@ -307,7 +307,7 @@ def test_whatever_a_job_says_of_itself_stays_text(notebook, running, gate):
 @pytest.fixture
 def no_jobs(notebook):
     """Have the server say that there are no jobs, until the test has ended."""
-    listing = {"jobs": [], "removed": [], "whole": True, "mark": "", "notes": []}
+    listing = {"jobs": [], "removed": [], "whole": True, "mark": "", "notes": [], "unseen": []}
     refresh = notebook.sidebar.node.get_by_role("button", name="Refresh")
     notebook.page.route("**/nbtorchjob/api/jobs*", lambda route: route.fulfill(json=listing))
     refresh.click()

@@ -11,12 +11,16 @@ export function isChange(emission: Event.Emission): boolean {
   return emission.schema_id === JOBS_SCHEMA;
 }
 
-/** The jobs after an answer: those that are known keep their place, new ones come last. */
+/**
+ * The jobs after an answer: those that are known keep their place, new ones come last. A whole answer has no
+ * others, but where it hasn't seen any.
+ */
 export function applied(
   jobs: ReadonlyMap<string, Job>,
-  { jobs: changed, removed, whole }: Pick<Jobs, 'jobs' | 'removed' | 'whole'>
+  { jobs: changed, removed, unseen, whole }: Pick<Jobs, 'jobs' | 'removed' | 'unseen' | 'whole'>
 ): ReadonlyMap<string, Job> {
-  const after = new Map(whole ? [] : jobs);
+  const stays = ([id]: readonly [string, Job]) => !whole || unseen.some(ids => id.startsWith(ids));
+  const after = new Map([...jobs].filter(stays));
   for (const job of changed) {
     if (!jobIn(after, job)) {
       after.delete(job.id); // a job that was deleted had its name

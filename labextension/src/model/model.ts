@@ -152,7 +152,8 @@ export class JobsModel implements IDisposable {
 
   private take(listing: Jobs): void {
     this.become(applied(this._jobs, listing));
-    this.mark = listing.mark;
+    // A server that has just started can't say later which of those that it hasn't seen are gone.
+    this.mark = listing.whole && listing.unseen.length > 0 ? '' : listing.mark;
     this._notes = listing.notes;
     this._loaded = true;
   }

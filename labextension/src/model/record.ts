@@ -131,6 +131,8 @@ export interface Jobs {
   readonly mark: string;
   /** why some may be missing */
   readonly notes: readonly string[];
+  /** how ids begin of jobs that may be missing, or not as they are by now */
+  readonly unseen: readonly string[];
 }
 
 export interface Artifact {

@@ -14,7 +14,7 @@ const [a, b, c] = ['a', 'b', 'c'].map(id => aJob({ id }));
 const known = new Map([a!, b!].map(job => [job.id, job]));
 
 describe('an answer', () => {
-  const told = { jobs: [], removed: [], whole: false };
+  const told = { jobs: [], removed: [], unseen: [], whole: false };
 
   it('keeps the place of jobs that are known and puts new ones last', () => {
     const after = applied(known, { ...told, jobs: [c!, aJob({ id: 'a', elapsed: 200 })] });
@@ -38,6 +38,21 @@ describe('an answer', () => {
 
   it('leaves nothing else where it is whole', () => {
     expect([...applied(known, { ...told, jobs: [c!], whole: true }).keys()]).toEqual(['c']);
+  });
+});
+
+describe('a whole answer of a server that has just started', () => {
+  it('leaves the jobs where it has seen none', () => {
+    const jobs = ['local:a', 'kubernetes:eks/ml/b', 'kubernetes:eks/ml-2/c'].map(id =>
+      aJob({ id })
+    );
+    const before = new Map(jobs.map(job => [job.id, job]));
+    const told = { jobs: [], removed: [], whole: true };
+    const left = (...unseen: string[]) => [...applied(before, { ...told, unseen }).keys()];
+
+    expect(left('kubernetes:eks/ml/')).toEqual(['kubernetes:eks/ml/b']);
+    expect(left('kubernetes:')).toEqual(['kubernetes:eks/ml/b', 'kubernetes:eks/ml-2/c']);
+    expect(left()).toEqual([]);
   });
 });
 

@@ -38,7 +38,7 @@ const nothing = () => new Response(null, { status: 204 });
 describe('the client', () => {
   it('lists jobs and notes', async () => {
     const told = { removed: [], whole: true, mark: 'born.1' };
-    const listing = { ...told, jobs: [aJob()], notes: ['kind: no answer'] };
+    const listing = { ...told, jobs: [aJob()], notes: ['kind: no answer'], unseen: [] };
     const { client, asked } = served(() => Response.json(listing));
 
     expect(await client.jobs('')).toEqual(listing);

@@ -37,7 +37,8 @@ const listing = (...jobs: Job[]): Jobs => ({
   removed: [],
   whole: true,
   mark: 'born.1',
-  notes: []
+  notes: [],
+  unseen: []
 });
 
 describe('the model', () => {
@@ -53,6 +54,27 @@ describe('the model', () => {
     expect([...model.jobs.keys()]).toEqual(['a']);
     expect(model.notes).toEqual(['kind: no answer']);
     expect([model.loaded, model.error]).toEqual([true, null]);
+  });
+
+  it('tells of an end that came while the server was away, though it sees it later', async () => {
+    const id = 'kubernetes:eks/ml/train';
+    const backend = 'kubernetes';
+    let now = listing(aJob({ id, backend }), aJob({ id: 'kubernetes:eks/ml/gone' }));
+    const { model, jobs, told, finished } = watched(() => now);
+    await model.ready;
+
+    const unseen = { notes: ['jobs in eks/ml aren’t listed yet'], unseen: ['kubernetes:eks/ml/'] };
+    now = { ...listing(), mark: 'anew.0', ...unseen };
+    await told();
+    expect([...model.jobs.keys()]).toEqual([id, 'kubernetes:eks/ml/gone']);
+    expect(model.doubtful).toBe(true);
+
+    now = { ...listing(aJob({ id, phase: 'FAILED' })), mark: 'anew.1' };
+    await told();
+    await told();
+    expect([...model.jobs.keys()]).toEqual([id]); // the other one was deleted meanwhile
+    expect(finished.mock.results.map(({ value }) => value as string)).toEqual([id]);
+    expect(jobs.mock.calls.map(([known]) => known)).toEqual(['', 'born.1', '', 'anew.1']);
   });
 
   it('asks for what is new when it hears that there is something', async () => {

@@ -97,8 +97,20 @@ class BackendScope(FrozenDataclass):
         """The lane of looks at it: they take no room from what is done to one job."""
         return f"{self.backend}:{self.name} (all jobs)"
 
+    @property
+    def ids(self) -> str:
+        """How ids of its jobs begin."""
+        return f"{self.backend}:{self.name}/" if self.name else f"{self.backend}:"
+
     def __str__(self) -> str:
         return self.name or "this machine"
+
+
+class Note(FrozenDataclass):
+    """Why jobs whose ids begin so may be missing, or not as they are by now; a line."""
+
+    ids: str
+    text: str
 
 
 class Changes(FrozenDataclass):
@@ -193,6 +205,11 @@ _FIND_S = 10.0  # between two searches for scopes to which kernels have newly se
 PATIENCE_S = 2.0  # with what isn't here
 
 
+def _finds(name: str) -> str:
+    """Return the lane in which a backend's scopes are found."""
+    return f"{name} (scopes)"
+
+
 @dataclass
 class _Watched:
     """A scope that is watched, and what was seen there last."""
@@ -200,6 +217,7 @@ class _Watched:
     scope: BackendScope
     poller: Poller
     look: Look
+    seen: float = float("-inf")
 
 
 class Watch:
@@ -224,13 +242,14 @@ class Watch:
         self._asked = float("-inf")
         self._answered = False  # whether any page has seen what was known
         self._watched: dict[BackendScope, _Watched] = {}
-        self._notes: dict[str, str] = {}  # by lane
+        # By lane. What a server has never seen may be there.
+        self._notes = {_finds(name): Note(f"{name}:", f"jobs ({name}) aren't listed yet") for name in every}
         self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
         # Where a new kernel sends its jobs isn't known before it sends one.
         self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._wanted) for name in every}
 
-    async def jobs(self) -> tuple[list[Record], list[str]]:
-        """Return the records of all jobs, oldest first, and why some may be missing, a line each.
+    async def jobs(self) -> tuple[list[Record], list[Note]]:
+        """Return the records of all jobs, oldest first, and why some may be missing or outdated.
 
         It reflects whatever was done through this server. It waits for a cluster only so long.
         """
@@ -243,7 +262,8 @@ class Watch:
         records = [
             as_of(job, now) for watched in self._watched.values() for job in watched.look.records.values()
         ]
-        return sorted(records, key=lambda job: job["created"]), [*self._notes.values()]
+        late = [note for watched in self._watched.values() if (note := self._late(watched))]
+        return sorted(records, key=lambda job: job["created"]), [*self._notes.values(), *late]
 
     def job(self, job: JobId) -> Record | None:
         """Return the record of a job that was seen lately; else None."""
@@ -267,6 +287,14 @@ class Watch:
     def _wanted(self) -> bool:
         return self._clock() - self._asked < _INTEREST_S
 
+    def _late(self, watched: _Watched) -> Note | None:
+        """Return a note on a scope that hasn't answered since somebody asks again, unless it has refused."""
+        scope = watched.scope
+        if scope.lane in self._notes or self._clock() - watched.seen < _INTEREST_S:
+            return None
+        known = "may have changed" if watched.seen >= 0 else "aren't listed yet"
+        return Note(scope.ids, f"jobs in {scope} {known}: it hasn't answered")
+
     async def _caught_up(self, name: str) -> None:
         with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
             async with loop.timeout(self._patience if PLACES[name].remote else None):
@@ -276,7 +304,7 @@ class Watch:
 
     async def _find(self, name: str) -> None:
         """Start watching new scopes, and stop where this user has no jobs any more."""
-        names = await self._ask(f"{name} (scopes)", name, lambda: backend(name).scopes())
+        names = await self._ask(_finds(name), f"{name}:", name, lambda: backend(name).scopes())
         if names is None:
             return
         scopes = {BackendScope(name, known) for known in names}
@@ -289,16 +317,16 @@ class Watch:
             self._announce(Changes(removed=[*watched.look.records]))
 
     def _begin(self, scope: BackendScope) -> None:
-        self._notes[scope.lane] = f"jobs in {scope} aren't listed yet: it hasn't answered"
         poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._wanted)
         watched = self._watched[scope] = _Watched(scope, poller, Look())
         poller.begin()
 
     async def _look(self, watched: _Watched) -> None:
         scope, before = watched.scope, watched.look
-        result = await self._ask(scope.lane, f"{scope}", lambda: before.again(scope, self._roots))
+        result = await self._ask(scope.lane, scope.ids, f"{scope}", lambda: before.again(scope, self._roots))
         if result is not None:
             watched.look, changes = result
+            watched.seen = self._clock()
             self._announce(changes)
 
     def _announce(self, changes: Changes) -> None:
@@ -308,17 +336,17 @@ class Watch:
         if changes and self._answered:
             self._tell(changes)
 
-    async def _ask(self, lane: str, where: str, work: Callable[[], T]) -> T | None:
-        """Do it in its lane; if that fails, a note says why until it succeeds."""
+    async def _ask(self, lane: str, ids: str, where: str, work: Callable[[], T]) -> T | None:
+        """Do it in its lane; if that fails, a note on these ``ids`` says why until it succeeds."""
         try:
             result = await self._lanes.run(lane, lambda: installed(work))
         except NBTorchJobError as exc:
-            self._notes[lane] = f"jobs in {where} can't be listed: {exc}"
+            self._notes[lane] = Note(ids, f"jobs in {where} can't be listed: {exc}")
         except Exception as exc:
             if self._logged.get(lane) != repr(exc):  # not each time
                 self._logged[lane] = repr(exc)
                 _log.exception("jobs in %s can't be listed", where)
-            self._notes[lane] = f"jobs in {where} can't be listed: see the Jupyter server's log"
+            self._notes[lane] = Note(ids, f"jobs in {where} can't be listed: see the Jupyter server's log")
         else:
             self._notes.pop(lane, None)
             self._logged.pop(lane, None)

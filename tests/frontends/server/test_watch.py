@@ -37,6 +37,11 @@ class Page:
         """Ask for all jobs; give their ids."""
         return [job["id"] for job in (await self.watch.jobs())[0]]
 
+    async def all(self):
+        """Ask for all jobs; give them and why some may be missing."""
+        records, notes = await self.watch.jobs()
+        return records, [note.text for note in notes]
+
     async def look(self, job):
         """Look again where a job is; give the changes told meanwhile."""
         self.told.clear()
@@ -183,7 +188,7 @@ async def test_one_job_is_given_from_the_last_look(act, page):
 async def test_a_cluster_that_refuses_is_a_note_until_it_answers(act, page, far):
     job = act()
     far.scopes = {"big/ml": NBTorchJobError("it is closed"), "big/dev": ["train"]}
-    records, notes = await page.watch.jobs()
+    records, notes = await page.all()
 
     assert [record["id"] for record in records] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
@@ -191,7 +196,7 @@ async def test_a_cluster_that_refuses_is_a_note_until_it_answers(act, page, far)
 
     far.scopes["big/ml"] = ["other"]
     page.watch.again(JobId("kubernetes", "big/ml/other"))
-    records, notes = await page.watch.jobs()
+    records, notes = await page.all()
     assert (len(records), notes) == (3, [])
 
 
@@ -200,7 +205,7 @@ async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
     await page.ids()
     far.scopes = {"big/ml": NBTorchJobError("it is closed")}
     page.watch.again(JobId("kubernetes", "big/ml/train"))
-    records, notes = await page.watch.jobs()
+    records, notes = await page.all()
 
     assert [record["id"] for record in records] == ["kubernetes:big/ml/train"]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
@@ -209,7 +214,7 @@ async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
 
 async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplog):
     far.scopes = {"big/ml": RuntimeError("oops")}
-    _, notes = await page.watch.jobs()
+    _, notes = await page.all()
 
     assert notes == ["jobs in big/ml can't be listed: see the Jupyter server's log"]
     assert "oops" in caplog.text
@@ -260,10 +265,37 @@ async def test_a_damaged_job_is_told_of_in_a_line_and_can_be_deleted(act, server
 async def test_a_cluster_that_hangs_delays_nobody(act, impatient, far):
     job = act()
     far.scopes = {"big/ml": None, "big/dev": ["train"]}
-    records, notes = await impatient.watch.jobs()
+    records, notes = await impatient.all()
 
     assert [record["id"] for record in records] == ["kubernetes:big/dev/train", id_of(job)]
     assert notes == ["jobs in big/ml aren't listed yet: it hasn't answered"]
+
+
+async def test_which_jobs_may_be_missing_is_told_by_how_their_ids_begin(impatient, far):
+    far.scopes = {"big/ml": None, "big/dev": NBTorchJobError("it is closed"), "far/ml": ["train"]}
+    _, notes = await impatient.watch.jobs()
+
+    assert sorted(note.ids for note in notes) == ["kubernetes:big/dev/", "kubernetes:big/ml/"]
+
+
+async def test_where_jobs_are_that_nobody_has_found_yet_any_may_be_missing(impatient, monkeypatch, far):
+    monkeypatch.setattr(KubernetesBackend, "scopes", lambda _: far.hang.wait() and [])
+    _, [note] = await impatient.watch.jobs()
+
+    assert (note.ids, note.text) == ("kubernetes:", "jobs (kubernetes) aren't listed yet")
+
+
+async def test_what_was_seen_long_ago_may_have_changed(impatient, far):
+    far.scopes = {"big/ml": ["train"]}
+    _, notes = await impatient.all()
+    assert notes == []
+    await impatient.watch.stop()  # as where nobody asks
+    impatient.now += LATER
+    far.scopes = {"big/ml": None}
+    records, notes = await impatient.all()
+
+    assert [record["id"] for record in records] == ["kubernetes:big/ml/train"]
+    assert notes == ["jobs in big/ml may have changed: it hasn't answered"]
 
 
 async def test_what_came_too_late_for_the_answer_is_told(impatient, far):

@@ -161,6 +161,7 @@ SHAPES: Mapping[str, Shape] = {
         whole=_said({"type": "boolean"}, "whether there are no other jobs"),
         mark=_said(_TEXT, "stands for this answer: pass it as `known` the next time"),
         notes=_said(_list(_TEXT), "why some may be missing"),
+        unseen=_said(_list(_TEXT), "how ids begin of jobs that may be missing, or not as they are by now"),
     ),
     "Artifact": _object(
         path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
@@ -214,7 +215,7 @@ PARAMETERS: Mapping[str, Shape] = {
         "examples": {name: {"value": f"{name}:{row.example}"} for name, row in ROWS.items()},
     },
     "created": {
-        "description": "When the job was created, as its record says: another one that has the id isn't found.",
+        "description": "When the job was created, as its record says: no other job is meant.",
         "schema": {"type": "string", "pattern": f"^{CREATED}$"},
     },
     "job": {

@@ -26,7 +26,7 @@ from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES, OFFERS
 from nbtorchjob.errors import DamagedError, MalformedError
 from nbtorchjob.frontends.server.handlers import TEXT, Api, JobId
-from nbtorchjob.frontends.server.watch import News, Watch
+from nbtorchjob.frontends.server.watch import News, Note, Watch
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.state import JobState
 from nbtorchjob.state.info import run_at
@@ -82,6 +82,8 @@ class JobsHandler(Api):
     async def get(self) -> None:
         """Return ``{"jobs": […], "notes": […], …}``: records, oldest first, and why some may be missing.
 
+        Those whose ids begin as one of ``unseen`` may be there all the same, or have changed by now.
+
         ``mark`` stands for this answer. With a mark as ``known``, only jobs that are new or changed since
         then are returned, and the ids of those that were ``removed``; unless the answer is ``whole``, as
         for an unknown mark.
@@ -91,13 +93,19 @@ class JobsHandler(Api):
         self.finish(await jobs_json(watch.history.since(known, states), notes))
 
 
-async def jobs_json(news: News, notes: Sequence[str]) -> str:
+async def jobs_json(news: News, notes: Sequence[Note]) -> str:
     """Return jobs as JSON; others are served in between."""
     parts = []
     for at in range(0, len(news.jobs), _AT_ONCE):
         parts.append(", ".join(map(json.dumps, news.jobs[at : at + _AT_ONCE])))
         await asyncio.sleep(0)
-    rest = {"removed": [*news.removed], "whole": news.whole, "mark": news.mark, "notes": [*notes]}
+    rest = {
+        "removed": [*news.removed],
+        "whole": news.whole,
+        "mark": news.mark,
+        "notes": [note.text for note in notes],
+        "unseen": [note.ids for note in notes],
+    }
     return f'{{"jobs": [{", ".join(parts)}], {json.dumps(rest)[1:]}'
 
 
