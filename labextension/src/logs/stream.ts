@@ -1,6 +1,6 @@
 import type { IDisposable } from '@lumino/disposable';
 
-import type { Meant } from '../model/client';
+import { type Meant, RequestError } from '../model/client';
 import type { Job } from '../model/record';
 
 /** What a rank wrote from a byte of a round's log on. */
@@ -196,26 +196,29 @@ export class LogStream implements IDisposable {
   /** A browser doesn't tell why a socket wasn't opened; the same question as a request does. */
   private async cut(opened: boolean): Promise<void> {
     const socket = this.socket;
-    const refusal = opened ? null : await this.source.job(this.job).then(() => null, refused);
+    const refusal = opened ? null : await this.source.job(this.job).then(() => null, asError);
     if (socket !== this.socket) {
       return; // meanwhile it was closed, or opened anew
     }
-    if (refusal !== null) {
+    if (refusal && isFinal(refusal)) {
       this.close();
-      this.sink.connected({ is: 'refused', reason: refusal });
+      this.sink.connected({ is: 'refused', reason: refusal.message });
       return;
     }
     if (this.heardOf && !this.reason) {
       this.wait = FIRST_WAIT; // it was only cut: an error that the server tells may last
     }
-    this.sink.connected({ is: 'waiting', reason: this.reason });
+    this.sink.connected({ is: 'waiting', reason: this.reason || (refusal?.message ?? '') });
     this.timer = setTimeout(() => this.connect(), this.wait);
     this.wait = Math.min(LONGEST_WAIT, 2 * this.wait);
   }
 }
 
-/** What a server says that won't say otherwise when it is asked again; null: it may. */
-function refused(error: unknown): string | null {
-  const status = error instanceof Error && 'status' in error ? Number(error.status) : 0;
-  return status >= 400 && status < 500 ? (error as Error).message : null;
+function asError(error: unknown): Error {
+  return error instanceof Error ? error : new Error(String(error));
+}
+
+/** Whether our server has said it of this job: it won't say otherwise when it is asked again. */
+function isFinal(error: Error): boolean {
+  return error instanceof RequestError && error.ours && error.status >= 400 && error.status < 500;
 }

@@ -200,6 +200,9 @@ export class LogViewer extends Widget {
 
   protected override onActivateRequest(): void {
     this.columns.focus();
+    if (this.connection === 'refused') {
+      this.reopen();
+    }
   }
 
   private get ranks(): number[] {
@@ -301,8 +304,13 @@ export class LogViewer extends Widget {
   }
 
   private reads(ranks: ReadonlySet<number>): void {
-    [this.read, this.whole] = [ranks, false];
-    this.stream.open([...ranks]);
+    this.whole = false;
+    this.read = this.ranks.every(rank => ranks.has(rank)) ? null : ranks;
+    this.reopen();
+  }
+
+  private reopen(): void {
+    this.stream.open(this.read && [...this.read]);
   }
 
   /** What is said of a log without lines; where there are no logs, the headline says why. */

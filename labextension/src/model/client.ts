@@ -17,11 +17,15 @@ import type {
   Values
 } from './record';
 
-/** A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. */
+/**
+ * A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. It is `ours` to say where
+ * the request has reached our routes: hubs and proxies in between answer with the same statuses.
+ */
 export class RequestError extends Error {
   constructor(
     readonly status: number,
-    message: string
+    message: string,
+    readonly ours = false
   ) {
     super(message);
     this.name = 'RequestError';
@@ -192,7 +196,7 @@ export class Client {
       throw new RequestError(0, error instanceof Error ? error.message : String(error));
     }
     if (!response.ok) {
-      throw new RequestError(response.status, await complaint(response));
+      throw await complaint(response);
     }
     return response;
   }
@@ -208,7 +212,8 @@ interface Route {
 
 function urlOf(base: string, { path, query }: Route): string {
   const pairs = Object.entries(query).flatMap(([name, values]) =>
-    [values].flat().map(value => `${name}=${encodeURIComponent(value)}`)
+    // Proxies take URLs of 8 KB: numbers of a thousand ranks fit in only with plain commas.
+    [values].flat().map(value => `${name}=${encodeURIComponent(value).replaceAll('%2C', ',')}`)
   );
   return URLExt.join(base, API, path) + (pairs.length > 0 ? `?${pairs.join('&')}` : '');
 }
@@ -221,10 +226,11 @@ function at({ id, created }: Meant, rest = '', query: Route['query'] = {}): Rout
   };
 }
 
-/** What the server says is wrong: JSON from ours, a page from a proxy in between. */
-async function complaint(response: Response): Promise<string> {
+/** What the server says is wrong: JSON from ours, which has a reason, maybe a page from a proxy in between. */
+async function complaint(response: Response): Promise<RequestError> {
+  const { status, statusText } = response;
   const told: unknown = await response.json().catch(() => null);
-  const message = told && typeof told === 'object' && 'message' in told ? told.message : null;
-  const fallback = `${response.status} ${response.statusText}`;
-  return typeof message === 'string' && message ? message : fallback;
+  const { message, reason } = (told ?? {}) as { message?: unknown; reason?: unknown };
+  const said = typeof message === 'string' && message ? message : `${status} ${statusText}`;
+  return new RequestError(status, said, Boolean(reason));
 }

@@ -105,7 +105,7 @@ export class JobsPage extends AskedPage {
       this.page = await ask();
       this.note = '';
     } catch (error) {
-      const gone = error instanceof RequestError && error.status === 404 && this.page;
+      const gone = error instanceof RequestError && error.ours && error.status === 404 && this.page;
       const why = error instanceof Error ? error.message : String(error);
       this.note = gone
         ? trans.__('Deleted meanwhile; this is what was last known: %1', why)

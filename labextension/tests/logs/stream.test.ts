@@ -166,8 +166,21 @@ describe('a stream', () => {
     }
   });
 
+  it.each([
+    [424, 'your server isn’t running'],
+    [429, '429 Too Many Requests'],
+    [403, 'Forbidden'],
+    [404, '404 Not Found']
+  ])('comes again where a hub or a proxy says %i', async (status, said) => {
+    answer = () => Promise.reject(new RequestError(status, said));
+    last().onclose?.();
+    await vi.advanceTimersByTimeAsync(0);
+    expect(connections.at(-1)).toEqual({ is: 'waiting', reason: said });
+    await comesBackAfter(500);
+  });
+
   it('gives up when the server will say the same again, and tells why', async () => {
-    answer = () => Promise.reject(new RequestError(404, 'there is no job a'));
+    answer = () => Promise.reject(new RequestError(404, 'there is no job a', true));
     last().onclose?.();
     await vi.advanceTimersByTimeAsync(60_000);
     expect(connections.at(-1)).toEqual({ is: 'refused', reason: 'there is no job a' });

@@ -5,6 +5,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { LogViewer } from '../../src/logs';
 import type { Failed } from '../../src/logs/stream';
+import { RequestError } from '../../src/model/client';
 import type { JobsModel } from '../../src/model/model';
 import type { Job } from '../../src/model/record';
 
@@ -26,6 +27,7 @@ let viewer: LogViewer;
 let asked: (readonly number[] | null)[];
 let socket: Line;
 let copied: [string, string][];
+let refusal: RequestError | null;
 
 beforeEach(() => {
   vi.useFakeTimers();
@@ -42,6 +44,7 @@ beforeEach(() => {
   vi.spyOn(HTMLElement.prototype, 'clientHeight', 'get').mockReturnValue(400);
   asked = [];
   copied = [];
+  refusal = null;
 });
 
 afterEach(() => {
@@ -60,7 +63,7 @@ function open(openAtFailure = false, model?: JobsModel): void {
   viewer = new LogViewer({
     client: {
       openLogs,
-      job: () => Promise.resolve(aJob()),
+      job: () => (refusal ? Promise.reject(refusal) : Promise.resolve(aJob())),
       logUrl: ({ id }, rank) => `/${id}/${rank}`,
       archiveUrl: ({ id }, times) => `/${id}/zip?${times}`
     },
@@ -408,7 +411,10 @@ describe('the log viewer', () => {
     open();
     await knows({});
     const links = all<HTMLAnchorElement>('.jp-nbtorchjob-log-menu a');
-    expect(links.map(link => link.getAttribute('href'))).toEqual(['/local:train-1/0', '/local:train-1/1']);
+    expect(links.map(link => link.getAttribute('href'))).toEqual([
+      '/local:train-1/0',
+      '/local:train-1/1'
+    ]);
   });
 
   it('marks where a round begins', async () => {
@@ -417,6 +423,29 @@ describe('the log viewer', () => {
     await wrote('0.0.0', 'a\n');
     await wrote('0.9.0', 'b\n');
     expect(rows()).toEqual(['a', 'restarted: round 2', 'b']);
+  });
+
+  it('names no ranks where all are to be read: of a thousand no address has the numbers', async () => {
+    open();
+    await knows({ nproc_per_node: 64 });
+    await press('All');
+    expect(asked).toEqual([null, [0, 1, 2, 3, 4, 5, 6, 7], null]);
+  });
+
+  it('asks again for logs that were refused once its tab is opened again', async () => {
+    refusal = new RequestError(404, 'there is no job a', true);
+    open();
+    socket.onclose?.();
+    await drawn();
+    expect(viewer.node.textContent).toContain('No logs · there is no job a');
+    await vi.advanceTimersByTimeAsync(600_000);
+    expect(asked).toHaveLength(1);
+
+    viewer.activate();
+    await drawn();
+    expect(asked).toHaveLength(2);
+    await knows({});
+    expect(viewer.node.textContent).not.toContain('No logs');
   });
 
   it('shows nothing of a long log before it is whole, and says how far it is', async () => {

@@ -77,7 +77,7 @@ describe('the client', () => {
     ]);
     expect(signed.logUrl(job, 0)).toBe(`${AT}/logs/0?created=1764423981.25&token=secret`);
     expect(client.openLogs(job, '0.0.7', [0, 2]).url).toBe(
-      `${AT.replace('http', 'ws')}/logs?since=0.0.7&ranks=0%2C2&created=1764423981.25`
+      `${AT.replace('http', 'ws')}/logs?since=0.0.7&ranks=0,2&created=1764423981.25`
     );
   });
 
@@ -138,7 +138,25 @@ describe('the client', () => {
     const error = await client.job(JOB).catch((error: unknown) => error);
 
     expect(error).toBeInstanceOf(RequestError);
-    expect(error).toMatchObject({ status: 404, message: 'no job train-1 here' });
+    expect(error).toMatchObject({ status: 404, message: 'no job train-1 here', ours: true });
+  });
+
+  it.each([
+    [{ status: 424, message: 'your server isn’t running' }],
+    [{ message: 'Forbidden', reason: null }]
+  ])('knows that it isn’t our server’s to say %j', async told => {
+    const { client } = served(() => Response.json(told, { status: 403 }));
+
+    const said = { status: 403, message: told.message, ours: false };
+    await expect(client.job(JOB)).rejects.toMatchObject(said);
+  });
+
+  it('fits the numbers of a thousand ranks into an address', () => {
+    const { client } = served(nothing);
+    const ranks = Array.from({ length: 1000 }, (_, rank) => rank);
+    const since = ranks.slice(0, 200).map(rank => `${rank}.0.100000`);
+
+    expect(client.openLogs(JOB, since.join(), ranks).url.length).toBeLessThan(8000);
   });
 
   it('gives the status where a proxy answers with a page', async () => {
@@ -170,7 +188,7 @@ describe('the client', () => {
   it.each([
     ['', null, ''],
     ['0.1.500', null, '?since=0.1.500'],
-    ['0.1.500,1.1.20', [0, 1], '?since=0.1.500%2C1.1.20&ranks=0%2C1']
+    ['0.1.500,1.1.20', [0, 1], '?since=0.1.500,1.1.20&ranks=0,1']
   ])('opens logs since %j of ranks %j', (since, ranks, query) => {
     const socket = served(nothing).client.openLogs(JOB, since, ranks);
 
