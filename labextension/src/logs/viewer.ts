@@ -31,7 +31,7 @@ export interface LogViewerOptions {
   readonly job: Pick<Job, 'id' | 'name' | 'created'>;
   readonly trans: TranslationBundle;
   /** Knows of the job also where its logs can't be had. */
-  readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'refresh'>;
+  readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'elapsed' | 'refresh'>;
   /** Whether it goes to where the job failed, if it has. */
   readonly openAtFailure?: boolean;
   /** Puts text into the clipboard, and says what that was. */
@@ -268,7 +268,7 @@ export class LogViewer extends Widget {
     const record = model && jobIn(model.jobs, job);
     const told = this.connection === 'open' || this.connection === 'ended';
     if (record && (record.terminal || !told)) {
-      this.headline.tell(record, this.failed !== null);
+      this.headline.tell(record, this.failed !== null, model.elapsed(record));
     }
     if (this.listed && !record && !model?.notes.length) {
       this.deleted();

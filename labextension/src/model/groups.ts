@@ -2,6 +2,7 @@
 
 import type { Job, Phase } from './record';
 import { type Listed, folded, isRuns } from './runs';
+import { ran } from './words';
 
 /** In the order in which they are shown. */
 export const GROUPS = [
@@ -81,7 +82,7 @@ function isWithRuns({ group, label, notebook, where }: Job, words: readonly stri
   return group !== '' && words.every(word => text.includes(word));
 }
 
-/** Jobs in an order; `elapsed` is how long one has taken by now. */
+/** Jobs in an order; `elapsed` is how long ago one was submitted, or at its end. */
 export function ordered(
   jobs: Iterable<Job>,
   sort: Sort = 'state',
@@ -130,7 +131,8 @@ function byName(a: Job, b: Job): number {
 }
 
 function longestFirst(elapsed: (job: Job) => number): (a: Job, b: Job) => number {
-  return (a, b) => elapsed(b) - elapsed(a) || newestFirst(a, b);
+  const took = (job: Job) => ran(job, elapsed(job)); // what its row says
+  return (a, b) => took(b) - took(a) || newestFirst(a, b);
 }
 
 // Records don't change, so what is searched of each is made once and goes with it.

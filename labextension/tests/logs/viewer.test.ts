@@ -287,7 +287,8 @@ describe('the log viewer', () => {
     const jobs = new Map([[aJob().id, aJob()]]);
     const notes: string[] = ['kind: no answer'];
     const refresh = vi.fn(async () => {});
-    open(false, { jobs, notes, changed, refresh } as unknown as JobsModel);
+    const elapsed = () => 100;
+    open(false, { jobs, notes, changed, elapsed, refresh } as unknown as JobsModel);
     await knows({ phase: 'SUCCEEDED' });
     expect(refresh).toHaveBeenCalledOnce();
     await says({ end: true });
@@ -299,10 +300,34 @@ describe('the log viewer', () => {
     expect(viewer.node.textContent).toContain('Succeeded, deleted');
   });
 
+  it('counts on from when the job began, also while the logs can’t be had', async () => {
+    const changed = new Signal<object, void>({});
+    const job = aJob({ started: aJob().created + 3600, elapsed: 3660 });
+    const began = Date.now();
+    const elapsed = () => job.elapsed + (Date.now() - began) / 1000;
+    const jobs = new Map([[job.id, job]]);
+    open(false, { jobs, notes: [], changed, elapsed } as unknown as JobsModel);
+    const took = () => all('.jp-nbtorchjob-log-facts')[0]?.textContent?.split(' · ')[0];
+    socket.onclose?.();
+    expect(took()).toBe('1 min 00 s');
+
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(took()).toBe('2 min 00 s');
+    changed.emit(); // another job's record is another one now
+    expect(took()).toBe('2 min 00 s');
+  });
+
   it('is that of the deleted job also when another one has its name', async () => {
     const changed = new Signal<object, void>({});
+    const elapsed = () => 100;
     const jobs = new Map([[aJob().id, aJob()]]);
-    open(false, { jobs, notes: [], changed, refresh: async () => {} } as unknown as JobsModel);
+    open(false, {
+      jobs,
+      notes: [],
+      changed,
+      elapsed,
+      refresh: async () => {}
+    } as unknown as JobsModel);
     await knows({});
     await wrote('0.0.0', 'of the first\n');
     await key('ArrowUp', undefined, { shiftKey: true });

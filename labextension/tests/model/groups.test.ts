@@ -35,6 +35,19 @@ describe('groups', () => {
     ]);
   });
 
+  it('are by duration as their rows say it: the time in which one waited for its turn doesn’t count', () => {
+    const created = 1000;
+    const jobs = [
+      aJob({ id: 'waited', created, started: created + 3600, elapsed: 3660 }),
+      aJob({ id: 'longest', created, started: created + 1, elapsed: 600 }),
+      aJob({ id: 'waits', created, started: null, elapsed: 300 })
+    ];
+
+    const found = ordered(jobs, 'duration').map(({ id }) => id);
+
+    expect(found).toEqual(['longest', 'waits', 'waited']);
+  });
+
   it('have first what somebody should act on', () => {
     const jobs = [
       aJob({ id: 'new', created: 3 }),

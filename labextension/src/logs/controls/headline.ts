@@ -2,7 +2,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { groupOf } from '../../model/groups';
 import type { Job } from '../../model/record';
-import { duration, shape, status } from '../../model/words';
+import { duration, ran, shape, status } from '../../model/words';
 import type { Connection } from '../stream';
 import { button, make } from '../view/dom';
 
@@ -30,7 +30,7 @@ export class Headline {
   private readonly retry: HTMLButtonElement;
   private readonly now: () => number;
   private job: Job | null = null;
-  private told = 0;
+  private submitted = 0;
   private reasons = '';
 
   constructor(private readonly options: HeadlineOptions) {
@@ -62,9 +62,9 @@ export class Headline {
     this.node = make('div', 'headline', {}, line, this.why);
   }
 
-  /** Shows what is known of the job. */
-  tell(job: Job, failed: boolean): void {
-    [this.job, this.told] = [job, this.now()];
+  /** Shows what is known of the job, which was submitted so many seconds ago. */
+  tell(job: Job, failed: boolean, elapsed = job.elapsed): void {
+    [this.job, this.submitted] = [job, this.now() - elapsed];
     this.state.textContent = status(job, this.options.trans);
     this.state.dataset['nbtorchjobState'] = groupOf(job);
     this.failure.hidden = !failed;
@@ -90,11 +90,11 @@ export class Headline {
 
   /** Shows the time that has passed. */
   tick(): void {
-    const { job, told } = this;
+    const { job } = this;
     if (job) {
-      const elapsed = job.elapsed + (job.terminal ? 0 : this.now() - told);
+      const took = ran(job, job.terminal ? job.elapsed : this.now() - this.submitted);
       const { trans } = this.options;
-      this.facts.textContent = `${duration(elapsed, trans)} · ${shape(job, trans)} · ${job.where}`;
+      this.facts.textContent = `${duration(took, trans)} · ${shape(job, trans)} · ${job.where}`;
     }
   }
 
