@@ -40,16 +40,19 @@ export function jobIn(
   return namesake?.created === job.created ? namesake : undefined;
 }
 
-const STILL: readonly string[] = ['HUNG', 'STALLED'];
+/** How grave it is that a job says nothing: it has stalled, or hangs; 0: neither. */
+export function stillnessOf({ status }: Job): 0 | 1 | 2 {
+  return status === 'HUNG' ? 2 : status === 'STALLED' ? 1 : 0;
+}
 
-/** The jobs that were known, and hang or have stalled since. */
+/** The jobs that were known, and have stalled since, or now hang. */
 export function stalledBetween(
   before: ReadonlyMap<string, Job>,
   after: ReadonlyMap<string, Job>
 ): Job[] {
   return [...before.values()].flatMap(job => {
-    const now = STILL.includes(job.status) ? undefined : jobIn(after, job);
-    return now !== undefined && STILL.includes(now.status) ? [now] : [];
+    const now = jobIn(after, job);
+    return now !== undefined && stillnessOf(now) > stillnessOf(job) ? [now] : [];
   });
 }
 

@@ -52,8 +52,10 @@ export type FilePlace = Pick<RunFile, 'path' | 'node'>;
 export class Client {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
-  /** The ids of the jobs that this page has cancelled. */
-  readonly cancelled = new Set<string>();
+  /** Whether this page has cancelled a job. */
+  hasCancelled(job: Job): boolean {
+    return [...this.cancelled].some(each => isMeant(each, job));
+  }
 
   /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
   jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
@@ -67,9 +69,14 @@ export class Client {
   /** Cancels, suspends or resumes a job, which stays, or has its nodes tell where its ranks are. */
   async change(job: Meant, change: Change): Promise<void> {
     if (change === 'cancel') {
-      this.cancelled.add(job.id); // before the answer: the job's end may be told first
+      this.cancelled.add(job); // before the answer: the job's end may be told first
     }
-    await this.request('POST', at(job, change));
+    try {
+      await this.request('POST', at(job, change));
+    } catch (error) {
+      this.cancelled.delete(job);
+      throw error;
+    }
   }
 
   /** Ends the job if it runs, and removes all that is kept of it. */
@@ -170,6 +177,8 @@ export class Client {
     socket.binaryType = 'arraybuffer';
     return socket;
   }
+
+  private readonly cancelled = new Set<Meant>();
 
   /** The address below that of the server for what sends no headers, as a link or a websocket. */
   private signed(base: string, { path, query }: Route): string {

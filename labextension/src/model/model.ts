@@ -62,7 +62,7 @@ export class JobsModel implements IDisposable {
     return this._finished;
   }
 
-  /** A job that was seen before has stopped reporting. */
+  /** A job that was seen before has stopped reporting, or hangs. */
   get stalled(): ISignal<this, Job> {
     return this._stalled;
   }

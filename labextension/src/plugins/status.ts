@@ -41,7 +41,8 @@ function activate(
     const panel = tracker?.currentWidget;
     return panel === shell.currentWidget && panel?.context.path === job.notebook;
   };
-  const notices = { commands, model, cancelled: client.cancelled, inView, settings, trans };
+  const cancelled = client.hasCancelled.bind(client);
+  const notices = { commands, model, cancelled, inView, settings, trans };
   announceEnds(notices);
   announceStalls(notices);
   running?.add(runningJobs({ client, commands, model, trans }));

@@ -1,4 +1,4 @@
-/** A notification for each job that ends while the page looks on, and once for one that stalls, until it ends. */
+/** A notification for each job that ends while the page looks on, and for one that stalls, for as long as it does. */
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -6,6 +6,7 @@ import type { CommandRegistry } from '@lumino/commands';
 
 import { jobButtons } from '../commands/buttons';
 import type { Verb } from '../commands/verbs';
+import { jobIn, stillnessOf } from '../model/changes';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 import { outcomeOf, stalledLine } from '../model/summary';
@@ -13,9 +14,9 @@ import type { Notified, Settings } from '../settings';
 
 export interface NoticesOptions {
   readonly commands: CommandRegistry;
-  readonly model: Pick<JobsModel, 'elapsed' | 'finished' | 'stalled'>;
-  /** The jobs that this page has cancelled: nobody need be told. */
-  readonly cancelled: Set<string>;
+  readonly model: Pick<JobsModel, 'changed' | 'elapsed' | 'finished' | 'jobs' | 'stalled'>;
+  /** Whether this page has cancelled the job: nobody need be told. */
+  readonly cancelled: (job: Job) => boolean;
   /** Whether the user has the job's notebook, and with it its card, in view. */
   readonly inView: (job: Job) => boolean;
   readonly settings: Settings;
@@ -26,7 +27,7 @@ export interface NoticesOptions {
 export function announceEnds(options: NoticesOptions): void {
   const { cancelled, commands, inView, model, settings, trans } = options;
   model.finished.connect((_, job) => {
-    const byUser = cancelled.delete(job.id) && job.phase === 'CANCELLED';
+    const byUser = job.phase === 'CANCELLED' && cancelled(job);
     if (byUser || inView(job) || !isTold(job, settings.notifications)) {
       return;
     }
@@ -39,29 +40,38 @@ export function announceEnds(options: NoticesOptions): void {
   });
 }
 
-/** Tells once of every job that stalls from now on until it ends, unless no failures are to be told. */
+/**
+ * Tells of every job that stalls or hangs from now on, for as long as it does, unless no failures are to be
+ * told. That one stalls is told once: it may do so at each checkpoint.
+ */
 export function announceStalls(options: NoticesOptions): void {
   const { commands, inView, model, settings, trans } = options;
-  const notices = new Map<string, { readonly created: number; readonly notice: string }>(); // by job
+  const told = new Map<string, { job: Job; grave: number; notice: string }>(); // by id
   model.stalled.connect((_, job) => {
-    const before = notices.get(job.id);
-    const told = before?.created === job.created;
-    if (told || inView(job) || settings.notifications === 'none') {
+    const before = told.get(job.id);
+    const known = before?.job.created === job.created ? before.grave : 0;
+    if (stillnessOf(job) <= known || inView(job) || settings.notifications === 'none') {
       return;
     }
     if (before) {
-      Notification.dismiss(before.notice); // of a job that was deleted as it stalled
+      Notification.dismiss(before.notice);
     }
     const notice = Notification.emit(stalledLine(job, model.elapsed(job), trans), 'warning', {
       actions: jobButtons(commands, ['logs', 'cancel'], job),
       autoClose: false
     });
-    notices.set(job.id, { created: job.created, notice });
+    told.set(job.id, { job, grave: stillnessOf(job), notice });
   });
-  model.finished.connect((_, job) => {
-    const before = notices.get(job.id);
-    if (before) {
-      Notification.dismiss(before.notice);
+  model.changed.connect(() => {
+    for (const [id, each] of told) {
+      const now = jobIn(model.jobs, each.job);
+      if (!now || stillnessOf(now) === 0) {
+        Notification.dismiss(each.notice);
+        each.grave = 1;
+      }
+      if (!now || now.terminal) {
+        told.delete(id);
+      }
     }
   });
 }

@@ -91,6 +91,9 @@ describe('jobs that stalled', () => {
 
     expect(stalledBetween(known, after)).toEqual([stalled]);
     expect(stalledBetween(after, after)).toEqual([]);
+    const hung = aJob({ id: 'a', status: 'HUNG' });
+    expect(stalledBetween(after, new Map([['a', hung]]))).toEqual([hung]);
+    expect(stalledBetween(new Map([['a', hung]]), after)).toEqual([]);
     const namesake = aJob({ id: 'a', status: 'STALLED', created: a!.created + 1 });
     expect(stalledBetween(known, new Map([['a', namesake]]))).toEqual([]);
   });

@@ -2,6 +2,7 @@ import { ServerConnection } from '@jupyterlab/services';
 import { describe, expect, it } from 'vitest';
 
 import { Client, RequestError } from '../../src/model/client';
+import type { Job } from '../../src/model/record';
 
 import { aJob } from '../jobs';
 
@@ -60,7 +61,20 @@ describe('the client', () => {
       ['POST', `${AT}/cancel`],
       ['DELETE', AT]
     ]);
-    expect([...client.cancelled]).toEqual([ID]);
+  });
+
+  it('knows which jobs it has cancelled, not those where that failed nor later ones of their names', async () => {
+    let status = 204;
+    const { client } = served(() => new Response(null, { status }));
+    const [one, other] = [1, 2].map(created => aJob({ id: ID, created })) as [Job, Job];
+
+    await client.change(one, 'cancel');
+    await client.change(other, 'stacks');
+    expect([one, other].map(job => client.hasCancelled({ ...job }))).toEqual([true, false]);
+
+    status = 502;
+    await expect(client.change(other, 'cancel')).rejects.toBeInstanceOf(RequestError);
+    expect(client.hasCancelled(other)).toBe(false);
   });
 
   it('means no later job that has the id of one that was deleted', async () => {

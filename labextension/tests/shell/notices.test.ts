@@ -5,6 +5,7 @@ import { beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { CommandIDs } from '../../src/ids';
 import { type NoticesOptions, announceEnds, announceStalls } from '../../src/shell/notices';
+import { stalledBetween } from '../../src/model/changes';
 import type { Job } from '../../src/model/record';
 
 const { dismiss, emit } = vi.hoisted(() => ({ dismiss: vi.fn(), emit: vi.fn() }));
@@ -17,7 +18,12 @@ const trans = {
 const run = vi.fn();
 
 /** Lets a job end on a page with this setting; gives what is told of it. */
-function endOf(phase: string, notifications: string, more: Partial<NoticesOptions> = {}) {
+function endOf(
+  phase: string,
+  notifications: string,
+  more: Partial<NoticesOptions> = {},
+  created = 100
+) {
   const commands = new CommandRegistry();
   for (const id of Object.values(CommandIDs)) {
     commands.addCommand(id, { label: id, execute: args => run(id, args) });
@@ -26,22 +32,24 @@ function endOf(phase: string, notifications: string, more: Partial<NoticesOption
   announceEnds({
     commands,
     model,
-    cancelled: new Set(),
+    cancelled: () => false,
     inView: () => false,
     settings: { notifications },
     trans,
     ...more
   } as unknown as NoticesOptions);
-  model.finished.emit({ id: 'local:fox', name: 'fox', phase, failure: null } as Job);
+  model.finished.emit({ id: 'local:fox', name: 'fox', created, phase, failure: null } as Job);
   const [message, type, options] = emit.mock.calls[0] ?? [];
   return { message, type, ...options };
 }
 
-/** Has a job stall twice on a page with this setting; gives what ends a job, and what has one of its name stall. */
-function stall(notifications: string) {
+/** A page with this setting and a job, and what gives the job another record there. */
+function page(notifications: string) {
   const source = {};
   const model = {
     elapsed: () => 50,
+    jobs: new Map<string, Job>(),
+    changed: new Signal<object, void>(source),
     finished: new Signal<object, Job>(source),
     stalled: new Signal<object, Job>(source)
   };
@@ -53,13 +61,16 @@ function stall(notifications: string) {
     trans
   } as unknown as NoticesOptions);
   const still = { since: 110, unit: 'step', usual: 2 };
-  const job = { id: 'local:fox', name: 'fox', created: 100, status: 'STALLED', still } as Job;
-  model.stalled.emit(job);
-  model.stalled.emit({ ...job });
-  return {
-    end: (id: string) => model.finished.emit({ ...job, id }),
-    again: () => model.stalled.emit({ ...job, created: 105 })
+  const job = { id: 'local:fox', name: 'fox', created: 100, status: 'RUNNING', still } as Job;
+  /** As the model tells it. */
+  const become = (given: Partial<Job> | null) => {
+    const before = model.jobs;
+    model.jobs = new Map(given && [[job.id, { ...job, ...given }]]);
+    stalledBetween(before, model.jobs).forEach(each => model.stalled.emit(each));
+    model.changed.emit();
   };
+  become({});
+  return become;
 }
 
 beforeEach(() => {
@@ -67,40 +78,59 @@ beforeEach(() => {
 });
 
 describe('a job that stalls', () => {
-  it('is told once', () => {
-    stall('failures');
+  const told = () => emit.mock.calls.map(([text]) => text as string);
+  const STALLED = 'fox has stalled: no step for 40 s; a step took 2.0 s';
 
-    expect(emit.mock.calls.map(([text, type]) => [text, type])).toEqual([
-      ['fox has stalled: no step for 40 s; a step took 2.0 s', 'warning']
-    ]);
+  beforeEach(() => {
+    emit.mockImplementation((text: string) => `notice: ${text}`);
   });
 
-  it('is told of until it ends', () => {
-    emit.mockReturnValue('notice-7');
-    const { end } = stall('failures');
+  it('is told once, as at each checkpoint', () => {
+    const become = page('failures');
+    become({ status: 'STALLED' });
+    become({ status: 'RUNNING' });
+    become({ status: 'STALLED' });
 
-    end('local:hare');
+    expect(emit.mock.calls.map(([text, type]) => [text, type])).toEqual([[STALLED, 'warning']]);
+  });
+
+  it.each([
+    ['ends', { status: 'FAILED', terminal: true }],
+    ['goes on', { status: 'RUNNING' }],
+    ['is gone', null]
+  ])('is told of until it %s', (_, now) => {
+    const become = page('failures');
+    become({ status: 'STALLED' });
+    become({ status: 'STALLED', elapsed: 60 });
     expect(dismiss).not.toHaveBeenCalled();
 
-    end('local:fox');
-    expect(dismiss.mock.calls).toEqual([['notice-7']]);
+    become(now);
+    expect(dismiss.mock.calls).toEqual([[`notice: ${STALLED}`]]);
   });
 
-  it.each([true, false])('is told though one of its name was (ended: %s)', ended => {
-    emit.mockReturnValueOnce('notice-7');
-    const { end, again } = stall('failures');
-    if (ended) {
-      end('local:fox');
-    }
+  it('is told when it hangs, each time', () => {
+    const become = page('failures');
+    become({ status: 'STALLED' });
+    become({ status: 'HUNG' });
+    become({ status: 'RUNNING' });
+    become({ status: 'HUNG' });
 
-    again();
+    expect(told()).toEqual([STALLED, 'fox hangs', 'fox hangs']);
+    expect(dismiss).toHaveBeenCalledWith(`notice: ${STALLED}`);
+  });
+
+  it('is told though one of its name was', () => {
+    const become = page('failures');
+    become({ status: 'STALLED' });
+    become({ created: 105 });
+    become({ created: 105, status: 'STALLED' });
 
     expect(emit).toHaveBeenCalledTimes(2);
-    expect(dismiss).toHaveBeenCalledWith('notice-7');
+    expect(dismiss).toHaveBeenCalledWith(`notice: ${STALLED}`);
   });
 
   it('is not told to who wants no notices', () => {
-    stall('none');
+    page('none')({ status: 'STALLED' });
 
     expect(emit).not.toHaveBeenCalled();
   });
@@ -127,7 +157,7 @@ describe('the end of a job', () => {
   });
 
   it.each([
-    ['that this page has cancelled', 'CANCELLED', { cancelled: new Set(['local:fox']) }],
+    ['that this page has cancelled', 'CANCELLED', { cancelled: () => true }],
     ['whose notebook is in view', 'FAILED', { inView: () => true }]
   ])('%s needs no telling', (_, phase, more) => {
     endOf(phase, 'all', more);
@@ -135,16 +165,16 @@ describe('the end of a job', () => {
     expect(emit).not.toHaveBeenCalled();
   });
 
-  it('is told though a cancel came too late', () => {
-    endOf('FAILED', 'all', { cancelled: new Set(['local:fox']) });
+  it('is told of the next one of its name that somebody cancels', () => {
+    const cancelled = ({ created }: Job) => created === 100;
+    endOf('CANCELLED', 'all', { cancelled });
+    endOf('CANCELLED', 'all', { cancelled }, 200);
 
     expect(emit).toHaveBeenCalledOnce();
   });
 
-  it('is told of the next one of its name that somebody cancels', () => {
-    const cancelled = new Set(['local:fox']);
-    endOf('CANCELLED', 'all', { cancelled });
-    endOf('CANCELLED', 'all', { cancelled });
+  it('is told though a cancel came too late', () => {
+    endOf('FAILED', 'all', { cancelled: () => true });
 
     expect(emit).toHaveBeenCalledOnce();
   });
@@ -157,6 +187,6 @@ describe('the end of a job', () => {
       CommandIDs.logs,
       CommandIDs.retry
     ]);
-    expect(run).toHaveBeenCalledWith(CommandIDs.retry, { id: 'local:fox' });
+    expect(run).toHaveBeenCalledWith(CommandIDs.retry, { id: 'local:fox', created: 100 });
   });
 });
