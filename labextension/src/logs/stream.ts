@@ -30,7 +30,8 @@ export type Message =
   | { readonly job: Job; readonly failed: Failed | null }
   | { readonly loaded: true }
   | { readonly end: true }
-  | { readonly message: string };
+  | { readonly message: string }
+  | Readonly<Record<string, never>>;
 
 /** How it stands with the server; `reason` may be empty. */
 export type Connection =
@@ -55,6 +56,8 @@ export interface Sink {
 const NEWLINE = 10;
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 30_000;
+// The server says something every 30 s: a connection that a sleep or a tunnel has cut never ends by itself.
+const SILENCE = 75_000;
 const MOST_NAMED = 200; // each takes up to 40 characters
 
 /**
@@ -114,6 +117,7 @@ export class LogStream implements IDisposable {
   private readonly offsets = new Offsets();
   private socket: WebSocket | null = null;
   private timer: ReturnType<typeof setTimeout> | undefined;
+  private silence: ReturnType<typeof setTimeout> | undefined;
   private ranks: readonly number[] | null = null;
   private wait = FIRST_WAIT;
   private heardOf = false;
@@ -155,13 +159,24 @@ export class LogStream implements IDisposable {
     socket.onopen = () => {
       opened = true;
     };
-    socket.onmessage = event => current() && this.heard(event.data as string | ArrayBuffer);
+    const listen = () => {
+      clearTimeout(this.silence);
+      this.silence = setTimeout(() => void this.cut(true), SILENCE);
+    };
+    socket.onmessage = event => {
+      if (current()) {
+        listen();
+        this.heard(event.data as string | ArrayBuffer);
+      }
+    };
     socket.onclose = () => current() && void this.cut(opened);
     this.socket = socket;
+    listen();
   }
 
   private close(): void {
     clearTimeout(this.timer);
+    clearTimeout(this.silence);
     const socket = this.socket;
     this.socket = null; // whatever it still says isn't heard
     socket?.close();
@@ -188,7 +203,7 @@ export class LogStream implements IDisposable {
       this.close();
       this.sink.loaded();
       this.sink.connected({ is: 'ended' });
-    } else {
+    } else if ('message' in message) {
       this.reason = message.message;
     }
   }

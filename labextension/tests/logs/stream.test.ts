@@ -187,6 +187,25 @@ describe('a stream', () => {
     expect(sockets).toHaveLength(1);
   });
 
+  it('comes again where nothing was heard for long, not where there is only nothing new', async () => {
+    last().says({ job: aJob({ name: 'a' }), failed: null });
+    last().wrote('0.0.0', 'abc');
+    const silent = last();
+    for (let beat = 0; beat < 10; beat++) {
+      await vi.advanceTimersByTimeAsync(30_000);
+      silent.says({});
+    }
+    expect([sockets.length, connections.at(-1)?.is]).toEqual([1, 'open']);
+
+    await vi.advanceTimersByTimeAsync(75_500);
+    expect([sockets.length, last().since, silent.closed]).toEqual([2, '0.0.3', true]);
+  });
+
+  it('comes again where a server doesn’t even open it', async () => {
+    await vi.advanceTimersByTimeAsync(75_500);
+    expect(sockets).toHaveLength(2);
+  });
+
   it('opens anew for other ranks, and hears no more of the old one', () => {
     const old = last();
     old.wrote('1.0.0', 'ab');

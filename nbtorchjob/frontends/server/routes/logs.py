@@ -149,7 +149,8 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
 
     Text messages are JSON: ``{"job": RECORD, "failed": {"rank", "round"} or null}`` first and as it changes,
     ``{"loaded": true}`` once all that there was at first was sent and more may come, ``{"end": true}``
-    last, or ``{"message": …}`` for what went wrong on the way. Binary ones are parts of logs:
+    last, or ``{"message": …}`` for what went wrong on the way; ``{}`` comes where nothing else has for half a
+    minute. Binary ones are parts of logs:
     ``RANK.ROUND.OFFSET``, a space and ``BYTES:TIME,…`` (when so many bytes were written: milliseconds since
     the epoch, then since the one before), a newline and the bytes from that offset on. Each byte
     comes once, except those already known according to ``since``. The client sends nothing.

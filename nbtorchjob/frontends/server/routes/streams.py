@@ -26,6 +26,7 @@ _PACE_S = 0.5  # between two records
 _QUIET_S = 0.3  # with nothing old: then all of it was told
 _NEW_S = 1.0  # that what is new may seem old: hosts' clocks differ
 _FIRST_S = 0.1  # for the facts that are there already, before the first record
+BEAT_S = 30.0  # between two messages, at most: no page sees a websocket's pings, nor that its server is gone
 
 
 async def messages(
@@ -41,8 +42,8 @@ async def messages(
     bytes were written at that time, in milliseconds since the epoch, from the second on since the one before.
 
     ``{"loaded": True}`` follows once what was written earlier than this was asked for is told, unless the
-    end comes first: ``{"end": True}`` is the last message. Raises what ``events`` raises once all before it
-    was given.
+    end comes first: ``{"end": True}`` is the last message. ``{}`` only says that there is nothing new. Raises
+    what ``events`` raises once all before it was given.
     """
     box = _Box(JobState(info), ranks, show)
     following = loop.start(box.fill(events))
@@ -129,6 +130,7 @@ class _Box:
         self._opened = time.time()
         self._quiet: float | None = time.monotonic() + _QUIET_S  # when what was old is told; None: it is
         self._over = False
+        self._beat = time.monotonic() + BEAT_S
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
@@ -172,6 +174,9 @@ class _Box:
         if self._quiet and not self._ends and _left(self._quiet) == 0:
             self._quiet = None
             batch.append({"loaded": True})
+        if not batch and not self._over:
+            batch.append({})
+        self._beat = time.monotonic() + BEAT_S
         self._room.set()
         return batch
 
@@ -180,11 +185,11 @@ class _Box:
         """Whether all that comes is what was written, and then the end."""
         return self._over or self._state.phase.terminal
 
-    def _wait(self) -> float | None:
-        """Return in how many seconds there is something to say; None while nobody knows."""
+    def _wait(self) -> float:
+        """Return in how many seconds there is something to say, if nothing comes before."""
         quiet = None if self._ends else self._quiet
-        due = [at for at in (self._due_state(), quiet) if at is not None]
-        return _left(min(due)) if due else None
+        due = min(at for at in (self._due_state(), quiet, self._beat) if at is not None)
+        return max(0.0, due - time.monotonic())
 
     def _due_state(self) -> float | None:
         return self._due if self._stale else None

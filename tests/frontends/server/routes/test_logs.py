@@ -22,7 +22,7 @@ from tornado.iostream import StreamClosedError
 from nbtorchjob import api, artifacts_dir, checkpoint_dir
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.errors import UnreachableError
-from nbtorchjob.frontends.server.routes import logs
+from nbtorchjob.frontends.server.routes import logs, streams
 from nbtorchjob.frontends.server.routes.streams import PIECE_BYTES
 from nbtorchjob.state import Phase
 from tests.backends.kubernetes.stage import until
@@ -111,6 +111,20 @@ async def test_the_record_comes_first_and_again_when_something_has_changed(conne
     assert [record["job"]["restarts"]["used"] for record in socket.records[:2]] == [0, 1]
     assert socket.records[-1]["job"]["failure"] == "rank 0: ValueError: boom"
     assert socket.records[-1]["failed"] == {"rank": 0, "round": 1}
+
+
+async def test_a_page_hears_that_there_is_nothing_new(connect, job, monkeypatch):
+    monkeypatch.setattr(streams, "BEAT_S", 0.01)  # there is no waiting for half a minute
+    job.begin()
+    socket = await connect(local(job))
+    await socket.until(lambda: {"loaded": True} in socket.told)
+    told = len(socket.told)
+    await socket.until(lambda: socket.told[told:].count({}) == 3)
+    job.log(b"line\n")
+    job.end()
+
+    assert await socket.all() == {(0, 0): b"line\n"}
+    assert socket.told[-1] == {"end": True}
 
 
 async def test_a_page_that_is_cut_off_again_and_again_misses_nothing(connect, job):
