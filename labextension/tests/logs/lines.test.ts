@@ -83,6 +83,10 @@ describe('a rank’s log', () => {
     [['10%\r', '20%', '\r', '30%'], ['30%']],
     [['10%\r'], ['10%']],
     [['\n\n'], ['', '']],
+    [['abc\b\bX\n'], ['aXc']],
+    [['\b\bok'], ['ok']],
+    [['1/3 [=  ]\b\b\b\b\b\b\b\b\b', '2/3 [== ]\b\b\b\b\b\b\b\b\b', '3/3 [===]'], ['3/3 [===]']],
+    [['\u001b[32mab\b\u001b[0mc\n'], ['\u001b[32ma\u001b[0mc']],
     [['a\u2028b\rc\n'], ['c']],
     [[], []]
   ])('of %j shows %j', (parts, lines) => {
@@ -104,11 +108,46 @@ describe('a rank’s log', () => {
     }
   });
 
+  describe('with nested progress bars', () => {
+    const inner = (done: number) => `\n\rbatch ${done}%\u001b[A`;
+    const first = `\repoch 0%${inner(0)}`;
+    const rest =
+      `${inner(50)}${inner(99)}\n\r         \u001b[A\repoch 50%${inner(0)}${inner(99)}` +
+      '\n\r         \u001b[A\repoch 100%\n';
+
+    it('keeps each on its line', () => {
+      const log = logOf(`begins\n${first}`);
+      expect(linesOf(log)).toEqual(['begins', 'epoch 0%  batch 0%']);
+      log.append(0, bytes(rest));
+      log.append(0, bytes('done\nend'));
+      expect(linesOf(log)).toEqual(['begins', 'epoch 100%', 'done', 'end']);
+    });
+
+    it.each(['done\n', ''])('leaves what they left, however it is cut, and then %j', last => {
+      const text = rest + last;
+      for (let size = 1; size < text.length; size++) {
+        const log = logOf(first, ...(text.match(new RegExp(`[^]{1,${size}}`, 'g')) ?? []));
+        log.end();
+        expect(linesOf(log)).toEqual(['epoch 100%', ...(last ? ['done'] : [])]);
+      }
+    });
+
+    it('keeps three of them on their lines', () => {
+      const deep = (done: number) => `\n\n\rstep ${done}%\u001b[A\u001b[A`;
+      const log = logOf(`\repoch 0%\n\rbatch 0%\u001b[A${deep(0)}${deep(50)}`, deep(99));
+      expect(linesOf(log)).toEqual(['epoch 0%  batch 0%  step 99%']);
+      log.end();
+      expect(linesOf(log)).toEqual(['epoch 0%', 'batch 0%', 'step 99%']);
+    });
+  });
+
   it('takes a line without an end as several, and carriage returns in linear time', () => {
     const endless = logOf(...Array.from({ length: 12 }, () => 'x'.repeat(100_000)));
     expect(endless.count).toBe(1);
     expect(linesOf(logOf(`${'\r'.repeat(300_000)}x\n`))).toEqual(['x']);
     expect(linesOf(logOf(`x${'\r'.repeat(300_000)}\n`))).toEqual(['x']);
+    expect(linesOf(logOf(`${'x\u001b[A'.repeat(100_000)}\n\n`))[0]).toHaveLength(100_000);
+    expect(linesOf(logOf(`${'\rx\b\n\u001b[A'.repeat(50_000)}\n\n`))).toEqual(['x', '']);
   });
 
   it('marks where a round begins, and ends what the one before left open', () => {
