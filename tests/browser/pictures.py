@@ -17,6 +17,10 @@ WIDTHS = (480, 800, 1400)
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 _CHANGE = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
 _COLOURS = 96  # of a card: enough for text and lines, and a third of the size
+_PLACE = """output => {
+    const { x, y, width, height } = output.querySelector('.nbtorchjob').getBoundingClientRect();
+    return { x, y, width, height };
+}"""
 _DRAWN = ".nbt-state:not(:text-is('Submitted'))"
 _SLACK = 24  # px that a height may differ: a line that wraps elsewhere
 _FAINT, _MOST = 56, 0.04  # how much a pixel may differ, and how many may differ more: times go on
@@ -41,6 +45,10 @@ class Camera:
 
     def _card(self, index: int):
         return self._notebook.output(index).locator(".nbtorchjob").first
+
+    def _place(self, index: int):
+        """Return where a card is, found and asked in one step: it may be drawn anew in between."""
+        return self._notebook.output(index).evaluate(_PLACE)
 
     def take(self, widths: Sequence[int] = WIDTHS) -> Iterator[Path]:
         """Take all cards in each theme at these widths."""
@@ -76,18 +84,18 @@ class Camera:
         self._page.close()
 
     def _shoot(self, index: int, name: str) -> Path:
-        card, path = self._card(index), self._folder / name
+        path = self._folder / name
         self._show(index)
         self._page.wait_for_timeout(150)
         # A live card is drawn anew each second, so what is taken is its place on the page.
-        self._page.screenshot(path=path, clip=card.bounding_box())
+        self._page.screenshot(path=path, clip=self._place(index))
         return _smaller(path)
 
     def _fit(self, width: int) -> None:
         """Make the page as wide as a card of this width needs."""
         self._show(1)
         for _ in range(4):
-            wide = self._card(1).bounding_box()["width"]
+            wide = self._place(1)["width"]
             size = self._page.viewport_size
             if abs(wide - width) < 1:
                 return
