@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends import backend_of
 from nbtorchjob.backends.kubernetes.api import connection
+from nbtorchjob.backends.kubernetes.control import follow
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import JobCancelledError, ResultError
-from nbtorchjob.machine import folders, processes
+from nbtorchjob.machine import folders, loop, processes
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.state import JobState, Phase
+from nbtorchjob.state.facts.events import LogChunk
 from nbtorchjob.state.failure import Cause
 from nbtorchjob.ui.card import render
+from tests.backends.kubernetes.mortal import elsewhere
 from tests.backends.kubernetes.stage import IMAGE, running, until, waits
 from tests.patience import LIMIT
 
@@ -47,6 +51,22 @@ def test_a_log_is_whole_whatever_was_cut(stage, fault):
 
     assert job.result(LIMIT) == "told"
     assert job.logs(0) == TALKED
+
+
+def test_the_log_of_a_pod_that_has_ended_is_followed_to_its_end_however_slowly(stage, monkeypatch, tmp_path):
+    monkeypatch.setattr(follow, "_FAILURE_GRACE_S", 0.5)
+    line = "x" * 1023 + "\n"
+    job = stage.submit(f"begin()\nfor _ in range(20): log({line!r} * 128)\nfail()")
+    job.wait(LIMIT)
+    info = elsewhere(stage, job, monkeypatch, tmp_path).info
+
+    async def heard():
+        events = backend_of("kubernetes", info.address).follow(info.address, since={})
+        return [event async for event in events if isinstance(event, LogChunk)]
+
+    with stage.cluster.slow_logs(0.2):
+        chunks = loop.run(heard())
+    assert b"".join(chunk.data for chunk in chunks) == line.encode() * 128 * 20
 
 
 def test_a_host_that_the_cluster_adds_and_a_slow_pull_are_reported(stage):

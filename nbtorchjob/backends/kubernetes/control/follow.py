@@ -24,7 +24,8 @@ before every resource was listed and the queue is empty: before that there seem 
 
 ``state.conclusive`` says whether anything can still change how the job ended. The graces count by our own
 clock, as the cluster's may differ: the first from when an end was heard of, the others from when the state is
-conclusive. Both begin anew once one of the first two rows held again.
+conclusive, or more of the log of a pod that has ended came. Both begin anew once one of the first two rows
+held again.
 """
 
 from __future__ import annotations
@@ -170,6 +171,7 @@ class Follower:
             self._controller = JobController(session, scope, kind, info, first, removes=cache.ours)
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
+        self._read = -math.inf  # when more of the log of a pod that has ended came
         self._unlisted = {kind.api.plural, PODS.plural}
         self._rounds = _Rounds(in_order=in_order, listed=self._pods_listed)
         self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
@@ -443,6 +445,8 @@ class Follower:
                             for round_, events in self._rounds.parts(uid, reader.events(lines)):
                                 await self._rounds.reach(uid, round_)
                                 await self._queue.put(events)
+                            if self._has_ended(pod):  # one that runs may write for ever
+                                self._read = time.monotonic()
                             self._cache.add(log, lines)  # in that order, too: it is told before them
                     break
                 except OpenFilesError as exc:
@@ -513,10 +517,10 @@ class Follower:
             ended = self._state.verdict is not None or self._state.removed is not None
             return now - self._decided > (_VERDICT_GRACE_S if ended else math.inf)
         self._concluded = self._concluded or now
-        # The rest of the logs has so many seconds once nothing changes the conclusion.
+        # The rest of the logs has so many seconds once nothing changes the conclusion, and no more comes.
         verdict = self._state.verdict
         grace = _FAILURE_GRACE_S if verdict is not None and not verdict.succeeded else _LOG_GRACE_S
-        return not self._reading or now - self._concluded > grace
+        return not self._reading or now - max(self._concluded, self._read) > grace
 
 
 def sound(state: JobState) -> bool:

@@ -5,7 +5,8 @@ import os
 import re
 import secrets
 import urllib.request
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,15 @@ class Emulator(Machine):
     def trouble(self, code: int, path: str = "", *, times: int = 1, method: str = "") -> None:
         """Answer the next requests to matching paths with this status code."""
         self._do(self._faults.troubles.append, Trouble(method, re.compile(path), code, times))
+
+    @contextmanager
+    def slow_logs(self, seconds: float) -> Iterator[None]:
+        """Have each piece of a log, of 256 KiB, take so long."""
+        self._faults.piece_s = seconds
+        try:
+            yield
+        finally:
+            self._faults.piece_s = 0.0
 
     def meanwhile(
         self, method: str, path: str, act: Callable[[], None], *, user: str = "", after: bool = False

@@ -34,11 +34,12 @@ class Moment:
 
 @dataclass
 class Faults:
-    """Troubles and moments to come, and the streams that can be cut."""
+    """Troubles and moments to come, the streams that can be cut, and how long a piece of a log takes."""
 
     troubles: list[Trouble] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     streams: dict[asyncio.Transport, str] = field(default_factory=dict)
+    piece_s: float = 0.0
 
     def meet(self, method: str, path: str) -> None:
         """Refuse this request, if trouble waits for it."""

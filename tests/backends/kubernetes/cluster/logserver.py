@@ -1,5 +1,6 @@
 """The log subresource of pods: which log, from when on, how much of it, and following it."""
 
+import asyncio
 import datetime
 import time
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class LogEndpoint:
                     ended = log.closed
                     while data := reader.read(ended=ended):
                         await response.write(view.show(data))
+                        await asyncio.sleep(self._faults.piece_s)
                     if ended or not call.flag("follow"):
                         break
                     await more.wait()
