@@ -16,7 +16,7 @@ can't be pulled, a quota. A job in a queue, and an image on its way, may take as
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -61,7 +61,7 @@ REPORT = "report"  # what is counted where neither steps nor epochs are
 PERCENT = "percent"  # what an operator counts that is told how far its job is
 
 RECENT = 8  # reports that tell how fast a rank is now
-_MANY = 3  # reports of the first count, from which on it is taken to be under way
+_MANY = 3  # reports of one count, from which on it is taken to be under way where no other was told yet
 OVERDUE = 1.5  # times the usual time between two reports, and
 OVERDUE_S = 3.0  # so long beside: from a cluster a report may take a second or two
 STALLED_S = 60.0  # at least; 10 usual times between reports, if that is more
@@ -72,7 +72,7 @@ QUIET_S = 120.0
 class Progress(FrozenDataclass):
     """How much the slowest rank has done; ``total`` is None where nobody said how much there is.
 
-    Times are in seconds, None where they aren't known; ``heard``, and ``reached``, when so much was done, are
+    Times are in seconds, None where they aren't known; ``heard`` and ``done_at``, when so much was done, are
     since the epoch.
     """
 
@@ -82,13 +82,13 @@ class Progress(FrozenDataclass):
     pace: float | None  # for one unit
     every: float | None  # between two reports
     heard: float
-    reached: float
+    done_at: float
 
     def left(self, now: float) -> float | None:
         """Return how long the rest will take; None where nobody knows, as when a report is overdue."""
         if self.total is None or self.pace is None or self.overdue(now) is not None:
             return None
-        return max(0.0, (self.total - self.done) * self.pace - max(0.0, now - self.reached))
+        return max(0.0, (self.total - self.done) * self.pace - max(0.0, now - self.done_at))
 
     def overdue(self, now: float) -> float | None:
         """Return for how long nothing was reported, once that is longer than usual; else None."""
@@ -165,14 +165,14 @@ def setback(state: JobState) -> tuple[int, float, float] | None:
     if newest + extra >= reached or not math.isfinite(first):
         return None
     # Who logs every tenth step, counting from 1, goes on from ten steps before the first that is logged.
-    logged = [many for s in before for many in _per_report(s.points)] if unit == "step" else []
+    logged = [
+        (as_float(other.metrics[unit]) - as_float(one.metrics[unit])) / (other.seq - one.seq)
+        for stretch in before
+        for one, other in pairwise(point for point in stretch.points if unit in point.metrics)
+        if unit == "step"
+    ]
     begun = first if extra else max(0.0, math.ceil(first) - max([1.0, *logged]))
     return series.round, reached, begun
-
-
-def _per_report(points: Sequence[Point]) -> Iterator[float]:
-    for one, other in pairwise(point for point in points if "step" in point.metrics):
-        yield (as_float(other.metrics["step"]) - as_float(one.metrics["step"])) / (other.seq - one.seq)
 
 
 def still(state: JobState, now: float) -> Stillness | None:
@@ -245,14 +245,15 @@ def measures(values: Mapping[str, float], *, counting: bool = False) -> list[str
 @remembered
 def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Progress | None:
     values = latest(series)
-    counted = ((unit, most) for unit in TOTALS if (most := total(unit, values)) is not None)
-    unit, most = next(counted, (unit_of(series), None))
+    totals = ((unit, most) for unit in TOTALS if (most := total(unit, values)) is not None)
+    unit, most = next(totals, (unit_of(series), None))
     reached = done(series, unit, from_zero)
     if reached is None or not math.isfinite(reached):
         return None
     every = seconds = None
     heard = at = series.points[-1].time
-    several = any(_repeats(stretch.points[-RECENT:], unit) for stretch in series.stretches)
+    newest = (counts(stretch.points[-RECENT:], unit) for stretch in series.stretches)
+    several = any(len({many for _, many in counted}) < len(counted) for counted in newest)
     if len(series.points) > 1:  # of an ended job a list keeps one
         recent = series.points[-RECENT:]
         every = pace(counts(recent, REPORT))
@@ -265,11 +266,6 @@ def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Prog
         reached -= 1
     many = min(max(reached, 0.0), reached if most is None else most)
     return Progress(unit, many, most, seconds, every, heard, at)
-
-
-def _repeats(points: Sequence[Point], unit: str) -> bool:
-    counted = [point.metrics[unit] for point in points if unit in point.metrics]
-    return len({*counted}) < len(counted)
 
 
 def _by_count(points: Sequence[Point], unit: str) -> list[list[tuple[float, float]]]:

@@ -6,9 +6,9 @@ what others only reached later. With a condition, the group's best is the best t
 time that it was as far, and its median that of the runs that came as far. What is looked at is a run's newest
 report.
 
-A report that names an epoch may come at its end, or be one of many in it. Where any run has told a count
-twice, it is taken to be done once the next one is told, or the run has ended; until a second report tells
-which it is, nothing is judged.
+A report that names an epoch may come at its end, or be one of many in it. Where any run of the group has
+reported an epoch twice, each counts as done once the next one is reported, or the run has ended. Until a
+second report shows which it is, no run is judged.
 
 Halving is the rule of asynchronous successive halving, ASHA (Li et al. 2018, arXiv:1810.05934: the top
 ``1/factor`` of a rung go on), where runs are stopped instead of paused, as in Ray Tune. Rungs are at
@@ -230,7 +230,8 @@ class _Track:
         told = [[count for _, count in counts(stretch.points, by)] for stretch in series.stretches]
         self.repeats = any(one == other for many in told for one, other in pairwise(many))
         self.goes_on = by == REPORT or any(len(many) > 1 for many in told)
-        self.several = self.ended = False  # whether reports of the group may have the same count
+        # Whether several reports of one count are usual in the group, and whether this run has ended
+        self.several = self.ended = False
         self._values: dict[str, list[float]] = {}
         self._bests: dict[tuple[str, bool], list[tuple[Mark, float]]] = {}
 

@@ -75,7 +75,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.errors import Frame
 from nbtorchjob.runtime.facts.samples import STOPPED, Collective
 from nbtorchjob.state.diagnosis import verdicts
-from nbtorchjob.state.diagnosis.seen import ENDS_BY_THEMSELVES, MEETS, MONITORED, Seen, Wait, standing
+from nbtorchjob.state.diagnosis.seen import ENDS_BY_ITSELF, MEETS, MONITORED, Seen, Wait, standing
 from nbtorchjob.state.diagnosis.verdicts import Sides, Verdict
 from nbtorchjob.state.known import Known
 
@@ -151,7 +151,7 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
         max(fact.time for fact in sampled),
         seen,
         over,
-        busy=bool(named) and all(stand is not None and stand.waits in ENDS_BY_THEMSELVES for stand in named),
+        busy=bool(named) and all(stand is not None and stand.waits in ENDS_BY_ITSELF for stand in named),
         slow=isinstance(finding.verdict, verdicts.Slow),
     )
 

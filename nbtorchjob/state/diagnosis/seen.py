@@ -58,7 +58,6 @@ class WaitsFor(Enum):
     THREAD = "thread"
 
 
-ENDS_BY_THEMSELVES = (WaitsFor.CHECKPOINT, WaitsFor.COMPILER)
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
 _AUTOGRAD = "torch/autograd/graph.py"
 _C10D = "torch/distributed/distributed_c10d.py"
@@ -74,13 +73,14 @@ _HANDLE = re.compile(r"\.wait\(|\bwait_tensor\b")
 DISPATCH = re.compile(r"torch/(?:_ops|_library/\w+)\.py$")
 # What a library's frame says of a rank, wherever it is in its stack: a checkpoint may be written to a file of
 # the user's own, and code that is compiled runs without the compiler. But both may call collectives.
-_ENDS_BY_ITSELF = (
+_ENDING = (
     (r"torch/_dynamo/convert_frame\.py", WaitsFor.COMPILER),
     (
         r"torch/serialization\.py|torch/distributed/checkpoint/.*\.py|/safetensors/torch\.py",
         WaitsFor.CHECKPOINT,
     ),
 )
+ENDS_BY_ITSELF = frozenset(work for _, work in _ENDING)
 # And what one below the user's frame says of a rank that waits in it: the file's end and the function.
 _WAITS = (
     (r"asyncio/(?!runners|base_events).*\.py", r".*", WaitsFor.AWAIT),
@@ -192,7 +192,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
     called = [frame for frame in frames if not DISPATCH.search(frame.filename)]
     waits = None if inside else _waiting(frames, sources)
     open_ = [call for group in sample.groups for call in group.calls if not call.done and not call.p2p]
-    if waits in ENDS_BY_THEMSELVES and open_:
+    if waits in ENDS_BY_ITSELF and open_:
         waits = None
     beside = False
     if not inside and waits is None and sample.state == RUNS:
@@ -248,7 +248,7 @@ def _in_library(file: str) -> bool:
 
 @_remembered
 def _ends_by_itself(file: str) -> WaitsFor | None:
-    return next((meaning for end, meaning in _ENDS_BY_ITSELF if re.search(rf"(?:{end})$", file)), None)
+    return next((meaning for end, meaning in _ENDING if re.search(rf"(?:{end})$", file)), None)
 
 
 @_remembered
