@@ -349,13 +349,13 @@ def stops(code: CodeType) -> bool:
 
 
 def file_stops(source: bytes) -> bool:
-    """Whether a file's code does; to find that out costs milliseconds, so only where it has such a word."""
+    """Whether a file's code does."""
+    if not any(name.encode() in source for name in _NAMES):  # to compile it takes milliseconds
+        return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the file's own
         try:
-            return any(name.encode() in source for name in _NAMES) and stops(
-                compile(source, "<file>", "exec", dont_inherit=True)
-            )
+            return stops(compile(source, "<file>", "exec", dont_inherit=True))
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # it is no code, or runs nowhere
             return False
 
