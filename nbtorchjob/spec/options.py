@@ -253,7 +253,7 @@ def _check_swap(values: Mapping[Option, Any], argv: Sequence[str]) -> None:
     swap = next((value for o, value in values.items() if o.key == "swap"), None)
     others = [*(_flag(o) for o in values if o.key not in _FOR_SWAPS), *argv[:1]]
     if swap is not None and others:
-        why = f"with --swap {swap}: it changes that job at once, which keeps its options"
+        why = f"with --swap {swap}: it changes the running job at once, and that job keeps its options"
         raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
 
 

@@ -414,7 +414,9 @@ def test_beside_swap_what_it_does_not_heed_is_refused(line, refused):
     with pytest.raises(SpecError) as told:
         parse(line, JobSpec())
 
-    assert str(told.value).startswith(f"{refused} can't be given with --swap a: it changes that job at once")
+    assert str(told.value).startswith(
+        f"{refused} can't be given with --swap a: it changes the running job at once"
+    )
 
 
 def test_beside_swap_is_what_it_heeds():

@@ -226,7 +226,7 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
         raise
     text, aside = out.decode(errors="replace"), err.decode(errors="replace")
     if f"--tail={_TAIL}" in line and text.count("\n") >= _TAIL:
-        aside += f"No more than the last {_TAIL} of these lines are shown: tail selects more.\n"
+        aside += f"At most the last {_TAIL} lines are shown; raise tail to see more.\n"
     return process.returncode or 0, text, aside
 
 

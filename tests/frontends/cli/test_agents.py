@@ -94,7 +94,7 @@ def test_an_agent_is_told_where_it_sees_the_last_lines_only(mcp, folder):
 
     cut, cut_too, few, more = asyncio.run(spoken())
     assert cut.startswith("loss=nan 50\n")
-    note = "No more than the last 200 of these lines are shown: tail selects more.\n"
+    note = "At most the last 200 lines are shown; raise tail to see more.\n"
     assert cut.endswith(note)
     assert cut_too.endswith(note)
     assert few == "end\n"
