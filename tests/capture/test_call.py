@@ -426,6 +426,8 @@ def test_a_call_runs_in_a_bare_process():
         "from pdb import set_trace\nset_trace()",
         "def f():\n    return [breakpoint() for _ in 'ab']",
         "stops()",
+        "import torch.distributed as dist\ndist.breakpoint()",
+        "import torch.distributed\ndef f():\n    torch.distributed.breakpoint(rank=1)",
     ],
 )
 def test_code_that_may_stop_in_a_debugger_is_known(cell):

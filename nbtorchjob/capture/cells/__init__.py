@@ -335,16 +335,20 @@ def entry(tree: ast.Module) -> Function | None:
 _READS = ("LOAD_NAME", "LOAD_GLOBAL")
 _FINDS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", *_READS)
 _NAMES = {"breakpoint", "set_trace"}
+_DISTRIBUTED = ("dist", "distributed", "torch.distributed")  # what has a breakpoint() of its own
 
 
 def stops(code: CodeType) -> bool:
     """Whether ``code``, or code that it defines, asks for a debugger by name."""
     # Hardly any code has such a name, and to take it apart costs a hundred times as much as to see that.
     if not _NAMES.isdisjoint(code.co_names):
+        before: object = None
         for item in dis.get_instructions(code):
-            finds = _READS if item.argval == "breakpoint" else _FINDS if item.argval == "set_trace" else ()
+            anywhere = item.argval == "set_trace" or (item.argval == "breakpoint" and before in _DISTRIBUTED)
+            finds = _FINDS if anywhere else _READS if item.argval == "breakpoint" else ()
             if item.opname in finds:
                 return True
+            before = item.argval
     return any(stops(item) for item in code.co_consts if isinstance(item, CodeType))
 
 

@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from traceback import format_exception_only
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -90,7 +91,7 @@ class Debugger:
         self._told = False
 
     def install(self) -> None:
-        """Have ``breakpoint()`` and ``pdb.set_trace()`` stop here."""
+        """Have ``breakpoint()``, ``pdb.set_trace()`` and ``torch.distributed.breakpoint()`` stop here."""
 
         def on_breakpoint(*args: Any, **kwargs: Any) -> Any:
             # As Python has it: "0" is never, and it may name somebody else's.
@@ -99,10 +100,11 @@ class Debugger:
             return self.stop(sys._getframe(1))
 
         sys.breakpointhook = on_breakpoint
-        for name in _DEBUGGERS:
+        changes = {**dict.fromkeys(_DEBUGGERS, self._change), "torch.distributed": self._change_distributed}
+        for name, change in changes.items():
             if name in sys.modules:
-                self._change(sys.modules[name])
-        onimport.change(dict.fromkeys(_DEBUGGERS, self._change))
+                change(sys.modules[name])
+        onimport.change(changes)
 
     def _change(self, module: Any) -> None:
         def set_trace(*args: Any, **kwargs: Any) -> None:
@@ -110,19 +112,49 @@ class Debugger:
 
         module.set_trace = set_trace
 
-    def stop(self, frame: Any) -> None:
-        """Stop at the next line of ``frame``."""
+    def _change_distributed(self, module: Any) -> None:
+        """Have ``breakpoint(rank)`` stop that rank here: torch's own pdb would read from a keyboard."""
+        theirs = getattr(module, "breakpoint", None)
+        if theirs is None:  # as in a torch without distributed
+            return
+        passes: Dict[Any, int] = {}
+
+        def stop_one(rank: int = 0, skip: int = 0, *args: Any, **kwargs: Any) -> None:
+            caller = sys._getframe(1)
+            place = caller.f_code, caller.f_lineno
+            passes[place] = passes.get(place, 0) + 1
+            if passes[place] <= skip:
+                return
+            # No rank has that number: all wait until the one that stops comes, too.
+            meet = partial(theirs, -1, 0, *args, **kwargs)
+            if module.get_rank() == rank:
+                self.stop(caller, meet)
+            else:
+                meet()
+
+        module.breakpoint = stop_one
+
+    def stop(self, frame: Any, then: Callable[[], object] = bool) -> None:
+        """Stop at the next line of ``frame``, and do ``then`` once it goes on from there."""
         if os.getpid() != self._pid:
             text = "nbtorchjob: breakpoint() stops ranks only, not the processes that they start"
             print(text, file=sys.__stderr__)
             return
         if not self._wait:
+            then()
             return
         while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
             frame = frame.f_back
         if not hasattr(self._own, "pdb"):
             self._own.pdb = self._made()
+        if not self.is_here:  # no other rank comes to where a line that is typed leads
+            self._own.then = then
         self._own.pdb.set_trace(frame)
+
+    def go_on(self) -> None:
+        """Do what was to be done once this thread goes on."""
+        then, self._own.then = getattr(self._own, "then", bool), bool
+        then()
 
     def _made(self) -> Any:
         # Peers hear of it first: on half a CPU the import of IPython's takes longer than many a time-out.
@@ -476,6 +508,7 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
             with debugger.stopped(place, BREAKPOINT):
                 self._interact(frame, *rest)
             line.say({"goes": line.how})
+            debugger.go_on()
 
         def _interact(self, *args: Any) -> None:
             self.asks = True

@@ -102,6 +102,36 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
         pass
 
 
+ONE_STOPS = """
+x = []
+for step in range(3):
+    dist.breakpoint(1, skip=1)
+    x.append(step)
+x, dist.get_rank()
+"""
+
+
+@pytest.mark.torch
+def test_torchs_breakpoint_stops_one_rank_and_the_others_wait_for_it():
+    job = submit(MEETS + ONE_STOPS)
+    assert stopped(job) == [1]
+
+    with job.debugger() as session:
+        first, output, said = typed(session, "p x, step", "dist.breakpoint(1)")
+        assert ("x.append(step)" in first, output) == (True, "([0], 1)\n")
+        assert "breakpoint() is passed over in what is typed here" in said
+    until(lambda: "barrier" in str(job.stacks()))
+    assert stopped(job) == [1]
+    with job.debugger() as session:
+        assert typed(session, "c", "p x", "c")[2] == "[0, 1]\n"
+
+    assert job.result(LIMIT) == ([0, 1, 2], 0)
+    assert job.state.goes_on[1].how == "continues"
+    job = submit(MEETS + ONE_STOPS, debug_wait=0)
+    assert job.result(LIMIT) == ([0, 1, 2], 0)
+    assert not job.state.stops
+
+
 @pytest.mark.torch
 def test_a_time_out_that_is_over_ends_the_job_where_nobody_is_stopped():
     waits = "import time\nif rank == 1:\n    time.sleep(1000)\n    breakpoint()\ndist.all_reduce(t)"
