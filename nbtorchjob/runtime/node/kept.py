@@ -22,7 +22,7 @@ from nbtorchjob.runtime.api.points import KEPT
 from nbtorchjob.runtime.ask.answering import Question, Refused
 from nbtorchjob.runtime.facts import emit, injected
 from nbtorchjob.runtime.node import shortage
-from nbtorchjob.runtime.rank import swapped, swapping
+from nbtorchjob.runtime.rank import swapping
 from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError
 
 HEAR_S = 60.0  # for the next piece of a payload to come
@@ -103,7 +103,7 @@ class Kept:
                     self._put(number, sealed.unseal("%d" % number))
         for number in range(1, most + 1):
             payload = Payload(self._path(number))
-            lay(payload, self._files, swapped.differing(payload, self._files))
+            lay(payload, self._files, payload.differing(self._files))
         self._first, self.made = place == 0, max(self.made, most)
         return most
 

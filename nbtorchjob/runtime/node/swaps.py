@@ -55,7 +55,6 @@ from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts import emit
 from nbtorchjob.runtime.node.kept import Kept, lay, received, remove
 from nbtorchjob.runtime.objects.wire import derived, sealed
-from nbtorchjob.runtime.rank import swapped
 from nbtorchjob.runtime.rank.swapping import (
     BACK,
     CHANGED,
@@ -317,7 +316,7 @@ class Swaps:
             return
         try:
             payload = Payload(request.path)
-            differing = swapped.differing(payload, self._files)
+            differing = payload.differing(self._files)
             current.files = [file for file, there in differing.items() if not there]
             lay(payload, self._files, current.files)
             to = payload_of(ranks.folder, current.number)
@@ -411,7 +410,7 @@ class Swaps:
                 self.kept.keep()
                 payload = Payload(request.path)
                 # What is there in another version no rank has imported, or it would have refused this one.
-                lay(payload, self._files, swapped.differing(payload, self._files))
+                lay(payload, self._files, payload.differing(self._files))
             except _UNFIT as exc:
                 text = "node %d can't keep swap %d, so that later attempts may begin without it: %s"
                 emit("Notice", text=text % (self._node, self.kept.made, exc))

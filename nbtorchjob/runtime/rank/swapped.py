@@ -23,7 +23,6 @@ import re
 import sys
 import traceback
 import types
-import zlib
 from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
@@ -98,7 +97,7 @@ class Change:
             raise LackingNamesError(lacks)
         if self.words.get("stops") and sys.breakpointhook is call.pass_over:
             raise CannotSwapError("the new code names breakpoint(), and %s" % call.CANNOT_STOP)
-        edited = _modules(file for file, there in differing(payload, modules).items() if there)
+        edited = _modules(file for file, there in payload.differing(modules).items() if there)
         in_place = _modules(self.words.get("in_place", ()))
         _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})
         payload.show_sources()
@@ -293,22 +292,6 @@ def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
     except TypeError as exc:
         text = "what the cell derives from a class that changes can't be of the one that is there: %s"
         raise CannotSwapError(text % exc) from exc
-
-
-def differing(payload: Payload, folder: str) -> Dict[str, bool]:
-    """Return the files that came with a payload and aren't so in a folder, and whether others are there."""
-    files = {}
-    for name, checksum in payload.checksums().items():
-        if name.startswith(FILES) and not name.endswith("/"):
-            file = name[len(FILES) :]
-            path = os.path.join(folder, *file.split("/"))
-            if not os.path.exists(path):
-                files[file] = False
-            else:
-                with open(path, "rb") as library:
-                    if zlib.crc32(library.read()) != checksum:
-                        files[file] = True
-    return files
 
 
 def _modules(files: Iterable[str]) -> Dict[str, str]:

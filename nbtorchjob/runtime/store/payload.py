@@ -114,6 +114,21 @@ class Payload:
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 self.write(name, target)
 
+    def differing(self, folder: str) -> Dict[str, bool]:
+        """Return the notebook's local modules that aren't so in a folder, and whether others are there."""
+        files = {}
+        for name, checksum in self.checksums().items():
+            if name.startswith(FILES) and not name.endswith("/"):
+                file = name[len(FILES) :]
+                path = os.path.join(folder, *file.split("/"))
+                if not os.path.exists(path):
+                    files[file] = False
+                else:
+                    with open(path, "rb") as library:
+                        if zlib.crc32(library.read()) != checksum:
+                            files[file] = True
+        return files
+
     def write(self, name: str, path: str) -> None:
         """Write one member of the archive to a file, which may be run if it was so on the host."""
         with open(path, "wb") as file:
