@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture, submission
@@ -338,7 +338,9 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
     Of a group that was submitted from here, jobs that weren't are left out with a warning, unless with
     ``trust``: anybody on the cluster may give a job the labels of a run.
     """
-    from nbtorchjob.job import Job  # late, as above
+    from nbtorchjob import pools  # late, as above
+    from nbtorchjob.job import Job
+    from nbtorchjob.labs import Lab
 
     name = _spelled(name)
     for candidate in backends.used():
@@ -351,19 +353,15 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
             warnings.warn(text, stacklevel=3)
         if members:
             return ours or members
-    if members := [*_in_pools(name, trust=trust)]:
+    # Its runs that this user has sent to a pool
+    members = [
+        Lab(backend(pool.backend), pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")
+        for pool, turn in pools.runs()
+        if turn.group == name
+    ]
+    if members:
         return members
     raise JobNotFoundError(f"there is no group of runs named {name!r}; see {hint('list')}")
-
-
-def _in_pools(name: str, *, trust: bool) -> Iterator[Job[Any]]:
-    """Yield the runs of a group that this user has sent to a pool."""
-    from nbtorchjob import pools  # late, as above
-    from nbtorchjob.labs import Lab
-
-    for pool, turn in pools.runs():
-        if turn.group == name:
-            yield Lab(backend(pool.backend), pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")
 
 
 class TorchJobFunction(Generic[P, T]):

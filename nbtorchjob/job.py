@@ -258,19 +258,16 @@ class Job(Generic[T]):
             with suppress(NBTorchJobError):
                 known = self._backend.snapshot(self.info.address)
             if known is not None and self.info.is_another(known.info):
-                self._following = self._deleted()
-                return self._following.state
+                # What who followed the job to its deletion knows
+                following, now = _Following(self.info), time.time()
+                following.state = apply(apply(following.state, Removed(now)), Closed(now))
+                following.ended.bring(None)
+                self._following = following
+                return following.state
             following = self._following = others or self._shared(known)
             if since is not None:
                 following.adopt(known, since)
             return known if known is not None and not following.current else following.state
-
-    def _deleted(self) -> _Following:
-        """Return what who followed the job to its deletion knows."""
-        following, now = _Following(self.info), time.time()
-        following.state = apply(apply(following.state, Removed(now)), Closed(now))
-        following.ended.bring(None)
-        return following
 
     def _known(self) -> JobState:
         """Return what is known of the job now, without following it; raises ``JobNotFoundError``."""

@@ -393,17 +393,16 @@ def _literals(body: Iterable[ast.stmt]) -> dict[str, Any]:
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
             ):
-                with suppress(ValueError, TypeError):
-                    literals[name] = _literal(value)
+                pass
+            case _:
+                continue
+        with suppress(ValueError, TypeError):
+            match value:
+                case ast.Call(func=ast.Name(id="dict"), args=[], keywords=items) if all(w.arg for w in items):
+                    literals[name] = {str(word.arg): ast.literal_eval(word.value) for word in items}
+                case _:
+                    literals[name] = ast.literal_eval(value)
     return literals
-
-
-def _literal(value: ast.expr) -> Any:
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
-        if value.args or not all(word.arg for word in value.keywords):
-            raise ValueError
-        return {str(word.arg): ast.literal_eval(word.value) for word in value.keywords}
-    return ast.literal_eval(value)
 
 
 def _edited(module: ModuleType, code: CodeType) -> bool:

@@ -374,8 +374,17 @@ def gc(args: ParsedArgs, _find: Find) -> Answers:
     wide = max((len(left.name) for _, left in leftovers), default=0)
     answers: list[Answer] = []
     for owner, left in leftovers:
-        answers.append(_cleared(owner, left, wide) if clears else _left(left, wide))
-        yield answers[-1]
+        answer = _left(left, wide)
+        # One whose value can't be read mustn't keep others from being removed.
+        try:
+            if clears:
+                owner.clear(left)
+                answer = _left(left, wide, removed=left.state is None or left.state.ended is not None)
+        except NBTorchJobError as exc:
+            text = f"{left.name} wasn't removed: {exc}; {hint('delete', left.name)} removes it anyway"
+            answer = Answer(text, {**answer.data, "error": str(exc)}, good=False)
+        answers.append(answer)
+        yield answer
     if not leftovers:
         yield Answer("Nothing to remove.", aside=True)
     elif clears:
@@ -392,16 +401,6 @@ def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
     what = f"{facts.phase(left.state).lower()}  {facts.where(left.state.info)}" if left.state else left.what
     data = {"name": left.name, "what": what, "age": left.age, "removed": removed}
     return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {what}", data)
-
-
-def _cleared(backend: Backend, left: Leftover, wide: int) -> Answer:
-    # One whose value can't be read mustn't keep others from being removed.
-    try:
-        backend.clear(left)
-    except NBTorchJobError as exc:
-        text = f"{left.name} wasn't removed: {exc}; {hint('delete', left.name)} removes it anyway"
-        return Answer(text, {**_left(left, wide).data, "error": str(exc)}, good=False)
-    return _left(left, wide, removed=left.state is None or left.state.ended is not None)
 
 
 def doctor(args: ParsedArgs, _find: Find) -> Answers:

@@ -230,7 +230,7 @@ def _archive(
             "packages": _installs(call, spec, key),
             "ship": bool(call.shipped),
             "given": bool(call.given),
-            "swaps": may_swap(call, spec),
+            "swaps": _may_use_ours(call, spec),  # its ranks may pass a point at which code is swapped
             "data": _data(call, spec),
             "debug": _debug(call, spec),
             "buffers": buffers,
@@ -277,21 +277,28 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """
     if spec.fresh or spec.pool:
         return frozenset(program.PARTS)
+    uses_ours = _may_use_ours(call, spec)
+    texts = (call.pickle, *(file.data for file in call.files))
     wants = {
         "environment": spec.remote or bool(call.wanted),
         "packages": bool(call.wanted),
         "stock": bool(call.wanted) and bool(spec.cluster.storage),
         "nodes": spec.launch.max_nodes > 1,
         "mirror": "://" in (spec.cluster.checkpoints or ""),
-        "trainer status": spec.remote and (_may_use_ours(call) or spec.lab),
-        "training": _may_use_ours(call) or spec.lab,
+        "trainer status": spec.remote and uses_ours,
+        "training": uses_ours,
         "ship": call.shipped,
         "process": call.lays or spec.lab,
         "settings": spec.carry_settings and settings.changed(),
-        "swaps": may_swap(call, spec),
+        "swaps": uses_ours,
         "lab": spec.lab,
         "pool": spec.fresh,
-        "values": not call.plain or call.given or may_swap(call, spec) or _names_cloudpickle(call),
+        # It is loaded with cloudpickle, or may use it itself.
+        "values": not call.plain
+        or call.given
+        or uses_ours
+        or call.shipped
+        or any(b"cloudpickle" in text for text in texts),
         # Of any class another Python writes some methods itself.
         "generated": b"make_class" in call.pickle or b"runtime.objects.generated" in call.pickle,
         "threads": b"runtime.objects.threads" in call.pickle,
@@ -301,27 +308,16 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     return frozenset(part for part, wanted in wants.items() if wanted)
 
 
-def may_swap(call: Call, spec: JobSpec) -> bool:
-    """Whether code of a job may be swapped: it may pass a point, as where it reports."""
-    return spec.lab or _may_use_ours(call)
+def _may_use_ours(call: Call, spec: JobSpec) -> bool:
+    """Whether ranks may use our names: what they import may, unless that is Python's own, or torch.
 
-
-def _may_use_ours(call: Call) -> bool:
-    """Whether the call may use our names: what it imports may, unless that is Python's own, or torch.
-
-    What it imports of a file or of a name that are found there, nobody knows here.
+    What a lab runs later, or a call imports of a file or of a name that are found there, nobody knows here.
     """
     names = call.imports.all
     tops = {name.partition(".")[0] for name in names}
-    if not _OURS.isdisjoint(names) or not tops <= _SILENT:
+    if spec.lab or not _OURS.isdisjoint(names) or not tops <= _SILENT:
         return True
     return any(word in call.pickle for word in _RUNS_OTHER_CODE)
-
-
-def _names_cloudpickle(call: Call) -> bool:
-    """Whether the call has to be loaded with cloudpickle, or may use it itself."""
-    texts = (call.pickle, *(file.data for file in call.files))
-    return bool(call.shipped) or any(b"cloudpickle" in text for text in texts)
 
 
 def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:

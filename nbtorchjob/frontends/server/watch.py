@@ -137,14 +137,14 @@ class Look(FrozenDataclass):
             id_: self.records[id_] if self.made.get(id_) is job else below(job, roots)
             for id_, job in jobs.items()
         }
-        changed = [job for id_, job in records.items() if not _same(self.records.get(id_), job)]
+        changed = []
+        for id_, job in records.items():
+            before = self.records.get(id_)
+            # Pages count the clock's numbers themselves.
+            if before is not job and (before is None or _lasting(before) != _lasting(job)):
+                changed.append(job)
         gone = [id_ for id_ in self.records if id_ not in records]
         return Look(jobs, records), Changes(changed, gone)
-
-
-def _same(known: Record | None, job: Record) -> bool:
-    """Whether only the clock's numbers changed, which pages count themselves."""
-    return known is job or (known is not None and _lasting(known) == _lasting(job))
 
 
 def _lasting(job: Record) -> Record:

@@ -1,7 +1,7 @@
 """A rank is profiled for some seconds: where its time goes, or what becomes of its accelerator's memory.
 
 *Time*: torch's own trace, and where the main thread was in the meantime. torch's profiler sees the thread
-that starts it, which has to be the main one (``mainthread.py``). To end a trace takes it some 20 µs an
+that starts it, which has to be the main one (``in_main``). To end a trace takes it some 20 µs an
 event, so they are bounded: a short trace that is thrown away tells how many come in a second. Stacks of the
 whole time would be most of them, which is why they are sampled here instead.
 

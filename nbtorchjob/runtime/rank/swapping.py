@@ -211,7 +211,13 @@ class _Trial:
 
     def settle(self) -> int:
         """Keep the change or put back what was there, as decided; return that, and 0 before it is."""
-        decision = self._outcome or self._decision()
+        decision = self._outcome
+        if not decision:
+            assert self._page is not None
+            number, decision = divmod(self._page[TRIAL], STEP)
+            if number != self._number:
+                # In a round that is over nobody decides any more, and a forked process waits for nobody.
+                decision = 0 if points.page is self._page else STAYS
         if not decision:
             return 0
         with self._settling:
@@ -228,14 +234,6 @@ class _Trial:
                 if points.page is self._page:
                     points.tell_ready(self._number * STEP + SETTLED)
         return self._outcome
-
-    def _decision(self) -> int:
-        assert self._page is not None
-        number, decision = divmod(self._page[TRIAL], STEP)
-        if number == self._number:
-            return decision
-        # In a round that is over nobody decides any more, and a forked process waits for nobody.
-        return 0 if points.page is self._page else STAYS
 
 
 _trials: List[_Trial] = []  # of which the last one alone may be unsettled

@@ -80,12 +80,6 @@ _SEEN = 16  # nodes whose samples a node tells
 _SEEN_BYTES = 1 << 16  # of one, compressed
 
 
-def _returned(ring: Ring, store: Any) -> bool:
-    """Whether the ranks of all nodes have; of many nodes one has mostly said that for all."""
-    over = len(ring.nodes) > _FEW and store.check([ring.key("over")])
-    return bool(over or store.check(ring.keys("done")))
-
-
 class Peers(Alone):
     """Nodes of one job, which meet in ``store``, where only they are heard (``signed.py``).
 
@@ -430,8 +424,15 @@ class Peers(Alone):
                 if ring is not None:
                     self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
                     self._tell_samples(ring, store)
-                # Once the ranks of all its nodes have returned, there is nothing to heed.
-                if self._told or (ring is not None and _returned(ring, store)):
+                # Once the ranks of all its nodes have returned, there is nothing to heed; of many nodes one
+                # has mostly said that for all.
+                if self._told or (
+                    ring is not None
+                    and (
+                        (len(ring.nodes) > _FEW and store.check([ring.key("over")]))
+                        or store.check(ring.keys("done"))
+                    )
+                ):
                     self._settled = True
                 else:
                     self._end(exits.of_peer(word))

@@ -133,6 +133,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     fetching_s = _provide(payload, node, folder, key)
     gc.disable()  # imports leave hardly any: torch takes three quarters of the time
     _check_torch()
+    import torch
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 
@@ -145,7 +146,9 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     fresh.keep_sockets(folder)
     plain_logging()
     launch = injected.launch(payload.header["launch"])
-    _notice_versions(payload)
+    packed, there = payload.header.get("torch"), torch.__version__
+    if packed and packed.split(".")[:2] != there.split(".")[:2]:
+        emit("Notice", text="the notebook has torch %s, the node torch %s" % (packed, there))
     modules = os.path.join(folder, SHIPPED)
     payload.extract(modules)
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
@@ -364,11 +367,3 @@ def _refuse_old(version: str) -> None:
     refusal = torch_versions.too_old(version)
     if refusal:
         raise PayloadError("this node %s" % refusal)
-
-
-def _notice_versions(payload: Payload) -> None:
-    import torch
-
-    packed, here = payload.header.get("torch"), torch.__version__
-    if packed and packed.split(".")[:2] != here.split(".")[:2]:
-        emit("Notice", text="the notebook has torch %s, the node torch %s" % (packed, here))

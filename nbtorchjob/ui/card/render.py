@@ -106,7 +106,11 @@ def html(
     curves = metrics.curves(_series(state), attempts.turn_causes(state), swaps=swaps.marks(state))
     drawn = ""
     if curves:
-        charts = [(_chart(name, curve, len(curves)), curve) for name, curve in curves.items()]
+        width, height = _CHARTS[len(curves)]
+        charts = [
+            (chart.curves({name: c.points}, width=width, height=height, x_label=c.label, marks=c.marks), c)
+            for name, c in curves.items()
+        ]
         read = metrics.html(charts) + metrics.table(curves)
         drawn, room = _fitting(room, read, metrics.plain(charts))
     if folded and drawn:
@@ -288,13 +292,6 @@ def _drawn(state: JobState, now: float, *, live: bool) -> str:
 
 def _series(state: JobState) -> Series:
     return state.spoken
-
-
-def _chart(name: str, curve: metrics.Curve, beside: int) -> chart.Chart:
-    width, height = _CHARTS[beside]
-    return chart.curves(
-        {name: curve.points}, width=width, height=height, x_label=curve.label, marks=curve.marks
-    )
 
 
 def _failure(state: JobState, source: SourceLookup) -> str:

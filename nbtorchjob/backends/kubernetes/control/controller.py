@@ -93,7 +93,10 @@ class JobController:
                 due = state.deadline_at or self._now()
                 await self._halt(state, labelling.STOPPED, labelling.mark(due, failure.DEADLINE_EXCEEDED))
                 return [ev.Verdict(due, False, failure.DEADLINE_EXCEEDED, attempt=state.tries)]
-            if self._ready(state, reading=reading):
+            # What failed first may be known only when all nodes have ended and their logs are read.
+            waited = self._waited("end", state.tries)
+            quiet = (state.all_over and not reading) or waited > _ENDED_WITHIN_S
+            if quiet and self._now() >= state.next.at:
                 return await self._begin(state, state.next)
         elif state.removed is None:
             reason = self._to_stop(state)
@@ -217,12 +220,6 @@ class JobController:
             return False
         waited = self._waited(f"loss of {','.join(sorted(run.pod for run in lost))}", attempt)
         return any(_says_why(run) for run in lost) or waited > TOLD_WITHIN_S
-
-    def _ready(self, state: JobState, *, reading: bool) -> bool:
-        # What failed first may be known only when all nodes have ended and their logs are read.
-        waited = self._waited("end", state.tries)
-        quiet = (state.all_over and not reading) or waited > _ENDED_WITHIN_S
-        return quiet and state.next is not None and self._now() >= state.next.at
 
     def _now(self) -> float:
         return self._session.client.now()

@@ -127,11 +127,13 @@ class _Rounds:
             log.round = round_
             await self.look()
         if self._in_order:
-            async with self._moved:
-                await self._moved.wait_for(lambda: self._listed() and not self._behind(round_))
 
-    def _behind(self, round_: int) -> bool:
-        return any(log.round < round_ and log.ended() for log in self._logs.values())
+            def caught_up() -> bool:
+                behind = any(log.round < round_ and log.ended() for log in self._logs.values())
+                return self._listed() and not behind
+
+            async with self._moved:
+                await self._moved.wait_for(caught_up)
 
 
 class Follower:
