@@ -1,7 +1,7 @@
 """``nbtorchjob mcp``: verbs as tools of the Model Context Protocol, for an agent or another program.
 
-A tool's call is the command with ``--json``, in a process of its own: an agent gets the same documents and
-refusals, and what a submitted script prints or breaks doesn't reach the server.
+A tool call runs the command with ``--json`` in its own process: an agent gets the same documents and errors,
+and what a submitted script prints or breaks doesn't reach the server.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _EXPECTED = {
     "string": "a string",
     "array": "an array of strings",
 }
-# For a person at a terminal, or set by the server itself.
+# Options for people at a terminal, or set by the server itself.
 _FOR_PEOPLE = {*CELLS_ONLY, "json", "detach", "quiet", "follow", "zip", "dry-run", "rehearse"}
-_WRITES_HERE = {"sync"}  # of `files`, which else only reads
-_NOT_FOR_AGENTS = (_FOR_PEOPLE | _WRITES_HERE) - {"or-back", "within"}  # which are `swap`'s, too
-_TAIL = 200  # lines of a log, where no number is requested
-_REFUSED = (2, 3, 4)  # the command's exit codes for what it didn't do
+_WRITES_HERE = {"sync"}  # an option of `files`, which otherwise only reads
+_NOT_FOR_AGENTS = _FOR_PEOPLE | _WRITES_HERE
+_TAIL = 200  # lines of a log, if no number is requested
+_REFUSED = (2, 3, 4)  # the command's exit codes for requests that it didn't carry out
 _INSTRUCTIONS = "Distributed torch jobs, on this machine and on Kubernetes. Times are in seconds."
 
 
@@ -47,11 +47,11 @@ class Tool(FrozenDataclass):
     name: str
     verb: Verb
     reads_only: bool = True
-    ends: bool = False  # something that can't be had back
+    ends: bool = False  # whether it ends something for good
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The verb's options by name, and for a verb that starts a job those of all jobs."""
+        """The verb's options by name; for a verb that starts a job, also the options of all jobs."""
         known = (*self.verb.options, *(options.TABLE if self.verb.any_option else ()))
         return {o.key: o for o in known if o.key not in _NOT_FOR_AGENTS}
 
@@ -105,7 +105,7 @@ class Tool(FrozenDataclass):
                 line += ["--", *map(str, arguments.get(name, ()))]
                 continue
             for word in map(str, _listed(arguments.get(name, []))):
-                if not word:  # to the command it is the newest job
+                if not word:  # the command would take the newest job
                     raise LineError(f"{self.name}: {name} must not be empty")
                 if word.startswith("-"):
                     raise LineError(f"{self.name}: {name} must not begin with '-', got {word!r}")
@@ -128,7 +128,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
-    """Return the properties of a verb's words, by name in their order, and which are required."""
+    """Return the properties of a verb's words, by name and in order, and the required ones."""
     job = {"type": "string", "description": "a job's name or id"}
     if verb.name == "run":
         script = {"type": "string", "description": "SCRIPT.py:FUNCTION, relative to the server's folder"}
@@ -153,7 +153,7 @@ def _words(verb: Verb) -> tuple[dict[str, Any], list[str]]:
 
 
 def _fits(value: Any, type_: str) -> bool:
-    """Whether a value has a type of a schema; a number and its text count as the same, as in a command."""
+    """Whether a value has a schema's type; numbers and strings are interchangeable, as in a command."""
     if type_ == "array":
         return isinstance(value, list) and all(_fits(item, "string") for item in value)
     if type_ == "boolean":
@@ -166,7 +166,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def server() -> Server[Any]:
-    """Return the server; raises ``NotInstalledError`` where the extra ``mcp`` isn't."""
+    """Return the server; raises ``NotInstalledError`` if the extra ``mcp`` isn't installed."""
     with errors.needs_extra("mcp", "nbtorchjob mcp"):
         from mcp import types
         from mcp.server import Server
@@ -214,7 +214,7 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
         return _REFUSED[0], "", str(exc)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "nbtorchjob", *line),
-        stdin=asyncio.subprocess.DEVNULL,  # the server's own is the protocol's
+        stdin=asyncio.subprocess.DEVNULL,  # the server's own stdin carries the protocol
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

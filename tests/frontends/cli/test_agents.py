@@ -106,6 +106,7 @@ def test_the_schema_of_a_tool_is_that_of_its_verb():
 
     assert {"name", "rank", "all-ranks", "grep"} <= logs.schema["properties"].keys()
     assert "follow" not in logs.schema["properties"]
+    assert not {"dry-run", "swap", "or-back", "within"}.intersection(submit.schema["properties"])
     assert logs.schema["properties"]["rank"]["type"] == "integer"
     assert submit.schema["properties"]["nproc-per-node"]["type"] == "integer"
     assert submit.schema["required"] == ["script"]
