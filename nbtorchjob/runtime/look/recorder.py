@@ -1,8 +1,8 @@
-"""A rank's process groups and their last calls, as torch's flight recorder has them.
+"""A rank's process groups and their last calls, from torch's flight recorder.
 
-torch writes down each collective in a ring of entries, for gloo in one and for NCCL in another. It
-knows no ranks of a group of gloo's, and of its sends and receives only the number: the ranks come from
-the tables of ``torch.distributed``. Where a version has no recorder (``torch_versions``), less is known.
+torch records each collective in a ring of entries, one ring for gloo and one for NCCL. For gloo it records
+neither the ranks of a group nor sends and receives, which it only counts: the ranks come from the tables of
+``torch.distributed``. If a version has no recorder (``torch_versions``), less is known.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.facts.samples import MAX_CALLS, MAX_GROUPS, Collective, Group
 
-# The recorder is on by itself, with 2000 entries, which take a tenth of a second to read; either
-# name sets it, the user's own wins.
+# The recorder is on by default, with 2000 entries, which take a tenth of a second to read. Either variable
+# sets the size; the user's value wins.
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 SIZE = 512
 
-# By group and what torch was given, in seconds: the time-out that the code asked for (``patience.py``).
+# By group and the time-out that torch was given: the one that the code set, in seconds (``patience.py``).
 LIMITS: Dict[Tuple[str, float], float] = {}
 
 _COALESCED = "nccl:coalesced"
@@ -41,10 +41,10 @@ _DTYPES = {
 
 
 def groups(*, left: bool = False) -> "tuple[Group, ...]":
-    """Return this process's groups: those that a call is pending in first, then the last used.
+    """Return this process's groups: those with a pending call first, then the last used.
 
-    With ``left``, or where it has none any more, those that it has left are among them. Nothing tells their
-    ranks then, and none waits in their calls.
+    With ``left``, or if it is in no group any more, this includes groups that it has left. Their ranks are
+    unknown then, and no rank waits in their calls.
     """
     entries = _by_group()
     described = []
@@ -75,7 +75,7 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
 
 
 def counts() -> "dict[str, list[int]]":
-    """Return how many calls each group has had, and how many of them are done; it takes some 20 µs."""
+    """Return how many calls each group has made, and how many of them are done; takes some 20 µs."""
     by_group = {}
     for recorder in (_GLOO, _NCCL):
         for group, (called, done) in _status(recorder):
@@ -84,22 +84,22 @@ def counts() -> "dict[str, list[int]]":
 
 
 def sequence_numbers() -> "dict[str, list[int]]":
-    """Return how many calls each group has had, as :func:`counts` does, of gloo's sends and receives, too.
+    """Return how many calls each group has made, like :func:`counts`, but with gloo's sends and receives.
 
-    They aren't recorded, and move nothing else; whether they are done isn't known.
+    These aren't recorded, and nothing else shows that they move; whether they are done is unknown.
     """
     numbers = {}
     for group, name in _living():
         try:
             number = int(group._get_sequence_number_for_group())
-        except Exception:  # a backend without, or a group that is just destroyed
+        except Exception:  # a backend without these numbers, or a group that is just being destroyed
             continue
         numbers["calls %s" % name] = [number, number]
     return numbers
 
 
 def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
-    """Return what a function of torch.distributed was given, of whose frame this is (``Thread.given``)."""
+    """Return the arguments of a function of torch.distributed whose frame this is (``Thread.given``)."""
     known = place.f_locals
     world = torch_versions.WORLD.get()
     group = known.get("group") or world.default_pg
@@ -117,12 +117,12 @@ def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
 
 
 def pending() -> "list[list[float]]":
-    """Return since when each call is pending, and its timeout, both in seconds."""
+    """Return since when each pending call waits, and its timeout, both in seconds."""
     return [[call.since, call.timeout] for call in open_calls()]
 
 
 def open_calls() -> "list[Collective]":
-    """Return the calls that are pending; nobody waits in those of a group that was destroyed."""
+    """Return the pending calls, leaving out destroyed groups, in whose calls no rank waits."""
     entries, living = _by_group(), {name for _, name in _living()}
     calls = (_collective(entry) for name in living & entries.keys() for entry in entries[name])
     return sorted((call for call in calls if not call.done), key=lambda call: call.since)
@@ -132,12 +132,12 @@ def _living() -> "list[tuple[Any, str]]":
     """Return the groups that this process is in, with their names."""
     world = torch_versions.WORLD.get()
     names = dict(world.pg_names) if world is not None else {}
-    # One that is being made has a name before it has ranks.
+    # A group that is being made has a name before it has ranks.
     return [(group, str(name)) for group, name in names.items() if group in world.pg_group_ranks]
 
 
 def _by_group() -> "dict[str, list[dict[str, Any]]]":
-    """Return the calls of each group by its name: of several that had one name, those of the newest."""
+    """Return the calls of each group by its name: if several groups had that name, those of the newest."""
     entries: Dict[str, List[Dict[str, Any]]] = {}
     for entry in _entries():
         calls = entries.setdefault(entry["process_group"][0], [])
@@ -151,10 +151,10 @@ def _by_group() -> "dict[str, list[dict[str, Any]]]":
 
 
 def _with_ends(calls: "list[dict[str, Any]]") -> "list[dict[str, Any]]":
-    """Return a group's calls, those that NCCL made as one with the state of that.
+    """Return a group's calls; those that NCCL has coalesced get the state of the coalesced call.
 
-    They have a number in common, and stay "scheduled". What is known to end is another entry behind them, of
-    the same number, which tells nothing else.
+    They share a number, and stay "scheduled". Only another entry behind them, with the same number and no
+    other information, is marked as ended.
     """
     ends = {_number(call): call for call in calls if call["profiling_name"] == _COALESCED}
     inside = {_number(call) for call in calls if call["profiling_name"] != _COALESCED}
@@ -166,7 +166,7 @@ def _with_ends(calls: "list[dict[str, Any]]") -> "list[dict[str, Any]]":
 
 
 def _number(call: "dict[str, Any]") -> "tuple[bool, int]":
-    """Return a call's number, of which sends and receives have their own."""
+    """Return a call's number; sends and receives are numbered apart."""
     p2p = bool(call["is_p2p"])
     return p2p, int(call["p2p_seq_id" if p2p else "collective_seq_id"])
 
@@ -176,31 +176,33 @@ def _is_new(group: Any) -> bool:
     try:
         backends = [group._get_backend(device) for device in group._device_types]
         return not any(backend._get_sequence_number_for_group() for backend in backends)
-    except Exception:  # a backend without, or a group that is just destroyed
+    except Exception:  # a backend without these numbers, or a group that is just being destroyed
         return False
 
 
 class GloosCalls:
-    """When gloo's collectives are under way, which threads beside the main one work on."""
+    """When gloo's collectives are under way, which run in threads other than the main one."""
 
     def __init__(self) -> None:
-        # When it was, and of each group the last call that was done.
+        # The time of each look, and each group's last call that was done then.
         self._looks: List[Tuple[int, Dict[str, int]]] = []
 
     def look(self, at: int) -> bool:
-        """Return whether any is under way now, which is ``at``, in ns; it takes some 20 µs."""
+        """Return whether any is under way now; ``at`` is the time in ns. Takes some 20 µs."""
         status = dict(_status(_GLOO))
         self._looks.append((at, {group: done for group, (_, done) in status.items()}))
         return any(done < called for called, done in status.values())
 
     def seen(self) -> "list[tuple[str, int, int]]":
-        """Return the newest that a look saw: their names, from when and until when, in ns."""
+        """Return the newest collectives that a look saw: their names, begins and ends, in ns."""
         calls = []
         for entry in _gloos():
-            # When a look first saw that a call is done; 0 where all saw that
+            # When a look first saw that a call is done; 0 if no look saw it under way
             group, number = entry["process_group"][0], entry["collective_seq_id"]
             first = bisect_left(self._looks, (entry["time_created_ns"],))
             over = 0
+            if first == 0 and self._looks and self._looks[0][1].get(group, number) >= number:
+                continue
             for at, done in self._looks[first:]:
                 over = at
                 if done.get(group, number) >= number:
@@ -210,12 +212,12 @@ class GloosCalls:
 
     @staticmethod
     def any_before(at: int) -> bool:
-        """Return whether one that was called before ``at`` is still under way; it takes some 10 ms."""
+        """Return whether one that was called before ``at`` is still under way; takes some 10 ms."""
         return any(not entry["retired"] and entry["time_created_ns"] <= at for entry in _gloos())
 
 
 def _gloos() -> "list[dict[str, Any]]":
-    """Return the newest collectives; a send or a receive is no other thread's."""
+    """Return the newest collectives of gloo; its sends and receives run in no other thread."""
     return [entry for entry in _entries((_GLOO,)) if not entry["is_p2p"]]
 
 
@@ -240,7 +242,7 @@ def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "
 
 def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, gone: bool = False) -> Collective:
     p2p, seq = _number(entry)
-    # "nccl:all_reduce"; of a send or a receive "nccl:send 0->1", "nccl:recv 1<-0", numbered in the group.
+    # "nccl:all_reduce"; for a send or receive "nccl:send 0->1", "nccl:recv 1<-0", with ranks of the group.
     op, _, way = (entry["profiling_name"].partition(":")[2] or entry["profiling_name"]).partition(" ")
     other = re.search(r"[->](\d+)$", way)
     timeout = entry["timeout_ms"] / 1000
@@ -248,7 +250,7 @@ def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, gone: boo
         seq=seq,
         op=op,
         since=entry["time_created_ns"] / 1e9,
-        # What is retired has completed, or timed out; gloo's stay "scheduled".
+        # A retired call has completed, or timed out; gloo's calls stay "scheduled".
         done=gone or bool(entry["retired"]) or entry["state"] == "completed",
         sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
         dtypes=tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in entry["input_dtypes"]),

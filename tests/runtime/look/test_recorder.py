@@ -1,6 +1,7 @@
 """What is told of a process's groups: those that it is in, and what it has left."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -43,6 +44,18 @@ def test_a_process_without_groups_tells_of_those_that_it_has_left(world):
     groups = told()
     assert groups["0"] == ((), "gloo", "default_pg", [("barrier", True)])
     assert groups[name] == ((), "gloo", "", [("broadcast", True)])
+
+
+@needs_records
+def test_a_collective_that_was_over_before_the_first_look_is_none_of_those_seen(world):
+    world()
+    dist.broadcast(torch.ones(1), 0)
+    gloos = recorder.GloosCalls()
+    gloos.look(time.time_ns())
+    dist.all_reduce(torch.ones(1))
+    gloos.look(time.time_ns())
+
+    assert [name for name, *_ in gloos.seen()] == ["gloo:all_reduce"]
 
 
 @needs_records
