@@ -455,7 +455,7 @@ def code() -> str:
     # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms. Sizes count, as all files of a
     # package whose build can be repeated have one time, which conda and Nix keep.
     files = []
-    for folder, below, names in os.walk(Path(__file__).parents[3]):
+    for folder, below, names in os.walk(Path(__file__).parents[2]):
         below[:] = [name for name in below if name != "__pycache__"]
         paths = [f"{folder}/{name}" for name in names if name.endswith(".py")]
         files += [(path, os.stat(path)) for path in paths]
