@@ -376,7 +376,7 @@ class Supervisor:
         else:
             # From when on the deadline counts: what a job waited for its turn isn't its own time
             now = time.time()
-            if self._info.deadline_s is None or 0 <= now - self._info.created < _WAITED_S:
+            if 0 <= now - self._info.created < _WAITED_S:
                 begins = self._info.created
             else:
                 resumed = ev.Suspended(now, suspended=False)
