@@ -6,7 +6,7 @@ In a notebook: ``%load_ext nbtorchjob``, then ``%%torchjob`` on top of a cell. I
 :func:`lab` for ranks that stay. :class:`ConfigPanel` is a form for a
 job's settings. On ranks: :func:`report`, :func:`checkpoint_dir`, :func:`artifacts_dir`, :func:`data_dir`,
 :func:`attempt`, :func:`leaving`, :class:`Leaving`, :func:`swap_point` and :class:`RecoverableError`;
-:class:`ResumableTraining` and :class:`GlobalBatchSampler` for a training that goes on at any size.
+:class:`ResumableTraining` and :class:`GlobalBatchSampler` for training that continues at any size.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-# Each is imported when it is first asked for: %load_ext mustn't hold up a notebook's first cell, and
-# a rank of this very installation wants nothing but `report`.
+# Each name is imported on first use: %load_ext mustn't hold up a notebook's first cell, and a rank that
+# runs from this same installation needs only `report`.
 _HOMES = {
     "api": (
         *("attach", "dry_run", "group", "jobs", "keep", "lab", "map", "pool", "profile", "submit"),
@@ -147,7 +147,7 @@ _HOMES = {
 _LATE = {name: f"nbtorchjob.{module}" for module, names in _HOMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _LATE:
@@ -169,19 +169,19 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take the magics back (IPython's hook for ``%unload_ext``); jobs go on."""
+    """Unregister the magics (IPython's hook for ``%unload_ext``); jobs go on."""
     from nbtorchjob.frontends import notebook
 
     notebook.unload(shell)
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Return where the JupyterLab extension is built, for `jupyter-builder develop` (its hook)."""
+    """Return the folder of the built JupyterLab extension, for `jupyter-builder develop` (its hook)."""
     return [{"src": "labextension", "dest": "nbtorchjob"}]
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Return what Jupyter Server is to load (its hook)."""
+    """Return the extension for Jupyter Server to load (its hook)."""
     from nbtorchjob.frontends import server
 
     return server._jupyter_server_extension_points()

@@ -60,7 +60,7 @@ class NBTorchJobError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Draw only the message: the frames are ours, and the message says it all (IPython hook)."""
         # Cut the traceback to the user's frames, among which ``%debug`` then begins.
-        trace = last = self.__traceback__  # the last one that isn't ours, nor of what called us
+        trace = last = self.__traceback__  # the last frame that is neither ours nor IPython's
         while trace is not None:
             home = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
             if home == __package__:
@@ -70,7 +70,7 @@ class NBTorchJobError(Exception):
             trace = trace.tb_next
         if trace is not None and last is not None:
             last.tb_next = None
-        # What stopped a submission has a name of its own, which nobody need know.
+        # An error that stopped a submission has a private type: show its public base's name.
         name = next(type_.__name__ for type_ in type(self).__mro__ if type_.__module__ == __name__)
         return [safe(f"{name}: {self}")]
 
@@ -80,7 +80,7 @@ class LineError(NBTorchJobError):
 
 
 class Shape(Enum):
-    """What a ``SpecError`` says: which field it is about, and what is wrong with it."""
+    """The wording of a ``SpecError``: which field it is about, and what is wrong with it."""
 
     VALUE = "{field}: ", "got {value!r}, but it must be {allowed}"
     NO_VALUE = "{field} ", "expects a value: {allowed}"
@@ -126,7 +126,7 @@ class CaptureError(NBTorchJobError):
 class CellSyntaxError(CaptureError):
     """The cell isn't Python; the message shows where, as Python does.
 
-    Not a ``SyntaxError``: of those IPython draws the frames that led to it, which are ours.
+    Not a ``SyntaxError``: for those, IPython also draws the frames that led to the error, which are ours.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -139,7 +139,7 @@ class SubmitError(NBTorchJobError):
 
 
 class NameTakenError(SubmitError):
-    """Another job of that name is still running; ``running`` is its address, where it runs other code."""
+    """Another job of that name is still running; ``running`` is its address if it runs other code."""
 
     running = ""
 
@@ -155,11 +155,11 @@ class ClusterError(NBTorchJobError):
     """
 
     def __init__(self, message: str, *, grant: str = "") -> None:
-        super().__init__(clean(message))  # the server's words are in it
+        super().__init__(clean(message))  # it contains the server's text
         self.grant = grant
 
     def _render_traceback_(self) -> list[str]:
-        """Draw what to ask an administrator for beneath the message (IPython hook)."""
+        """Draw the permissions to request below the message (IPython hook)."""
         return ["\n".join([*super()._render_traceback_(), *map(safe, self.grant.splitlines())])]
 
 
@@ -247,8 +247,8 @@ class JobEndedError(NBTorchJobError):
 class AskError(NBTorchJobError):
     """A node can't be reached, or refuses the request.
 
-    ``said`` is whether the node itself refused, ``absent`` whether it is not there now: it is still starting,
-    or has ended, and another one may take its place.
+    ``said`` is whether the node itself refused, ``absent`` whether it isn't running now: it is still
+    starting, or has ended and another one may take its place.
     """
 
     def __init__(self, trouble: str, *, said: bool = False, absent: bool = False) -> None:
@@ -296,12 +296,13 @@ class JobFailedError(NBTorchJobError):
         lines = safe(str(self)).split("\n")
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         minimal = getattr(getattr(shell, "InteractiveTB", None), "mode", "") == "Minimal"  # %xmode's
-        # In one part: some modes of IPython's put nothing between two (9.18).
+        # As one part: some of IPython's modes put nothing between two parts (9.18).
         return [": ".join(lines[:2]) if self.drawn or minimal else "\n".join(lines)]
 
 
-# Of these none is made: IPython draws the frames of a SyntaxError, a generator makes another error of a
-# StopIteration, a TimeoutError says that the job goes on, ours say what they say, and some take no text.
+# Types that are never mixed in: IPython draws the frames of a SyntaxError, a generator turns a StopIteration
+# into another error, a TimeoutError means that the job goes on, ours have meanings of their own, and some
+# take no text.
 _NEVER = (
     *(SyntaxError, StopIteration, StopAsyncIteration, TimeoutError, NBTorchJobError, UnicodeError),
     getattr(builtins, "BaseExceptionGroup", NBTorchJobError),  # Python 3.11
@@ -319,7 +320,7 @@ def failed(text: str, type_: str = "") -> JobFailedError:
     if kind is None:
         return JobFailedError(text)
     own = {
-        # Not the other type's: a KeyError shows its text in quotes.
+        # Not the rank's type's methods: a KeyError shows its text in quotes.
         "__init__": lambda self, text: BaseException.__init__(self, text),
         "__str__": lambda self: self.args[0],
         "__reduce__": lambda self: (failed, (self.args[0], type_), vars(self)),
@@ -331,7 +332,7 @@ def failed(text: str, type_: str = "") -> JobFailedError:
 
 def _loaded(name: str) -> type[Exception] | None:
     module, _, plain = name.rpartition(".")
-    for home in (module,) if module else ("builtins", "__main__"):  # as ranks tell of it
+    for home in (module,) if module else ("builtins", "__main__"):  # ranks omit these two
         loaded = getattr(sys.modules.get(home), "__dict__", {}).get(plain)
         if isinstance(loaded, type) and issubclass(loaded, Exception):
             own = [vars(base).keys() for base in loaded.__mro__ if base.__flags__ & _HEAP_TYPE]
@@ -381,18 +382,18 @@ class NotInstalledError(NBTorchJobError):
 
 @contextmanager
 def needs_extra(extra: str, by: str) -> Iterator[None]:
-    """Have imports of what an ``extra`` brings raise ``NotInstalledError`` where it isn't there.
+    """Turn failed imports of packages of an ``extra`` into ``NotInstalledError``.
 
-    ``by`` is who needs it, for the message.
+    ``by`` names what needs the extra, for the message.
     """
     try:
         yield
     except ImportError as exc:
-        from importlib import metadata  # late: only whoever lacks something waits for it
+        from importlib import metadata  # late: only needed if a package is missing
 
         from packaging.requirements import Requirement
 
-        lacking: list[str] = []  # what isn't installed, or in another version than the extra asks for
+        lacking: list[str] = []  # not installed, or not in a version that the extra accepts
         for text in metadata.requires(__package__) or ():
             requirement = Requirement(text)
             marker = requirement.marker

@@ -1,8 +1,9 @@
 """Immutable values: frozen dataclasses, and mappings by number whose changed copies are cheap.
 
 ``dataclass(frozen=True)`` compiles six methods for each class: 0.6 ms with ten fields, 2 ms with thirty
-(Python 3.11). The package has 160 of them, of which a short command uses a few: to make all that it imported
-took a third of the time of ``nbtorchjob list``. So a class gets its methods when it is first instantiated.
+(Python 3.11). The package has 160 of them, and a short command uses a few: compiling the methods of all that
+are imported took a third of the time of ``nbtorchjob list``. So a class gets its methods when it is first
+instantiated.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 else:
 
     class cached_property:
-        """Python's own without its lock, which takes two thirds of the time, and is gone from 3.12 on."""
+        """Python's own without its lock, which takes two thirds of the time and is gone from 3.12 on."""
 
         def __init__(self, function: Callable[[Any], Any]) -> None:
             self.function, self.__doc__ = function, function.__doc__
@@ -41,7 +42,7 @@ else:
 
     class _Kind(type):
         def __getattr__(cls, name: str) -> Any:
-            # What ``is_dataclass``, ``fields`` and ``dataclass`` of a class derived from this one look for.
+            # ``is_dataclass``, ``fields``, and ``dataclass`` on a derived class look these up.
             if name not in ("__dataclass_fields__", "__dataclass_params__") or cls is FrozenDataclass:
                 raise AttributeError(name)
             _make(cls)
@@ -50,9 +51,9 @@ else:
 
 @dataclass_transform(frozen_default=True)
 class FrozenDataclass(metaclass=_Kind):
-    """A base of classes that are declared as dataclasses are, and become frozen ones when they are needed.
+    """Base of classes that are declared like dataclasses and become frozen ones on first use.
 
-    A class that adds fields to another of these has to be decorated itself.
+    A class that adds fields to another such class has to be decorated itself.
     """
 
     if TYPE_CHECKING:
@@ -61,10 +62,10 @@ class FrozenDataclass(metaclass=_Kind):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls = type(self)
         _make(cls)
-        cls.__init__(self, *args, **kwargs)  # its own by now
+        cls.__init__(self, *args, **kwargs)  # the generated one by now
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        _make(type(self))  # in a process that reads one, it may be the first
+        _make(type(self))  # an unpickled instance may be a process's first
         vars(self).update(state)
 
 
@@ -77,14 +78,14 @@ def _many(kind: type) -> int:
 
 
 def replace(known: V, **changes: Any) -> V:
-    """Return what ``dataclasses.replace`` does, of a class without ``__post_init__``, in a fifth of the time.
+    """Do what ``dataclasses.replace`` does, for a class without ``__post_init__``, in a fifth of the time.
 
-    A state has forty fields, and a frozen class sets each by a call.
+    A state has forty fields, and a frozen class sets each of them by a call.
     """
     kind: Any = type(known)
     values = vars(known).copy()
     while len(values) > _many(kind):
-        values.popitem()  # a cached result, which was set after all fields
+        values.popitem()  # a cached result, set after all fields
     values.update(changes)
     new: V = object.__new__(kind)
     object.__setattr__(new, "__dict__", values)
@@ -98,9 +99,9 @@ Rest = ParamSpec("Rest")
 def remembered(
     function: Callable[Concatenate[Held, Rest], V],
 ) -> Callable[Concatenate[Held, Rest], V]:
-    """Keep a pure function's newest result beside its first argument's fields, as ``cached_property`` does.
+    """Cache a pure function's newest result in its first argument, as ``cached_property`` does.
 
-    It is computed anew for other arguments beside that one.
+    It is recomputed when the other arguments differ.
     """
     name = f"{function.__module__}.{function.__qualname__}"
 
@@ -116,11 +117,11 @@ def remembered(
 
 
 class NumberedMapping(Mapping[int, V]):
-    """An immutable mapping by number, such as a rank's; :meth:`with_item` copies a page of it, not the whole.
+    """An immutable mapping by number, such as a rank's; :meth:`with_item` copies one page, not the whole.
 
-    It iterates in the order of the numbers. A copy with another item takes 2 µs for 8,192 items and 4 µs for
-    65,536, where that of a dict takes 60 µs and 1.4 ms. A map of rpds (2026.9) takes 1 µs, but needs 25 ms
-    to iterate over 8,192 items, which each drawing does several times; this one needs 0.6 ms.
+    It iterates in the order of the numbers. A copy with one more item takes 2 µs for 8,192 items and 4 µs for
+    65,536; with a dict it takes 60 µs and 1.4 ms. A map of rpds (2026.9) takes 1 µs, but needs 25 ms to
+    iterate over 8,192 items, which each drawing does several times; this one needs 0.6 ms.
     """
 
     __slots__ = ("_flat", "_pages", "_size")
@@ -137,7 +138,7 @@ class NumberedMapping(Mapping[int, V]):
         self._size, self._flat = sum(map(len, self._pages.values())), None
 
     def with_item(self, number: int, value: V, most: int) -> NumberedMapping[V]:
-        """Return the mapping with one more item, or another; of more than ``most`` the lowest are kept."""
+        """Return the mapping with an item added or replaced; above ``most`` the highest number is dropped."""
         place = number >> self._PAGE
         page = self._pages.get(place, {})
         new: NumberedMapping[V] = object.__new__(NumberedMapping)
@@ -157,7 +158,7 @@ class NumberedMapping(Mapping[int, V]):
     def __getitem__(self, number: int) -> V:
         try:
             return self._pages[number >> self._PAGE][number]
-        except (KeyError, TypeError):  # None, of a fact that is of no node, is no key
+        except (KeyError, TypeError):  # a fact that belongs to no node has None, which is no key
             raise KeyError(number) from None
 
     def __len__(self) -> int:
@@ -185,13 +186,13 @@ class NumberedMapping(Mapping[int, V]):
         if self._flat is None:
             pages = [page for _, page in sorted(self._pages.items())]
             if len(pages) == 1 and [*pages[0]] == sorted(pages[0]):
-                self._flat = pages[0]  # as of most jobs, which have few ranks: no copy is needed
+                self._flat = pages[0]  # most jobs have few ranks: no copy is needed
             else:
                 self._flat = {number: page[number] for page in pages for number in sorted(page)}
         return self._flat
 
 
-_making = threading.RLock()  # to make one may make what it is derived from
+_making = threading.RLock()  # making a class may make its base
 
 
 def _make(cls: type) -> None:
@@ -201,7 +202,7 @@ def _make(cls: type) -> None:
 
 
 def make_all() -> None:
-    """Make all that are declared so far: of what is forked later each would make its own."""
+    """Make all classes declared so far: else each process that is forked later would make its own."""
     kinds = FrozenDataclass.__subclasses__()
     while kinds:
         kind = kinds.pop()

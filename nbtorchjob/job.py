@@ -61,16 +61,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Following:
-    """What is followed of one job, once for all handles of this process on it.
+    """The following of one job, shared by all handles of this process on it.
 
-    Each would open the job's file or connections again, and fold the same facts to the same state.
+    Alone, each would open the job's file or connections again, and fold the same facts to the same state.
     """
 
     def __init__(self, info: JobInfo) -> None:
         self.state = JobState(info)
         self.ended: Once[None] = Once()
         self.callbacks: list[Callback] = []
-        self.current = False  # whether the state was looked up: else it is that of facts read again so far
+        self.current = False  # whether the state was looked up; else it is folded from the facts read so far
         self._heard = False
         self._looks: tuple[list[Event], ...] = ()
 
@@ -81,7 +81,7 @@ class _Following:
         loop.start(self._follow_to_its_end(backend, listener, over))
 
     def tell(self, callback: Callback) -> None:
-        """Have ``callback`` called with each new state, and with the one that others have led to already."""
+        """Have ``callback`` called with each new state, and now if facts have arrived already."""
         from nbtorchjob.machine import loop  # late, as above
 
         def catch_up() -> None:
@@ -92,9 +92,9 @@ class _Following:
         loop.call_soon(catch_up)
 
     def look(self) -> list[Event] | None:
-        """Return a list of the facts that come from now on, until it is given to ``adopt``.
+        """Return a list that collects the facts from now on, until it is given to ``adopt``.
 
-        None where the state is that of facts already: what they say may be nowhere else by now.
+        None if the state is made of facts already: by now they may be recorded nowhere else.
         """
         if self.current or self._heard:
             return None
@@ -103,9 +103,9 @@ class _Following:
         return since
 
     def adopt(self, state: JobState | None, since: list[Event]) -> None:
-        """Go on from a state that was looked up: facts that are read again change nothing.
+        """Continue from a state that was looked up: facts that are read again change nothing.
 
-        Those that came ``since`` that began may not be in it.
+        It may lack the facts in ``since``, which arrived after the look-up began.
         """
         from nbtorchjob.machine import loop  # late, as above
 
@@ -122,7 +122,7 @@ class _Following:
         import asyncio
 
         try:
-            # Whoever listens is told every byte of the logs; a state holds no more than their ends anyway.
+            # A listener gets every byte of the logs; a state holds only their ends anyway.
             since: dict[tuple[int, int], int] | None = None if listener is None else {}
             async for event in backend.follow(self.state.info.address, since=since):
                 self.state, self._heard = apply(self.state, event), True
@@ -134,7 +134,7 @@ class _Following:
                     self._call(callback)
             over()
             self.ended.bring(None)
-        except asyncio.CancelledError:  # as the process ends; to whoever waits as a future says so
+        except asyncio.CancelledError:  # as the process ends; waiters see what a cancelled future raises
             over()
             self.ended.fail(concurrent.futures.CancelledError())
             raise
@@ -145,7 +145,7 @@ class _Following:
     def _call(self, callback: Callback) -> None:
         try:
             callback(self.state)
-        except Exception:  # it is the user's, and the job's other followers wait
+        except Exception:  # the callback is the user's, and the job's other followers wait
             _log.exception("a callback of %s raised", self.state.info.name)
 
 
@@ -156,7 +156,7 @@ _handles: weakref.WeakSet[Job[Any]] = weakref.WeakSet()
 
 
 def _follow_anew() -> None:
-    """Have a fork follow jobs by itself: its parent's threads do so only there, and may hold the locks."""
+    """Have a forked process follow jobs itself: it lacks its parent's threads, which may hold the locks."""
     global _sharing
     _sharing = threading.Lock()
     _followings.clear()
@@ -170,16 +170,15 @@ os.register_at_fork(after_in_child=_follow_anew)
 
 
 class Job(Generic[T]):
-    """One submitted job, followed in the background from when its state is first asked for.
+    """One submitted job, followed in the background once its state is first read.
 
-    Handles are independent: the job lives on without any. All handles of a process on one job follow it
-    together.
+    The job lives on without any handle. All handles of a process on one job share one following.
     """
 
     def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False, joined: bool = False) -> None:
         self.info = info
-        self.trust = trust  # unpickles its values though they may be of another person's job
-        self.joined = joined  # it ran already when its cell was run again
+        self.trust = trust  # unpickles its values even if the job may be another person's
+        self.joined = joined  # the job was running already when its cell was run again
         self._backend = backend
         self._listener: Listener | None = None
         self._lock = threading.RLock()
@@ -188,14 +187,14 @@ class Job(Generic[T]):
         _handles.add(self)
 
     def _follow(self) -> _Following:
-        """Follow the job, if that hasn't begun."""
+        """Return the job's following, and begin it if it hasn't begun."""
         with self._lock:
             if self._following is None:
                 self._following = self._shared()
             return self._following
 
     def _shared(self, known: JobState | None = None) -> _Following:
-        """Return what all handles of this process follow, from what is ``known`` if it begins now."""
+        """Return the following that this process's handles share; a new one begins with ``known``."""
         candidate = _Following(self.info)
         if known is not None:
             candidate.state, candidate.current = known, True
@@ -216,8 +215,8 @@ class Job(Generic[T]):
 
     @property
     def _replaced(self) -> bool:
-        """Whether another job has the address by now; of what can't be read there that is unknown."""
-        if self.info.of_lab:  # a turn of a lab never is, and to ask about one takes several requests
+        """Whether another job has the address by now; False if what is there can't be read."""
+        if self.info.of_lab:  # a lab's turn never is, and looking one up takes several requests
             return False
         with suppress(DamagedError, JobNotFoundError):
             return self.info.is_another(self._backend.info(self.info.address))
@@ -225,7 +224,7 @@ class Job(Generic[T]):
 
     @property
     def _address(self) -> str:
-        """Where the backend has the job; raises ``JobNotFoundError`` where it has another one there."""
+        """The job's address on its backend; raises ``JobNotFoundError`` if another job has it by now."""
         if self._replaced:
             raise naming.replaced(self.info)
         return self.info.address
@@ -241,24 +240,24 @@ class Job(Generic[T]):
 
     @property
     def trusted(self) -> bool:
-        """Whether the job is this user's own, or was said to be trusted: nobody else chose what it shows."""
+        """Whether the job was submitted from here, so that nobody else chose its outputs, or is trusted."""
         return self.trust or (self._backend.ours(self.info.address) and not self._replaced)
 
     @property
     def state(self) -> JobState:
-        """All that is known of the job now; the object doesn't change, ask again for news."""
+        """The job's state now; the object doesn't change, so read the property again for news."""
         with self._lock:
             if self._following is not None:
                 return self._following.state
             others = None if self._listener is not None else _followings.get(self._key)
             since = others.look() if others is not None else None
-            # Else a job that has ended long ago would seem to be submitted just now, until its follower has
-            # come to its end: what it reads again then changes nothing.
+            # Else a job that ended long ago would seem to be just submitted, until following reaches its end.
+            # The facts that are then read again change nothing.
             known: JobState | None = None
             with suppress(NBTorchJobError):
                 known = self._backend.snapshot(self.info.address)
             if known is not None and self.info.is_another(known.info):
-                # What who followed the job to its deletion knows
+                # The state that a follower has once the job is deleted
                 following, now = _Following(self.info), time.time()
                 following.state = apply(apply(following.state, Removed(now)), Closed(now))
                 following.ended.bring(None)
@@ -270,12 +269,12 @@ class Job(Generic[T]):
             return known if known is not None and not following.current else following.state
 
     def _known(self) -> JobState:
-        """Return what is known of the job now, without following it; raises ``JobNotFoundError``."""
+        """Return the job's state now, without following it; raises ``JobNotFoundError``."""
         if self._following is not None and self._following.ended.come:
-            with suppress(ClusterError):  # it may be away: what the job came to is known anyway
+            with suppress(ClusterError):  # it may be unreachable: the job's end is known anyway
                 self._address  # noqa: B018
             return self._following.state
-        # Who follows it may have only begun to.
+        # Following may have only just begun.
         return naming.unreplaced(self.info, self._backend.snapshot(self.info.address))
 
     def done(self) -> bool:
@@ -283,8 +282,8 @@ class Job(Generic[T]):
         return self._ended.come
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most ``timeout`` seconds for the end; return whether it came."""
-        # Not result(timeout): what following itself raises may be a TimeoutError as well.
+        """Wait at most ``timeout`` seconds for the job to end; return whether it did."""
+        # Not result(timeout): following itself may raise a TimeoutError as well.
         ended = self._ended
         if not ended.wait(timeout):
             return False
@@ -295,16 +294,16 @@ class Job(Generic[T]):
         """Wait for the end and return rank 0's value.
 
         Raises ``TimeoutError`` after ``timeout`` seconds (the job goes on), ``JobFailedError`` or
-        ``JobCancelledError`` where the job didn't succeed, ``ResultError`` where its value can't be
-        had here. The first is also of the type that its rank raised, a ``ValueError``, where that is loaded
-        here and plain.
+        ``JobCancelledError`` if the job didn't succeed, ``ResultError`` if its value can't be loaded here. A
+        ``JobFailedError`` is also of the type that its rank raised, such as ``ValueError``, if that type is
+        loaded here and plain.
         """
         self._succeeded(timeout)
         return self._value(self.info.speaker)
 
     @property
     def value(self) -> T:
-        """Rank 0's value of a job that has ended; raises as :meth:`result` does, which waits for the end."""
+        """Rank 0's value of an ended job; raises as :meth:`result` does, and while the job still runs."""
         if not self.state.phase.terminal:
             raise ResultError(f"{self.name} is still {self.state.phase.word}: result() waits for the value")
         return self.result()
@@ -328,7 +327,7 @@ class Job(Generic[T]):
     def exception(self, timeout: float | None = None) -> JobFailedError | None:
         """Wait for the end and return why the job failed; None if it succeeded.
 
-        Its ``error`` is what the first failing rank raised, as data, with its frames' variables.
+        Its ``error`` is the exception of the first failing rank, as data, with its frames' variables.
         """
         if not self.wait(timeout):
             raise TimeoutError(f"{self.name} is still {self.state.phase.word} after {timeout} s")
@@ -371,18 +370,18 @@ class Job(Generic[T]):
         return self._backend.fetch(self._address, value)
 
     def raw(self, rank: int | None = None, timeout: float | None = None) -> bytes:
-        """Wait for the end and return a rank's value as the bytes it came in, which nothing has unpickled.
+        """Wait for the end and return a rank's value as the bytes that were sent, without unpickling them.
 
-        For one that can't be rebuilt here; ``nbtorchjob.runtime.objects.wire`` says how it is laid out.
+        For a value that can't be rebuilt here; ``nbtorchjob.runtime.objects.wire`` describes the layout.
         Raises as :meth:`result` does.
         """
         self._succeeded(timeout)
         return self._fetched(self.info.speaker if rank is None else rank).path.read_bytes()
 
     def plain(self, most: int = 1_000_000) -> Any:
-        """Return rank 0's value where it is there, has at most so many bytes and is plain data; else None.
+        """Return rank 0's value if it is there, has at most ``most`` bytes and is plain data; else None.
 
-        Nothing is unpickled, nor waited for.
+        Unpickles nothing, and doesn't wait.
         """
         state = self._known()
         value = state.values.get(state.info.speaker)
@@ -399,22 +398,22 @@ class Job(Generic[T]):
     def read_log(self, rank: int = 0, stream: Stream | None = None) -> Iterator[bytes]:
         """Return a rank's whole log so far, or what it wrote to one stream, in pieces.
 
-        Raises as :meth:`check_rank` does, and for what is no stream.
+        Raises as :meth:`check_rank` does, and for an invalid stream.
         """
         self.check_rank(rank)
         check_stream(stream)
         return downloads.log(self._backend, self._address, rank, stream)
 
     def check_rank(self, rank: int) -> None:
-        """Raise ``SpecError`` where the job can have no such rank."""
+        """Raise ``SpecError`` if the job can't have that rank."""
         self._check("rank", rank, self.info.nodes[1] * self.info.nproc_per_node)
 
     def check_node(self, node: int) -> None:
-        """Raise ``SpecError`` where the job can have no such node."""
+        """Raise ``SpecError`` if the job can't have that node."""
         self._check("node", node, self.info.nodes[1])
 
     def _check(self, what: str, number: int, most: int) -> None:
-        # What others made says nothing of its ranks.
+        # A job that another tool made has no spec, which gives its size.
         if self.info.spec and number not in range(most):
             there = f"0 to {most - 1}" if most > 1 else "0"
             raise SpecError(what, number, f"{there}: {self.name} has {words.count(most, what)}")
@@ -423,7 +422,7 @@ class Job(Generic[T]):
         """Return a rank's whole log so far, or its last ``tail`` lines.
 
         With ``stream``, "stdout" or "stderr", only what the rank wrote there. Raises ``SpecError`` for a
-        negative ``tail``, for what is no stream, and for a rank that the job can't have.
+        negative ``tail``, an invalid stream, and a rank that the job can't have.
         """
         if tail is not None and tail < 0:
             raise SpecError("tail", tail, "0 or more lines")
@@ -441,14 +440,13 @@ class Job(Generic[T]):
         pattern: str | None = None,
         stream: Stream | None = None,
     ) -> Iterator[LogLine]:
-        """Return all ranks' lines so far in the order of their times, or one rank's, or a node's.
+        """Return all ranks' lines so far, or one rank's, or a node's, in the order of their times.
 
-        Only those written from ``since`` on, by ``until`` (seconds since the epoch), and with a match of the
-        regular expression ``pattern``, where given; with ``stream``, "stdout" or "stderr", only what was
-        written there. Each has a ``time``, a ``rank`` and its ``text``; times
-        are right to some hundredths of a second. While the job goes on, a line that has no end yet is left
-        out. Raises ``SpecError`` for what is no regular expression or no stream, and where the job can't have
-        the rank or node.
+        If given, ``since`` and ``until`` (seconds since the epoch) limit the lines by time, ``pattern`` to
+        those with a match of this regular expression, and ``stream``, "stdout" or "stderr", to those written
+        there. Each has a ``time``, a ``rank`` and its ``text``; times are accurate to some hundredths of a
+        second. While the job goes on, an unfinished line is left out. Raises ``SpecError`` for an invalid
+        regular expression or stream, and for a rank or node that the job can't have.
         """
         wanted = Wanted(since, until, None if pattern is None else compiled(pattern))
         if rank is not None:
@@ -469,11 +467,11 @@ class Job(Generic[T]):
     def artifacts(
         self, folder: str | Path | None = None, *, attempt: int | None = None
     ) -> tuple[Artifact, ...]:
-        """Return what ranks left below ``artifacts_dir()``, copied into ``folder`` if that is given.
+        """Return the files that ranks left below ``artifacts_dir()``, copied into ``folder`` if given.
 
-        They come once their node has ended: those of the newest attempt that left any, or of ``attempt``. A
-        file in the folder is never replaced: raises ``SpecError`` where it is another one, and
-        ``ResultError`` where artifacts can't be had.
+        They arrive once their node has ended: those of the newest attempt that left any, or of ``attempt``. A
+        file in the folder is never replaced: raises ``SpecError`` if it differs, and ``ResultError`` if
+        artifacts can't be fetched.
         """
         state = self._known()
         if folder is None:
@@ -481,11 +479,12 @@ class Job(Generic[T]):
         return downloads.copy(self._backend, state, Path(folder), attempt)
 
     def files(self, path: str = "") -> Listing:
-        """Return what ranks have written at or below ``path``; once the job has ended, what came home.
+        """List the files that ranks have written at or below ``path``.
 
         A path begins with ``artifacts/`` (``artifacts_dir()``) or ``checkpoints/`` (``checkpoint_dir()``).
-        The result has the ``files``, and in ``trouble`` why those of a node are missing. Of an ended job
-        there are the artifacts of its newest attempt that left any, and checkpoints that lie on this machine.
+        The result has the ``files``, and in ``trouble`` why those of a node are missing. For an ended job,
+        lists the files that came home: the artifacts of the newest attempt that left any, and checkpoints
+        that lie on this machine.
         """
         from nbtorchjob.backends import files  # late: most handles are asked for none
 
@@ -494,9 +493,9 @@ class Job(Generic[T]):
     def get(self, path: str, folder: str | Path = ".", *, node: int | None = None) -> tuple[Copied, ...]:
         """Copy a file that ranks have written, or all below a path, into a folder.
 
-        What was cut off goes on where it stopped, also at the next call. A file in the folder is never
-        replaced, but completed where it is the beginning of the rank's. Raises ``SpecError`` where it is
-        another one, ``ResultError``, ``AskError`` and ``JobEndedError``.
+        An interrupted copy continues where it stopped, also at the next call. A file in the folder is never
+        replaced, but completed if it is the beginning of the rank's. Raises ``SpecError`` if it differs,
+        ``ResultError``, ``AskError`` and ``JobEndedError``.
         """
         if node is not None:
             self.check_node(node)
@@ -507,8 +506,8 @@ class Job(Generic[T]):
     def sync(self, folder: str | Path, path: str = "") -> Sync:
         """Keep a folder in step with what ranks write at or below ``path``, in the background.
 
-        It ends with the job, complete, or by its ``stop()``; ``wait()`` waits for that. On a cluster the
-        last checkpoints can't be had once the job has ended, which ``trouble`` says.
+        It ends with the job, complete, or on ``stop()``; ``wait()`` waits for that. On a cluster the last
+        checkpoints can't be copied once the job has ended; ``trouble`` then says so.
         """
         from nbtorchjob.backends import (
             files,
@@ -520,9 +519,9 @@ class Job(Generic[T]):
     def forward(self, port: int, rank: int = 0, *, local: int | None = None) -> Forward:
         """Forward a rank's port to a port of this machine's loopback, until ``close()`` or this process ends.
 
-        That is ``local``, by default the same number, or any where that is taken; the result has it as
-        ``local``, and a ``url``. Raises ``SpecError`` for a port or rank that can't be had, ``AskError`` and
-        ``JobEndedError``.
+        That port is ``local``, by default the same number, or any free one if that is taken; the result has
+        it as ``local``, and a ``url``. Raises ``SpecError`` for a port or rank that isn't available,
+        ``AskError`` and ``JobEndedError``.
         """
         self.check_rank(rank)
         from nbtorchjob.backends import links  # late, as above
@@ -541,13 +540,13 @@ class Job(Generic[T]):
         namespace: dict[str, Any] | None = None,
         **values: Any,
     ) -> SwapAnswer:
-        """Have the ranks of this running job go on with other code, all at one call.
+        """Have the ranks of this running job go on with new code, all at one call.
 
-        ``code`` defines functions, classes and values, and ``values`` are more of the latter, of plain types.
-        What the code reads beside is taken from ``namespace`` where the ranks don't have it. The ranks change
-        at a call of ``swap_point()``, ``leaving()`` or ``report()`` that all of them make ``within`` so many
-        seconds. With ``or_back`` the old code is put back if the new one's first call raises on any rank.
-        Raises ``SwapError`` where the code stays as it was.
+        ``code`` defines functions, classes and values; ``values`` are more values, of plain types. Other
+        names that the code reads are taken from ``namespace`` if the ranks don't have them. The ranks switch
+        at a call of ``swap_point()``, ``leaving()`` or ``report()`` that all of them make ``within`` that
+        many seconds. With ``or_back`` the old code is put back if the new one's first call raises on any
+        rank. Raises ``SwapError`` if the code stays as it was.
         """
         from nbtorchjob.swapping import sending  # late: most handles change nothing
 
@@ -558,18 +557,18 @@ class Job(Generic[T]):
         )
 
     def stacks(self, timeout: float = 10.0) -> Stacks:
-        """Ask the job's nodes what each rank does now, and conclude whom the others wait for.
+        """Ask the job's nodes what each rank is doing now, and conclude which ranks the others wait for.
 
-        Of a node that doesn't answer within ``timeout`` seconds, and of a job that has ended, the result has
-        what was known last. Nothing that is asked changes the job.
+        For a node that doesn't answer within ``timeout`` seconds, and for a job that has ended, the result
+        has the last known stacks. Asking doesn't change the job.
         """
         return stacks.ask(self._backend, self._known(), timeout)
 
     def profile(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> Profile:
-        """Have a rank profiled for the next ``seconds``: a trace in ``folder``, and where its time went.
+        """Profile a rank for the next ``seconds``: write a trace to ``folder``, return where its time went.
 
-        Raises ``ProfileError`` where it can't be, as where its main thread doesn't come back to Python within
-        seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
+        Raises ``ProfileError`` if that fails, for example because its main thread doesn't return to Python
+        within 5 seconds, ``JobEndedError``, and ``SpecError`` for a rank that the job can't have.
         """
         self.check_rank(rank)
         from nbtorchjob.backends import stacks  # late: most handles are asked for none
@@ -577,9 +576,9 @@ class Job(Generic[T]):
         return stacks.take_profile(self._backend, self._known(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
-        """Have a rank's accelerator's memory recorded for the next ``seconds``: a snapshot in ``folder``.
+        """Record a rank's accelerator memory for the next ``seconds``: write a snapshot to ``folder``.
 
-        Raises as :meth:`profile` does, also where the rank uses no accelerator.
+        Raises as :meth:`profile` does, also if the rank uses no accelerator.
         """
         self.check_rank(rank)
         from nbtorchjob.backends import stacks  # late, as above
@@ -587,10 +586,10 @@ class Job(Generic[T]):
         return stacks.take_memory_profile(self._backend, self._known(), rank, seconds, Path(folder))
 
     def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
-        """Attach to a rank that is stopped in the debugger, which may be the only one; ``by`` says who does.
+        """Attach to a rank that is stopped in the debugger, by default the only one; ``by`` is who attaches.
 
-        What the result says and is told is pdb's. Who leaves it leaves the rank stopped. Raises ``AskError``
-        where none is stopped, or somebody else looks at it, and ``JobEndedError``.
+        The result takes pdb's commands and has pdb's output. Leaving it leaves the rank stopped. Raises
+        ``AskError`` if no rank is stopped, or if somebody else is attached to it, and ``JobEndedError``.
         """
         if rank is not None:
             self.check_rank(rank)
@@ -599,9 +598,9 @@ class Job(Generic[T]):
         return talk.session(self._backend, self._known(), rank, by)
 
     def release(self) -> list[int]:
-        """Let go of all ranks that are held where they failed; return which.
+        """Release all ranks that are held where they failed; return which ranks.
 
-        Raises ``AskError`` where none is held, and ``JobEndedError``.
+        Raises ``AskError`` if none is held, and ``JobEndedError``.
         """
         from nbtorchjob.backends import talk  # late, as above
 
@@ -615,22 +614,22 @@ class Job(Generic[T]):
         self._annotate(note=text)
 
     def tag(self, *tags: str) -> None:
-        """Add tags to the job, by which lists and the sidebar find it; raises ``SpecError`` for no tag."""
+        """Add tags to the job, for lists and the sidebar to find it by; raises ``SpecError`` if invalid."""
         self._annotate(add=tags)
 
     def untag(self, *tags: str) -> None:
-        """Remove tags from the job; those that it lacks change nothing."""
+        """Remove tags from the job; tags that it lacks are ignored."""
         self._annotate(remove=tags)
 
     def _annotate(self, **changes: Any) -> None:
         state = naming.unreplaced(self.info, self._backend.known(self.info.address))
         annotation = naming.annotate(self._backend, state, **changes)
         following = self._following
-        if following is not None and following.ended.come:  # it reads nothing any more
+        if following is not None and following.ended.come:  # it reads no more facts
             following.state = apply(following.state, annotation)
 
     def cancel(self, *, gently: bool = False) -> None:
-        """Ask for the job's end; what it has told and written stays. An ended job stays as it is."""
+        """Request the job's end; what it has reported and written is kept. An ended job stays as it is."""
         if not self._replaced:
             self._backend.cancel(self.info.address, gently=gently)
 
@@ -640,7 +639,7 @@ class Job(Generic[T]):
             self._backend.delete(self.info.address)
 
     def suspend(self) -> None:
-        """Take the job's nodes away and keep the job; ``SpecError`` where that can't be done."""
+        """Remove the job's nodes but keep the job; raises ``SpecError`` if that isn't possible."""
         address = self._address
         able(self._backend, Suspends, "suspend", address).suspend(address)
 
@@ -658,10 +657,10 @@ class Job(Generic[T]):
         able(self._backend, Queues, "start", address).start(address)
 
     def retry(self, *, resume: bool = False) -> Job[T]:
-        """Run what this job ran once more, as a new job with a copy of its payload.
+        """Run this job again, as a new job with a copy of its payload.
 
         With ``resume`` the new job finds this one's checkpoints in its ``checkpoint_dir()``, for code that
-        goes on from them, as ``ResumableTraining`` does. They are copied, unless the job has
+        continues from them, as ``ResumableTraining`` does. They are copied, unless the job has
         ``--checkpoints PATH``: then both jobs use one folder, which only pods see. Raises ``SubmitError`` for
         a job that hasn't ended, or whose payload is no longer kept; with ``resume`` also where there are no
         checkpoints, or pods of the job still run.
@@ -671,14 +670,14 @@ class Job(Generic[T]):
         return Job(self._backend, new, trust=self.trust)
 
     def export(self, folder: str | Path) -> list[Path]:
-        """Write what runs the job again without a notebook to ``folder``; return the files.
+        """Write files to ``folder`` that run the job again without a notebook; return them.
 
-        On Kubernetes ``kubectl apply -f folder`` then submits it. Where its ranks have told what they could
-        import, that is there as ``requirements.txt``.
+        On Kubernetes ``kubectl apply -f folder`` then submits it. If its ranks have reported what they could
+        import, ``requirements.txt`` lists that.
         """
         address = self._address
         files = able(self._backend, Exports, "export", address).export(address, Path(folder))
-        state = self._backend.snapshot(address)  # not all of it is told to who follows
+        state = self._backend.snapshot(address)  # a follower doesn't receive all of it
         if state.importable is not None:
             from nbtorchjob.environment import requirements  # late, as above
 
@@ -687,18 +686,18 @@ class Job(Generic[T]):
         return files
 
     def subscribe(self, callback: Callback) -> Callable[[], None]:
-        """Have ``callback`` called with each new state, on the background thread; return the way out.
+        """Have ``callback`` called with each new state, on the background thread; return what stops that.
 
-        It must not block: the job's other followers wait for it. What it raises is logged.
+        It must not block: the job's other followers wait for it. Exceptions that it raises are logged.
         """
         following = self._follow()
         following.tell(callback)
         return lambda: following.callbacks.remove(callback) if callback in following.callbacks else None
 
     def listen(self, listener: Listener) -> None:
-        """Have ``listener`` told every fact, and every byte of the logs, on the background thread.
+        """Have ``listener`` called with every fact and every byte of the logs, on the background thread.
 
-        To be asked of a new handle, before anything that follows the job. What it raises ends following.
+        Only on a new handle, before anything that follows the job. An exception from it ends following.
         """
         assert self._following is None, "the job is being followed already"
         self._listener = listener
@@ -706,13 +705,13 @@ class Job(Generic[T]):
     def add_done_callback(self, callback: Callable[[Job[T]], object]) -> None:
         """Have ``callback`` called with the job once it has ended, on the background thread.
 
-        At once, and here, where it has ended already. What it raises is logged.
+        If it has ended already, call it at once, on this thread. Exceptions that it raises are logged.
         """
 
         def call() -> None:
             try:
                 callback(self)
-            except Exception:  # it is the user's, and others wait, too
+            except Exception:  # the callback is the user's, and others wait, too
                 _log.exception("a callback of %s raised", self.name)
 
         self._ended.then(call)
@@ -720,7 +719,7 @@ class Job(Generic[T]):
     def future(self) -> concurrent.futures.Future[T]:
         """Return a future of rank 0's value, for ``as_completed``, ``wait`` and ``asyncio.wrap_future``.
 
-        It can't be cancelled, as the job can: nobody waits for its value then.
+        The future can't be cancelled; the job can.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
@@ -731,14 +730,14 @@ class Job(Generic[T]):
             except BaseException as exc:
                 future.set_exception(exc)
 
-        # A thread of its own: to load a big value would hold up the loop that all jobs are followed on.
+        # On its own thread: loading a big value would hold up the loop that follows all jobs.
         begin = threading.Thread(target=settle, name=f"nbtorchjob-{self.name}", daemon=True).start
         self._ended.then(begin)
         return future
 
     @property
     def _condition(self) -> NoReturn:
-        # What as_completed and wait ask a future for first; they put themselves among its own callbacks.
+        # as_completed and wait read this of a future first, to add themselves to its waiters.
         raise TypeError("as_completed and wait take futures: pass job.future() instead of the job")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -765,14 +764,14 @@ class Job(Generic[T]):
 
 
 def attached(id_: str, trust: bool) -> Job[Any]:
-    """Return a handle of the job with that id (``JobInfo.id``); raises ``JobNotFoundError``."""
+    """Return a handle on the job with that id (``JobInfo.id``); raises ``JobNotFoundError``."""
     known, _, address = id_.partition(":")
     there = backend_of(known, address)
     return Job(there, there.info(address), trust=trust)
 
 
 def newest_run(chosen: Backend, name: str) -> JobState:
-    """Return the state of the run of a given name that goes on, or of the last one that ended."""
+    """Return the state of a name's run that is still going, or of the last one that ended."""
     runs = [known for known in chosen.names() if naming.is_run(known, name)] or [name]
     states = [chosen.known(run) for run in runs]
     return next((state for state in reversed(states) if not state.phase.terminal), states[-1])

@@ -33,55 +33,55 @@ from nbtorchjob.text.hints import hint
 
 T = TypeVar("T")  # of a run's value
 
-_LOOK_S, _LONGEST_S = 0.02, 0.5  # between two looks at the runs: as long as the last one took, and more
-_AGAIN_S = 30.0  # until a run that was to be stopped early, and goes on, is asked to end once more
+_LOOK_S, _LONGEST_S = 0.02, 0.5  # bounds of the pause between two looks: twice what the last look took
+_AGAIN_S = 30.0  # before a run that should have stopped early, but goes on, is cancelled again
 _PLAIN_BYTES = 100_000
 _MOST_LABELS = 20  # in a picture's legend
 
 
 def _light(state: JobState) -> JobState:
-    """Return a state of an ended run without what a list of runs never shows."""
+    """Return an ended run's state without the parts that a list of runs never shows."""
     nothing = NumberedMapping[Any]()
     return replace(state, logs=nothing, uses=nothing, samples=nothing, displays=())
 
 
 class Runs(Sequence[Job[T]]):
-    """The runs of a group, a list of :class:`Job` in the order in which they were given.
+    """The runs of a group: a sequence of :class:`Job` in the order in which they were given.
 
-    Of a run that was retried its newest job stands in its place.
+    A run that was retried is represented by its newest job.
     """
 
     def __init__(self, name: str, backend: Backend, jobs: Iterable[Job[T]]) -> None:
         self.name = name
         self._backend = backend
         self._jobs = [*jobs]
-        self._ended: dict[str, JobState] = {}  # by address: what has ended never changes
-        self._begun: set[str] = set()  # by address: those whose turn had come, on a cluster
-        self._refused: set[str] = set()  # by address: those that a cluster didn't start when asked
-        self._plain: dict[str, Any] = {}  # the values of those that were asked for
-        self._judge: Judge | None = None  # None where nothing stops runs early
+        self._ended: dict[str, JobState] = {}  # by address: an ended run never changes
+        self._begun: set[str] = set()  # addresses of runs that were started in turn, on a cluster
+        self._refused: set[str] = set()  # addresses of runs that the cluster failed to start when asked
+        self._plain: dict[str, Any] = {}  # plain values that were fetched, by address
+        self._judge: Judge | None = None  # None if nothing stops runs early
         try:
             early = self._jobs[0].info.stops_early if self._jobs else None
             self._judge = Judge(early) if early is not None else None
         except (DamagedError, SpecError) as exc:
             warnings.warn(f"early stopping of {name} is disabled: {exc}", stacklevel=3)
-        self._asked_to_end: dict[str, float] = {}  # by address, when that was
-        self._unheard: str | None = None  # metrics that stop no run, as none reports them, once that is known
-        self.drawn = False  # their card stands in the cell already, whose value they are
+        self._asked_to_end: dict[str, float] = {}  # when, by address
+        self._unheard: str | None = None  # metrics that are needed, but not reported; None while unknown
+        self.drawn = False  # the cell whose value they are already shows their card
 
     @property
     def _at_once(self) -> int | None:
-        """How many may be under way, where somebody has to start the others; None where nobody need."""
+        """How many runs may be under way, if the others have to be started in turn; else None."""
         return self._jobs[0].info.at_once if self._jobs and isinstance(self._backend, Suspends) else None
 
     @property
     def needs_looks(self) -> bool:
-        """Whether whoever waits for the runs does something for them meanwhile."""
+        """Whether waiting for the runs also starts them in turn or stops some early."""
         return self.stops_early or self._at_once is not None
 
     @property
     def unstarted(self) -> bool:
-        """Whether runs wait that nobody starts until somebody waits for the group, as no tender does."""
+        """Whether some runs start only once somebody waits for the group, because no tender starts them."""
         if self._at_once is None or len(self) <= self._at_once:
             return False
         tended = who_tends(self._backend, self._jobs[0].info)
@@ -89,12 +89,12 @@ class Runs(Sequence[Job[T]]):
 
     @property
     def stops_early(self) -> bool:
-        """Whether whoever waits for the runs stops some early, by what they report."""
+        """Whether waiting for the runs stops some early, by what they report."""
         return self._judge is not None
 
     @property
     def unattended(self) -> str:
-        """What to tell who leaves the runs alone: that nothing stops them early meanwhile, or ""."""
+        """A sentence for users who stop waiting: nothing stops the runs early meanwhile; or ""."""
         return " Its runs are stopped early only while you wait for them." if self.stops_early else ""
 
     @overload
@@ -102,7 +102,7 @@ class Runs(Sequence[Job[T]]):
     @overload
     def __getitem__(self, at: slice) -> list[Job[T]]: ...
     def __getitem__(self, at: int | slice) -> Job[T] | list[Job[T]]:
-        """Return a run's job, or those of some."""
+        """Return one run's job, or the jobs of several."""
         return self._jobs[at]
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class Runs(Sequence[Job[T]]):
         return len(self._jobs)
 
     def states(self) -> list[JobState]:
-        """Return what is known of each run now, without logs; of one that has ended all reports, too."""
+        """Return each run's state now, without logs; for an ended run with all its reports."""
         left = {job.info.address: job.info for job in self._jobs if job.info.address not in self._ended}
         states = zip(left.items(), self._backend.several([*left]), strict=True)
         now = {address: naming.unreplaced(info, state) for (address, info), state in states}
@@ -120,9 +120,9 @@ class Runs(Sequence[Job[T]]):
         return [self._ended.get(job.info.address) or now[job.info.address] for job in self._jobs]
 
     def wait(self, timeout: float | None = None, *, first_failed: bool = False) -> bool:
-        """Wait at most ``timeout`` seconds for the end of all; return whether it came.
+        """Wait at most ``timeout`` seconds for all runs to end; return whether they did.
 
-        With ``first_failed`` only until one of them has failed; the others go on.
+        With ``first_failed``, one failed run is enough; the others go on.
         """
         left = f"Stopped waiting for {self.name}: {hint('attach', self.name)} follows it.{self.unattended}"
         with interrupts.message(left):
@@ -134,12 +134,12 @@ class Runs(Sequence[Job[T]]):
         return False
 
     def looks(self, timeout: float | None = None) -> Iterator[list[JobState]]:
-        """Yield what is known of all runs, again and again, until all have ended or the time is over.
+        """Yield the states of all runs, again and again, until all have ended or ``timeout`` has passed.
 
-        Meanwhile runs are stopped early, and started in turn, where the group asks for that.
+        Meanwhile runs are stopped early, and started in turn, if the group asks for that.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        # What a cluster knows of runs takes a look at each one's logs; who follows them reads those once.
+        # On a cluster, looking up states reads each run's logs every time; following reads them once.
         in_pool = any(job.info.of_lab for job in self._jobs)
         follows = in_pool or isinstance(self._backend, Suspends)
         states = [JobState(job.info) for job in self._jobs] if in_pool else self.states()
@@ -147,8 +147,7 @@ class Runs(Sequence[Job[T]]):
             began = time.monotonic()
             states = self._followed(states) if follows else self.states()
             self._stop_early(states)
-            # Start runs that wait for their turn on a cluster, as far as their group is to have them at a
-            # time
+            # On a cluster, start runs that wait for their turn, up to the group's limit
             left = {state.info.address: runs.waits(state) for state in states if self._at_once}
             left |= {address: False for address in self._begun if left.get(address)}
             for address in runs.due(left, self._at_once or 0):
@@ -169,7 +168,7 @@ class Runs(Sequence[Job[T]]):
             time.sleep(pause if until is None else min(pause, until - now))
 
     def _followed(self, before: list[JobState]) -> list[JobState]:
-        """Return the states of jobs that are followed: on a cluster that is one watch, and their logs."""
+        """Return the states of the jobs by following them: on a cluster with one watch, and their logs."""
         states = []
         for job, known in zip(self._jobs, before, strict=True):
             if job.info.address not in self._ended:
@@ -181,7 +180,7 @@ class Runs(Sequence[Job[T]]):
         return states
 
     def _stop_early(self, states: Sequence[JobState]) -> None:
-        """End the runs that have reported what ends them; whoever else does so, too, does no harm."""
+        """Cancel the runs whose reports call for it; harmless if another process does so, too."""
         if self._judge is None:
             return
         if self._unheard is None and (unheard := self._judge.unheard(states)) is not None:
@@ -206,12 +205,12 @@ class Runs(Sequence[Job[T]]):
     def results(
         self, timeout: float | None = None, *, errors: Literal["raise", "return"] = "raise"
     ) -> list[T | NBTorchJobError]:
-        """Wait for the end of all, and return each one's value, in their order.
+        """Wait for all runs to end, and return their values, in order.
 
-        Of a job with ``all_ranks`` that is the list of every rank's.
-        The first error is raised once all have ended; with ``errors="return"`` an error stands in its run's
-        place. Of a run that was stopped early there always stands a ``JobStoppedError``. Raises
-        ``TimeoutError`` after ``timeout`` seconds, and the runs go on.
+        For a job with ``all_ranks``, the value is the list of all ranks' values.
+        The first error is raised once all have ended; with ``errors="return"`` an error takes its run's
+        place. For a run that was stopped early, a ``JobStoppedError`` always does. Raises ``TimeoutError``
+        after ``timeout`` seconds; the runs go on.
         """
         if errors not in ("raise", "return"):
             raise SpecError("errors", errors, '"raise" or "return"')
@@ -234,8 +233,8 @@ class Runs(Sequence[Job[T]]):
     def best(self, metric: str, *, largest: bool = False) -> Job[T]:
         """Return the run whose last report of ``metric`` is the smallest, or the ``largest``.
 
-        A run that failed, or was ended, counts only where no other one reported it. Raises
-        ``ResultError`` where none did.
+        A run that failed, or was ended, counts only if no other run reported the metric. Raises
+        ``ResultError`` if none did.
         """
         states = self.states()
         metrics = [runs.metrics(state) for state in states]
@@ -254,7 +253,7 @@ class Runs(Sequence[Job[T]]):
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each run: its parameters, phase, last metrics, value, seconds and attempts.
 
-        A value is there where it is plain data.
+        The value is None unless it is plain data.
         """
         now, states = time.time(), self.states()
         rows = []
@@ -300,14 +299,14 @@ class Runs(Sequence[Job[T]]):
         return axes
 
     def cancel(self) -> None:
-        """Ask for the end of all runs that haven't ended; those that wait their turn never start."""
-        # The last ones first: else each one's end would have the next one start.
+        """Request the end of all runs that haven't ended; those that wait for their turn never start."""
+        # The last ones first: else each run that ends would let the next one start.
         for job, state in reversed([*zip(self._jobs, self.states(), strict=True)]):
             if not state.phase.terminal:
                 job.cancel()
 
     def retry_failed(self) -> list[Job[T]]:
-        """Run once more what failed, each as a new job in its run's place; return those jobs."""
+        """Retry the failed runs, each as a new job in its run's place; return those jobs."""
         retried = []
         for at, state in enumerate(self.states()):
             if state.phase is Phase.FAILED:
@@ -329,7 +328,7 @@ class Runs(Sequence[Job[T]]):
         return render.html(self.name, self.states(), time.time())
 
     def _ipython_display_(self) -> None:
-        """Show nothing below a card that is there; IPython takes the error as "as always"."""
+        """Show nothing if the card is there already; on NotImplementedError, IPython displays as usual."""
         if not self.drawn:
             raise NotImplementedError
         self.drawn = False
@@ -339,10 +338,10 @@ class Runs(Sequence[Job[T]]):
 
 
 def as_completed(runs: Iterable[Job[T]], timeout: float | None = None) -> Iterator[Job[T]]:
-    """Yield the jobs as they end, whichever way; of any jobs, not only of one group.
+    """Yield jobs as they end, whichever way; takes any jobs, not only those of one group.
 
-    Meanwhile a group's runs are stopped early, and started in turn, where it asks for that. Raises
-    ``TimeoutError`` where they haven't all ended after ``timeout`` seconds.
+    Meanwhile a group's runs are stopped early, and started in turn, if it asks for that. Raises
+    ``TimeoutError`` if not all have ended after ``timeout`` seconds.
     """
     jobs = list(runs)
     ended: queue.SimpleQueue[Job[T]] = queue.SimpleQueue()

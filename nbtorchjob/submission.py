@@ -5,7 +5,7 @@
     sub.cautions, sub.notes          said by each front in its own way, once
     send(sub), keep(sub), send_runs(sub, rows)
 
-Until the last step nothing is made anywhere. A dry run takes the same steps and describes what they made.
+Nothing is created anywhere before the last step. A dry run takes the same steps and describes their result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MOST_TO_POOLS = 1 << 26  # bytes of shipped files
 class Plan(FrozenDataclass):
     """A spec completed by the site and accepted by its backend.
 
-    ``cautions`` name what will work, but not well. ``pool`` is where it is to run, if that has pods already.
+    ``cautions`` name what will work, but not well. ``pool`` is the pool that the job will run in, if any.
     """
 
     spec: JobSpec
@@ -77,15 +77,15 @@ class Submission(FrozenDataclass):
 def check(spec: JobSpec, *, runs: bool = False) -> Plan:
     """Check a spec against the site's settings and its backend, before anything is captured.
 
-    ``runs`` says that it is for the runs of a group. Raises ``SpecError`` for what the site has locked or
-    limited, and for what the backend can't honour.
+    ``runs`` says that the spec is for the runs of a group. Raises ``SpecError`` for what the site has locked
+    or limited, and for what the backend can't honour.
     """
     pool: Lab | None = None
     named = spec.name
     if spec.pool is not None:
         from nbtorchjob import pools
 
-        # Of runs the name is their group's.
+        # For runs, the name is their group's.
         spec, pool = pools.placed(dataclasses.replace(spec, name=None) if runs else spec)
         spec = dataclasses.replace(spec, name=named) if runs else spec
     spec = profiles.admitted(spec)
@@ -95,14 +95,14 @@ def check(spec: JobSpec, *, runs: bool = False) -> Plan:
         packages.check(spec)
     spec.secrets()
     chosen = backend(spec.backend)
-    accepted = chosen.check(spec) if pool is None else ()  # a pool's backend has accepted all that is its
+    accepted = chosen.check(spec) if pool is None else ()  # the backend accepted the pool's options already
     return Plan(spec, chosen, (*accepted, *identity.cautions(spec)), pool)
 
 
 def cautions(spec: JobSpec) -> tuple[str, ...]:
     """Return what will work, but not well; raises as :func:`check` does.
 
-    A pool isn't asked for: a panel calls this at each change of a field.
+    Empty for a job in a pool, which would have to be looked up: a panel calls this at each change of a field.
     """
     return check(spec).cautions if spec.pool is None else ()
 
@@ -111,10 +111,10 @@ def prepare(call: Call, plan: Plan) -> Submission:
     """Add the files and packages that the spec names to a call, and compare what it needs with its images.
 
     Raises ``CaptureError`` for a file that can't be sent, ``SubmitError`` for a project that can't be built,
-    and ``LackingError`` where the call can't run in one of the images, or isn't to.
+    and ``LackingError`` for a call that can't run in one of the images, or that ``strict`` refuses.
     """
     call = _with_files(call, plan)
-    if plan.pool is None:  # which has its packages already
+    if plan.pool is None:  # a pool has its packages already
         with interrupts.message(interrupts.NOTHING):  # a build takes seconds
             call = _provided(call, plan.spec)
     # Note what the images lack, or have in other versions, as far as that is known
@@ -136,7 +136,7 @@ def prepare(call: Call, plan: Plan) -> Submission:
         if spec.cluster.gpu and comparison.cuda:
             differences.append(f"{comparison.image} {comparison.cuda}")
     known = [contents.environment.minor for contents in known_images(plan.backend, plan.spec)]
-    # Where each image has this Python its bytecode is enough.
+    # If every image has this Python, its bytecode is enough.
     same = len(known) == len(plan.spec.images) and set(known) == {capture.PYTHON}
     call = dataclasses.replace(call, sourced=not same)
     shipped = (*plan.spec.ship, *(plan.pool.info.asked.ship if plan.pool is not None else ()))
@@ -149,10 +149,10 @@ def send(
 ) -> Job[Any]:
     """Send a call as a job; ``origin`` is the notebook and cell that it comes from.
 
-    Where it has to wait for its pool, ``say`` is told why.
+    ``say`` is called with the reason if the call has to wait for its pool.
 
-    Raises ``SubmitError``, and ``NameTakenError`` where another job of the given name runs; then nothing is
-    left behind.
+    Raises ``SubmitError``, and ``NameTakenError`` if another job of the given name runs; either way, nothing
+    is left behind.
     """
     from nbtorchjob.job import Job
 
@@ -164,7 +164,7 @@ def send(
     for last in (False,) * (_TRIES - 1) + (True,):
         try:
             info = describe(call, spec, origin)
-            with interrupts.message(interrupts.NOTHING):  # an interrupted backend has undone what it made
+            with interrupts.message(interrupts.NOTHING):  # an interrupted backend undoes what it made
                 sent = chosen.submit(call, spec, info)
             if sent.run == info.run:
                 _record_checkout(chosen, sent)
@@ -189,7 +189,7 @@ def _record_checkout(chosen: Backend, sent: JobInfo) -> None:
 
 
 def submit(call: Call, spec: JobSpec, origin: Origin | None = None) -> Job[Any]:
-    """Check, prepare and send a captured call, with nobody to read the notes."""
+    """Check, prepare and send a captured call; its notes are dropped."""
     return send(prepare(call, check(spec)), origin)
 
 
@@ -223,7 +223,8 @@ def send_runs(
 ) -> Runs[Any]:
     """Send a call as the runs of a group, one for each of ``rows``, which :func:`checked_rows` has checked.
 
-    They share one payload; in a pool each has its own. Raises as :func:`send` does, with nothing left behind.
+    They share one payload; in a pool each run has its own. Raises as :func:`send` does, and then
+    leaves nothing behind.
     """
     from nbtorchjob.capture import arguments as varying
     from nbtorchjob.job import Job
@@ -249,7 +250,7 @@ def send_runs(
                     first,
                     name=name,
                     spec={**first.spec, "name": name},
-                    # Runs that share a key are told apart by when they were created.
+                    # Runs that share a key are distinguished by their creation time.
                     created=first.created + number * 1e-5,
                     label=f"{what}({varying.said(shown)})",
                     captured={**(first.captured or {}), **{name: (str(shown[name]), "") for name in own}},
@@ -322,9 +323,9 @@ def checked_rows(values: Iterable[Mapping[str, Any]], at_once: int | None = None
 
 
 def _free_group(chosen: Backend, name: str, in_pools: Sequence[turns.Turn] = ()) -> str:
-    """Return a new group's name: the given one, or with a number behind it where that group has ended.
+    """Return a name for a new group: the given one, with a number appended if an ended group has it.
 
-    Raises ``NameTakenError`` where runs of that group still go on.
+    Raises ``NameTakenError`` while runs of that group are still going on.
     """
     naming.in_group(name, 1)
     taken = set(chosen.names())
@@ -376,7 +377,7 @@ def describe(call: Call, spec: JobSpec, origin: Origin | None = None) -> JobInfo
 
 
 def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
-    """Describe what :func:`send` would send and start, or one of several runs, and send nothing."""
+    """Describe what :func:`send`, or :func:`send_runs` for one run, would send and start; send nothing."""
     plan = check(spec, runs=runs)
     call = _provided(_with_files(call, plan), plan.spec)
     if plan.pool is not None:
@@ -410,9 +411,9 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
 def images_of(
     spec: JobSpec, needs: Sequence[Need], text: str = "", wanted: Collection[str] = ()
 ) -> list[Comparison]:
-    """Compare needs with what each image of a spec is known to have; none on a backend that has no images.
+    """Compare needs with the known contents of each image of a spec; empty on a backend without images.
 
-    ``text`` is the cell's, which may ask for packages; ``wanted`` are the names of what a call brings.
+    ``text`` is the cell's text, which may request packages; ``wanted`` names the packages that a call brings.
     """
     chosen = backend(spec.backend)
     if not isinstance(chosen, Images):
@@ -424,7 +425,7 @@ def images_of(
 def _compared(
     needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str, wanted: Collection[str]
 ) -> Comparison:
-    """Compare needs with what one image is known to have."""
+    """Compare needs with the known contents of one image."""
     from nbtorchjob.capture import packages
     from nbtorchjob.environment import here, images
 
@@ -437,9 +438,9 @@ def _compared(
 
 
 def _with_files(call: Call, plan: Plan) -> Call:
-    """Return a call with the files and data that its spec names; one that has them already stays as it is."""
+    """Return a call with the files and data that its spec names; unchanged if it has them already."""
     spec = plan.spec
-    if spec.data and not call.data and plan.pool is None:  # which has its data already
+    if spec.data and not call.data and plan.pool is None:  # a pool has its data already
         from nbtorchjob.capture import shipped
 
         shipped.check_data(spec, working())
@@ -448,7 +449,7 @@ def _with_files(call: Call, plan: Plan) -> Call:
         return call
     from nbtorchjob.capture import shipped
 
-    # What goes to a pool is sent to its nodes, and by no store.
+    # Files for a pool are sent to its nodes, not through a store.
     limit = plan.backend.most_shipped(spec) if plan.pool is None else _MOST_TO_POOLS
     return call.with_files(shipped.collect(spec.ship, working(), limit=limit, hashed=spec.remote))
 
@@ -463,7 +464,7 @@ def missing_files(call: Call, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _provided(call: Call, spec: JobSpec) -> Call:
-    """Return a call with the packages that its nodes are to install."""
+    """Return a call with the packages that its nodes will install."""
     from nbtorchjob.capture import packages
 
     return packages.provided(call, spec)

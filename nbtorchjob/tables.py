@@ -1,4 +1,4 @@
-"""Jobs and runs as tables: what a notebook shows of them, and data frames."""
+"""Jobs and runs as tables, in a notebook and as data frames."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DONE = {Phase.SUCCEEDED: "succeeded", Phase.FAILED: "failed", Phase.CANCELLED: 
 
 
 class Jobs(list[JobState]):
-    """The states of jobs: a list that a notebook shows as a table.
+    """A list of jobs' states that a notebook shows as a table.
 
-    The states are those of the moment when the list was made.
+    The states are as they were when the list was made.
     """
 
     def rows(self) -> list[dict[str, Any]]:
@@ -106,8 +106,8 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
     columns = {name: [row.get(name) for row in rows] for name in names}
     objects = {}
     for name, values in columns.items():
-        # polars would turn values of several types into texts, or drop some, also within containers, and give
-        # each dict the keys of all (2.1).
+        # polars would turn values of several types into strings, or drop some, also within containers, and
+        # give each dict the keys of all dicts (2.1).
         types = {type(value) for value in values if value is not None}
         if (len(types) > 1 and not types <= {int, float}) or not types.isdisjoint((list, tuple, dict)):
             objects[name] = polars.Object

@@ -1,4 +1,4 @@
-"""What runs payloads: a row each, whose module is imported when it is first asked for."""
+"""The table of backends, which run payloads; a backend's module is imported on first use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _CONTEXT = r"[^\x00-\x1f\x7f]{1,256}"  # kubeconfigs allow anything, slashes and
 
 
 class Row(FrozenDataclass):
-    """What is known of a backend without its module, whose ``create`` makes it.
+    """Properties of a backend that don't need its module, whose ``create`` makes the backend.
 
-    ``form`` says what its jobs' addresses look like, and ``address`` is a regular expression for them.
-    ``warmed_by`` is a module whose ``warm_up`` shortens the first job's start. ``suspends`` and ``tends`` are
-    whether its jobs can be suspended, and whether something has to look after them; ``queues`` is whether we
-    decide whose turn it is. ``used`` tells whether this user may have jobs there. What a spec depends on is
-    in ``spec.jobspec.PLACES``.
+    ``form`` shows what its jobs' addresses look like, and ``address`` is a regular expression for them.
+    ``warmed_by`` is a module whose ``warm_up`` shortens the first job's start. ``suspends`` is whether its
+    jobs can be suspended, ``tends`` whether they need a tender, and ``queues`` whether nbtorchjob decides
+    whose turn it is. ``used`` returns whether this user may have jobs there. The properties that a spec
+    depends on are in ``spec.jobspec.PLACES``.
     """
 
     module: str
@@ -67,41 +67,41 @@ FORMS = " or ".join(f"{name}:{row.form}" for name, row in ROWS.items())  # of jo
 
 @cache
 def backend(name: str) -> Backend:
-    """Return the backend of that name (one of ``spec.BACKENDS``)."""
+    """Return the backend with that name (one of ``spec.BACKENDS``)."""
     created: Backend = importlib.import_module(ROWS[name].module).create()
     return created
 
 
 def tended() -> Tends:
-    """Return the backend whose jobs need something that looks after them."""
+    """Return the backend whose jobs need a tender."""
     chosen = backend(next(name for name, row in ROWS.items() if row.tends))
     assert isinstance(chosen, Tends)
     return chosen
 
 
 def warm_up(name: str) -> None:
-    """Prepare that backend for its first job, where that shortens its start."""
+    """Prepare a backend for its first job if that shortens the job's start."""
     if ROWS[name].warmed_by:
         importlib.import_module(ROWS[name].warmed_by).warm_up()
 
 
 def backend_of(name: str, address: str) -> Backend:
-    """Return the backend that knows a job's address there: the turns of labs have one of their own."""
+    """Return the backend to use for a job's address: turns of labs have a separate one."""
     return _turns(name) if MARK in address else backend(name)
 
 
 @cache
 def _turns(name: str) -> TurnBackend:
-    from nbtorchjob.backends.turns import TurnBackend  # late: most jobs are no labs
+    from nbtorchjob.backends.turns import TurnBackend  # late: most jobs are not labs
 
     return TurnBackend(backend(name))
 
 
 def turns_of(lab: JobInfo) -> TurnBackend:
-    """Return the backend of the turns of such a lab."""
+    """Return the backend for the turns of a lab."""
     return _turns(lab.backend)
 
 
 def used() -> list[Backend]:
-    """Return the backends to ask for jobs; the module of one that this user hasn't used isn't imported."""
+    """Return the backends to ask for jobs; those that this user hasn't used aren't imported."""
     return [backend(name) for name, row in ROWS.items() if row.used()]

@@ -1,11 +1,11 @@
-"""What ties this machine to a running job: a forwarded port of a rank, and a folder kept in step.
+"""Links between this machine and a running job: a forwarded port of a rank, and a synced folder.
 
-All connections to a port share one conversation with the rank's node (``runtime/ask/ports.py``). A new one
-begins with the first connection after the node was replaced: by then the rank may be on another node.
+All connections to a port share one conversation with the rank's node (``runtime/ask/ports.py``). The first
+connection after the node was replaced begins a new conversation: by then the rank may be on another node.
 
-In a synced folder, a file that grows is read from where the copy ends: what is here is compared first, of a
-big file its last bytes. One that was written anew is replaced in one step. Once the job has ended the folder
-is completed from what came home.
+In a synced folder, a file that grows is read from where the copy ends, after the copy was compared with the
+node's file (a big one only at its end). A rewritten file is replaced in one step. Once the job has ended, the
+folder is completed from what came home.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from nbtorchjob.state import JobState
 from nbtorchjob.text.words import line
 
 EVERY_S = 2.0
-_WHOLE_BYTES = 1 << 23  # of a copy, which is compared whole
+_WHOLE_BYTES = 1 << 23  # a copy up to this size is compared as a whole
 _PIECE_BYTES = 1 << 20
-_TAIL_BYTES = 1 << 16  # of a bigger one, where the file has grown
+_TAIL_BYTES = 1 << 16  # compared at the end of a bigger copy, if the file has grown
 _LAST_MISSING = (
     "the last checkpoints may be missing: on a cluster they can't be copied once their job has ended"
 )
 
 
 class Sync:
-    """What lies at or below ``path`` on a job's nodes, in ``folder``.
+    """Keeps a copy of the files at or below ``path`` on a job's nodes in ``folder``.
 
-    ``copied`` counts the bytes that came, and ``trouble`` is why something is missing now, "" if nothing is.
+    ``copied`` counts the bytes received; ``trouble`` is why something is missing now, "" if nothing is.
     """
 
     def __init__(self, backend: Backend, state: JobState, path: str, folder: Path) -> None:
@@ -63,10 +63,10 @@ class Sync:
         self._seen: dict[tuple[int, str], RunFile] = {}
         self._refused: dict[tuple[int, str], RunFile] = {}
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._owners: dict[str, int] = {}  # the node whose file of a path has that path here
+        self._owners: dict[str, int] = {}  # by path: the node whose file has the same path here
 
     def start(self) -> Sync:
-        """Bring what is new from now on, in the background, until the job has ended; return this."""
+        """Copy what is new in the background until the job has ended; return ``self``."""
 
         def follow() -> None:
             try:
@@ -83,17 +83,17 @@ class Sync:
         return self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended, with its job or by ``stop``; return whether it has."""
+        """Wait until the sync has ended, with its job or by ``stop``; return whether it has."""
         return self._ended.wait(timeout)
 
     def stop(self) -> None:
-        """End it once what it does now is done."""
+        """End the sync after its current step."""
         self._stopped.set()
 
     def step(self) -> bool:
-        """Bring what is new; return whether there may be more, as there may be on a cluster that is away.
+        """Copy what is new; return whether there may be more, which is so if the cluster is unreachable.
 
-        Raises ``ResultError`` where the folder can't be written to.
+        Raises ``ResultError`` if the folder can't be written to.
         """
         self.trouble = ""
         try:
@@ -103,13 +103,13 @@ class Sync:
             return True
 
     def _look(self) -> bool:
-        """Bring what is new; return whether the job goes on."""
+        """Copy what is new; return whether the job goes on."""
         state = naming.unreplaced(self._state.info, self._backend.known(self._state.info.address))
         if state.phase.terminal:
             complete_state = self._backend.snapshot(self._state.info.address)
             try:
                 self.copied += files.refresh(self._backend, complete_state, self._path, self._folder)
-                paths = (self._path, *(path for _, path in self._seen))  # what is wanted, and was copied
+                paths = (self._path, *(path for _, path in self._seen))  # requested, and copied
                 if state.info.cluster and any(path.partition("/")[0] == CHECKPOINTS for path in paths):
                     self.trouble = _LAST_MISSING
             except ResultError as exc:
@@ -128,7 +128,7 @@ class Sync:
         return True
 
     def close(self) -> None:
-        """Leave the nodes."""
+        """End the conversations with the nodes."""
         for node in list(self._readers):
             self._leave(node)
 
@@ -137,7 +137,7 @@ class Sync:
             reader.close()
 
     def _renew(self, reader: Reader, file: RunFile) -> None:
-        """Bring a file to what its node has; one that was removed or renamed meanwhile is passed over."""
+        """Update a file to what its node has; skip one that was removed or renamed meanwhile."""
         below = files.within(file.path, self._path)
         own = self._owners.setdefault(file.path, file.node) == file.node
         target = self._folder / below if own else self._folder / f"node-{file.node}" / below
@@ -158,9 +158,9 @@ class Sync:
 
     def _read(self, reader: Reader, file: RunFile, target: Path) -> None:
         have = target.stat().st_size if target.exists() else 0
-        # A file of the same size was written anew; perhaps its end was not.
+        # A file of the same size was rewritten, perhaps with the same end, so all of it is compared.
         span = have if have == file.size or have <= _WHOLE_BYTES else _TAIL_BYTES
-        # The digest of a file's last bytes, so many, to be continued
+        # The digest of the copy's last ``span`` bytes; those that arrive are added.
         digest = hashlib.sha256()
         if span:
             with open(target, "rb") as digest_of_end_file:
@@ -196,12 +196,12 @@ _ACCEPT, _WAKE = "accept", "wake"
 class Forward:
     """A forwarded port: ``local`` on this machine's loopback leads to ``port`` of a rank.
 
-    ``listens`` is whether a process listened there when it was opened, None if that is unknown; ``trouble``
-    is why the newest connection failed, "" if none did.
+    ``listens`` is whether a process listened at the rank's port when it was forwarded, None if that is
+    unknown; ``trouble`` is why the newest failed connection failed, "" if none did.
     """
 
     def __init__(self, backend: Backend, state: JobState, port: int, rank: int, local: int | None) -> None:
-        """Open it; raises ``AskError``, ``JobEndedError``, and ``SpecError`` for a port that can't be had."""
+        """Open it; raises ``AskError``, ``JobEndedError``, and ``SpecError`` if ``local`` can't be used."""
         self.name, self.port, self.rank = state.info.name, port, rank
         self.trouble = ""
         self._backend, self._info = backend, state.info
@@ -228,7 +228,7 @@ class Forward:
 
     @property
     def url(self) -> str:
-        """Its address, as a browser takes it."""
+        """Its address for a browser."""
         return f"http://{LOOPBACK}:{self.local}"
 
     @property
@@ -238,11 +238,11 @@ class Forward:
 
     @property
     def open(self) -> bool:
-        """Whether it still takes connections: not once it was closed, or the job was seen to be over."""
+        """Whether it still accepts connections: not once it is closed, or found the job to be over."""
         return not self._closed.is_set()
 
     def close(self) -> None:
-        """End it, and all its connections."""
+        """Stop forwarding, and end all connections."""
         self._closed.set()
         self._wake()
         self._thread.join()
@@ -267,7 +267,7 @@ class Forward:
                     self._heard.put((talk, message))
                     self._wake()
             except (NBTorchJobError, TimeoutError, OSError):
-                pass  # why it has ended is told to the next connection that can't be made
+                pass  # ``trouble`` says why once the next connection fails
             self._heard.put((talk, None))
             self._wake()
 
@@ -301,7 +301,7 @@ class Forward:
                 file.close()
 
     def _hear(self, message: Message | None) -> None:
-        """Act on what the node says; None where it says no more."""
+        """Act on a message from the node; None means that the conversation has ended."""
         if message is None:
             self._break_off()
         elif isinstance(message, dict) and isinstance(number := message.get("opened"), int):
@@ -318,7 +318,7 @@ class Forward:
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
-        except OSError:  # it has left again, or there are no file descriptors
+        except OSError:  # the peer has gone again, or there are no file descriptors left
             return
         try:
             if self._talk is None:
@@ -350,9 +350,10 @@ class Forward:
 
 
 def _listener(port: int, local: int | None, *, shared: bool) -> socket.socket:
-    """Listen at ``local``, or at the port's own number, or where that is taken at any that is free.
+    """Listen at ``local``, by default at the port's own number, or at any free port if that is taken.
 
-    A rank on this machine has ``shared`` ports: at its own number we would connect to ourselves, endlessly.
+    A rank on this machine shares its ports with this process, which would endlessly connect to itself if it
+    listened at the port's own number.
     """
     if shared and local == port:
         raise SpecError("local-port", local, "another port than the rank's, which is on this machine, too")

@@ -1,4 +1,4 @@
-"""What a list needs of what a job's ranks tell all the time, to say how far it is and what it uses."""
+"""Selects the few of a job's frequent lines that a list needs to show its progress and usage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nbtorchjob.state.progress import RECENT
 # How the line of a ``report()`` begins, as ``runtime/facts`` writes it.
 REPORTED = b'{"event": "Reported"'
 
-# And of what a node uses.
+# How the line with a node's usage begins.
 USED = b'{"event": "Used"'
 
-# And of what a rank displays, which may be long, and which a list needs nothing of.
+# How the line with something that a rank displays begins; it may be long, and a list doesn't need it.
 DISPLAYED = b'{"event": "Displayed"'
 
 _OFTEN = (REPORTED, USED)
@@ -30,11 +30,11 @@ _FIRST = b'"seq": 0,'
 _ROUNDS = 128
 _MOST_RANKS = 1024
 _MOST_USES = 32  # of a node
-NODES = 4  # whose use is told
-_UNSORTED = 4096  # lines: of a job that has ended few are looked at
+NODES = 4  # whose usage is kept
+_UNSORTED = 4096  # lines kept before they are sorted: few of an ended job's are looked at
 
 
-# A whole line, as ``report()`` writes it; letters are of NaN and Infinity.
+# A whole line as ``report()`` writes it; the letters are those of NaN and Infinity.
 _plain = re.compile(
     rb'\{"event": "Reported", "time": [\d.e+]+, "rank": (\d+), "round": (\d+), "seq": (\d+), '
     rb'"metrics": \{((?:"[^"\\]*(?:\\.[^"\\]*)*": [\d.e+NaInfity-]+(?:, )?)*)\}\}'
@@ -44,10 +44,10 @@ _RankRound: TypeAlias = tuple[bytes, bytes]
 
 
 def lasting(lines: list[bytes]) -> list[bytes]:
-    """Return a job's lines without reports of which nothing stays once all are folded.
+    """Return a job's lines without the reports that leave nothing in its state once all are folded.
 
-    Those of rank 0, which stands for all, stay. Of the others a state thins out nearly all in a wide job, and
-    to read and fold a line takes four times as long as to see that.
+    Rank 0 stands for all ranks, so its reports stay. In a wide job the state thins out nearly all of the
+    others, and reading and folding a line takes four times as long as finding that out.
     """
     plain = (_plain(line) if line.startswith(REPORTED) else None for line in lines)
     places = [
@@ -58,7 +58,7 @@ def lasting(lines: list[bytes]) -> list[bytes]:
         newest[which] = max(seq, newest.get(which, 0))
     most = points_each(len({rank for rank, _ in newest}))
     steps = {which: stride(seq, most) for which, seq in newest.items()}
-    # By the names of a report's metrics, too
+    # The same by the names of a report's metrics
     newest_of: dict[tuple[_RankRound, tuple[bytes, ...]], int] = {}
     first_of: dict[tuple[_RankRound, tuple[bytes, ...], int], int] = {}
     for which, names, seq in filter(None, places):
@@ -74,17 +74,17 @@ def lasting(lines: list[bytes]) -> list[bytes]:
 
 
 class Telling:
-    """Keeps a few of a million lines: the first and the newest reports, and what the first nodes used."""
+    """Keeps a few of a million lines: the first and newest reports, and the first nodes' usage."""
 
     def __init__(self) -> None:
         self._unsorted: list[bytes] = []
-        # Of each rank; the first of each round tell whether it counts from 0.
+        # By rank; the first report of each round shows whether it counts from 0.
         self._first: dict[bytes, deque[bytes]] = {}
         self._newest: dict[bytes, deque[bytes]] = {}
         self._uses: dict[bytes, _Uses] = {}
 
     def sift(self, lines: Iterable[bytes]) -> list[bytes]:
-        """Take in what ranks report and nodes use, and return the other lines, but for what ranks display."""
+        """Keep lines with reports and usage; return the others, except those with what ranks display."""
         others: list[bytes] = []
         for line in lines:
             if line.startswith(_OFTEN):
@@ -113,7 +113,7 @@ class Telling:
                     kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     def newest(self, rank: int) -> list[bytes]:
-        """Return the newest reports of a rank, but for those whose metrics all came again."""
+        """Return the newest reports of a rank, except those whose metrics are all in newer ones."""
         lines: list[bytes] = []
         known: set[tuple[bytes, bytes]] = set()
         alike: set[tuple[bytes, ...]] = set()
@@ -123,7 +123,7 @@ class Telling:
             names = (match[1] if match else b"", *_names(line.partition(_METRICS)[2]))
             if names in alike:
                 continue
-            # Who reads one that isn't as ``report()`` writes it says what is wrong with it.
+            # A line that isn't as ``report()`` writes it is kept: its reader says what is wrong with it.
             metrics = {(names[0], name) for name in names[1:]} if _plain(line) else set()
             if not lines or not metrics or not metrics <= known:
                 lines.append(line)
@@ -133,7 +133,7 @@ class Telling:
         return lines[::-1]
 
     def _newest_first(self, rank: bytes) -> Iterable[bytes]:
-        """Return the newest reports of a rank, or its first where it has no others."""
+        """Return the newest reports of a rank, or its first if it has no others."""
         if self._newest or self._first:
             self._sort()
             return reversed(self._newest.get(rank) or self._first.get(rank) or deque())
@@ -150,14 +150,14 @@ class Telling:
 
     @property
     def lines(self) -> list[bytes]:
-        """What is kept."""
+        """The lines that are kept."""
         self._sort()
         kept = (*self._first.values(), *self._newest.values(), *(uses.lines for uses in self._uses.values()))
         return [line for lines in kept for line in lines]
 
 
 class _Uses:
-    """What a node used in one round: every 2^k-th line, and the newest."""
+    """A node's usage in one round: every 2^k-th line, and the newest."""
 
     def __init__(self, round_: bytes) -> None:
         self.round = round_

@@ -1,7 +1,7 @@
 """A cell or a function becomes a call that can travel.
 
-Its names are imported when they are first asked for: who lists jobs captures nothing, and needn't wait for
-the picklers, which take a quarter of the command's start.
+The names here are imported on first use: listing jobs captures nothing, and needn't wait for the picklers,
+which take a quarter of the command's startup.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _HOMES = {
     "Need": "modules",
     "of_notebook": "modules",
     "digest": "report",
-}  # of all others ``call``
+}  # all others: ``call``
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that is there
+if not TYPE_CHECKING:  # a type checker would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

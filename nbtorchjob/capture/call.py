@@ -52,16 +52,16 @@ def from_cell(
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
 
     A cell that only defines things calls its last function, with ``args`` (texts by parameter) and, for a
-    parameter without a default, the notebook's variable of its name. ``argv`` is what it finds in
-    ``sys.argv``, ``root`` the folder whose modules travel, and ``former`` are the names that former cells
-    set on their ranks. A lab's ranks have their ``rank_names``: these aren't taken along, nor is what each
-    run of a group has of its own, of which ``given`` are the first one's values. One that ``swaps`` only
-    defines names, and calls nothing. Raises ``CaptureError`` where that can't work, and ``SyntaxError`` as
+    parameter without a default, the notebook's variable of its name. ``argv`` becomes the cell's
+    ``sys.argv``, ``root`` is the folder whose modules travel, and ``former`` are the names that former cells
+    set on their ranks. ``rank_names``, which a lab's ranks have, aren't taken along; nor are the values that
+    differ between the runs of a group (``given`` holds the first run's). A cell that ``swaps`` only defines
+    names, and calls nothing. Raises ``CaptureError`` where the capture can't work, and ``SyntaxError`` as
     Python does.
     """
-    # What says nothing of itself stands for a notebook: a rank takes what it defines for its own.
+    # A namespace without a name stands for a notebook: ranks take its definitions for their own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
-    # The magic was line 1: so a traceback counts lines as the notebook does.
+    # The magic is line 1, so that tracebacks number lines as the notebook does.
     cell = cells.parse(text if swaps else "\n" + text, filename, _future_flags(namespace))
     if swaps:
         cells.check_defines(cell)
@@ -113,7 +113,7 @@ def from_cell(
     try:
         taken = take(names)
     except CaptureError:
-        # As after the cell has run here: what it sets itself needn't come along unless it reads it before.
+        # The cell may have run here before: a name that it sets is needed only if it reads the name first.
         unsure = cell.sets | cell.texts
         stays = [name for name in names if name in unsure and pickling.fails(namespace[name])]
         if not stays:
@@ -138,7 +138,7 @@ def from_cells(
 ) -> Call:
     """Capture cells that run one after the other in one namespace; the value is the last one's.
 
-    What one of them sets those after it needn't take from the notebook. Raises as :func:`from_cell` does.
+    A name that one cell sets isn't taken from the notebook for later cells. Raises as :func:`from_cell` does.
     """
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
     flags = _future_flags(namespace)
@@ -189,7 +189,7 @@ def from_cells(
 
 
 def _stops(cell: cells.Cell, names: Iterable[str], filename: str) -> bool:
-    """Whether a cell stops in the debugger by itself; ``names`` are others than Python's own."""
+    """Whether a cell stops in the debugger by itself; ``names`` shadow Python's builtins."""
     code = compile(ast.parse(cell.text), filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     return "breakpoint" not in {*names, *cell.sets} and cells.stops(code)
 
@@ -208,7 +208,7 @@ def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
     """Return the names that a call's code may look up, and those in its text."""
     try:
         code = compile(text.strip(), _EXPRESSION, "eval", 0, True)
-    except (SyntaxError, ValueError):  # which is refused as it is captured
+    except (SyntaxError, ValueError):  # refused when the call is captured
         return []
     named = [name for name in codenames.names_read(code) if name in namespace]
     return _reached(
@@ -217,7 +217,7 @@ def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
 
 
 def asked_for_by(fn: Any, args: Iterable[Any] = ()) -> list[str]:
-    """Return the names that a function of the notebook, and what it is given, may look up."""
+    """Return the names that a function of the notebook, and its arguments, may look up."""
     inner: Any = getattr(fn, "func", fn)
     space: dict[str, Any] = getattr(inner, "__globals__", {})
     names = [name for value in (inner, *args) for name in lookup.looked_up(value, space)]
@@ -244,7 +244,7 @@ def from_function(
     rank_names: RankNames = NOTHING,
     given: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
-    """Capture a call of ``fn``, which may be any callable; ``given`` are the first run's of a group.
+    """Capture a call of ``fn``, which may be any callable; ``given`` are the values of a group's first run.
 
     Raises ``CaptureError`` for what isn't callable or can't travel.
     """
@@ -276,7 +276,7 @@ def from_function(
     return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
 
 
-_EXPRESSION = "<%torchjob run>"  # the file that its code is of
+_EXPRESSION = "<%torchjob run>"  # the file name of its code
 
 
 def from_expression(
@@ -289,8 +289,8 @@ def from_expression(
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 
-    Raises ``CaptureError`` for anything but one call, and for one whose parts have no value here; what the
-    functions raise that they call goes on.
+    Raises ``CaptureError`` for anything but one call, and for a call whose parts can't be evaluated here.
+    Exceptions raised inside the functions that these parts call propagate.
     """
     text = text.strip()
     try:
@@ -312,14 +312,14 @@ def from_expression(
         fn, args, kwargs = eval(code, dict(namespace))  # a copy: a walrus must not set variables
     except Exception as exc:
         *_, (last, _) = traceback.walk_tb(exc.__traceback__)
-        if last.f_code.co_filename != _EXPRESSION:  # its frames say where
+        if last.f_code.co_filename != _EXPRESSION:  # the traceback shows where
             raise
         raise CaptureError(f"{text}: {type(exc).__name__}: {exc}") from exc
     taken = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
     named = [*zip(arguments.positional(fn, len(args)), args, strict=False), *kwargs.items()]
     texts = {node.value for node in ast.walk(call) if isinstance(node, ast.Constant)}
     if any(type(v) in (str, bytes) and v in texts and report.is_secret(name, v) for name, v in named):
-        return taken  # whose label tells no secret that the text spells out
+        return taken  # its label hides the secret that the text spells out
     return replace(taken, label=clip(" ".join(text.split()), _LABEL))
 
 
@@ -329,7 +329,7 @@ def ships_line(call: Call) -> str:
 
 
 def captured(call: Call) -> dict[str, tuple[str, str]]:
-    """Return what data and local modules ``call`` takes along: by name what it is, and its digest."""
+    """Return the data and local modules that ``call`` takes along: by name, a description and the digest."""
     return report.captured(call.ships, call.files)
 
 
@@ -352,7 +352,7 @@ def _take(
     try:
         pickled = pickling.dump(call, namespace, rank_names.names, rank_names.push)
         own_modules = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
-        if own_modules:  # which ranks find by their names once they are loaded
+        if own_modules:  # ranks find these by name once they are loaded
             objects |= own_modules
             pickled = pickling.dump(
                 {**call, "modules": [*own_modules.values()]}, namespace, rank_names.names, rank_names.push
@@ -397,7 +397,7 @@ def _take(
 
 
 def _made_by_hand(names: Iterable[str], taken: Iterable[Any]) -> dict[str, Any]:
-    """Return what the notebook put into ``sys.modules`` under ``names``, apart from what is ``taken``."""
+    """Return the modules that the notebook put into ``sys.modules`` as ``names``, except ``taken`` ones."""
     known = {id(module) for module in taken}
     candidates = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
     return {

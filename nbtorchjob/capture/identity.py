@@ -1,9 +1,9 @@
-"""Which call it is: what tells it, and a captured value, from others of its name, who wrote it, and where.
+"""The identity of calls and captured values: their digests, and who wrote a call, and where.
 
 The same cell over the same values has the same fingerprint, and the same value the same digest, in another
-kernel, too. Of a big value samples are looked at, so that this takes no longer than pickling it does; its
-digest then begins with ``SAMPLED``. A call that is submitted again is the same job (``of_job``) if its
-settings are the same as well, and its user.
+kernel, too. A big value is only sampled, so that this takes no longer than pickling it; its digest then
+begins with ``SAMPLED``. A call that is submitted again is the same job (``of_job``) if its settings and its
+user are the same as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHORT_BINUNICODE = b"\x8c"
 def of(call: Call) -> str:
     """Return 40 hex digits: the same for a cell that is run again unchanged, also by a new kernel.
 
-    It may differ for equal calls where pickling isn't deterministic (a set of texts): then the
+    They may differ for equal calls where pickling isn't deterministic (a set of strings): then the
     second is simply another job.
     """
     sha256 = hashlib.sha256(stable(call.pickle, call.sources))
@@ -54,10 +54,10 @@ def of(call: Call) -> str:
 
 
 def stable(pickled: bytes, sources: Mapping[str, str]) -> bytes:
-    """Return a pickle without what differs between kernels, and from one run of a cell to the next."""
+    """Return a pickle without the parts that differ between kernels, or between runs of a cell."""
     data = b"".join(_unframed(pickled))
     for filename, text in sources.items():
-        # The text says more than the name: it is In[3] today and In[7] tomorrow.
+        # The text identifies a cell, its name doesn't: it is In[3] today and In[7] tomorrow.
         data = _replaced(data, filename, hashlib.sha256(text.encode()).digest())
     for tag in rebuilt.tags():
         data = _replaced(data, tag, b"class")
@@ -67,13 +67,13 @@ def stable(pickled: bytes, sources: Mapping[str, str]) -> bytes:
 def _unframed(pickled: bytes) -> Iterator[bytes]:
     """Yield a pickle, or its beginning, without the lengths of its frames.
 
-    Those depend on the file names in it, which hold the kernel's process id.
+    Those depend on the file names in the pickle, which contain the kernel's process id.
     """
     file = io.BytesIO(pickled)
     while (start := file.tell()) < len(pickled):
         try:
             opcode, argument, _ = next(pickletools.genops(file))
-        except ValueError:  # the beginning ends in this one
+        except ValueError:  # the beginning ends within this opcode
             yield pickled[start:]
             return
         yield file.read(argument) if opcode.name == "FRAME" else pickled[start : file.tell()]
@@ -85,7 +85,7 @@ def _replaced(data: bytes, text: str, stable: bytes) -> bytes:
 
 
 _DIGITS = 16
-_WHOLE = 4_000_000  # bytes of buffers that are looked at in full: some milliseconds
+_WHOLE = 4_000_000  # bytes of buffers that are hashed in full, in some milliseconds
 _BLOCK, _BLOCKS = 4096, 256
 
 
@@ -99,11 +99,11 @@ class Buffer(NamedTuple):
 def of_value(
     pickled: bytes, buffers: Sequence[Buffer], sources: Mapping[str, str], *, whole: bool = True
 ) -> str:
-    """Return the digest of a value's pickle, or its beginning, and of its buffers.
+    """Return the digest of a value's pickle, or of the pickle's beginning, and of its buffers.
 
     ``sources`` are the notebook's files whose code may be in it, as in a call.
     """
-    # Nobody is kept out by it, and it takes a third of the time of SHA-256.
+    # Security doesn't depend on it, and it takes a third of the time of SHA-256.
     sha1 = hashlib.sha1(stable(pickled, sources), usedforsecurity=False)
     total = sum(buffer.size for buffer in buffers)
     for buffer in buffers:
@@ -114,7 +114,7 @@ def of_value(
 
 
 def _samples(size: int, total: int) -> Iterator[tuple[int, int]]:
-    """Yield blocks all over a buffer: the more, the bigger its share of all."""
+    """Yield blocks spread over a buffer, in proportion to its share of the total."""
     many = max(1, _BLOCKS * size // total)
     last = max(0, size - _BLOCK)
     for index in range(many):
@@ -128,7 +128,7 @@ def of_files(files: Iterable[LocalFile]) -> str:
 
 
 def of_contents(files: Iterable[tuple[str, str]]) -> str:
-    """Return the digest of files, each by its path and by the SHA-256 of what it holds, in hex."""
+    """Return the digest of files, given by their paths and the SHA-256 of their contents, in hex."""
     whole = hashlib.sha256()
     for path, digest in files:
         whole.update(path.encode() + b"\0" + bytes.fromhex(digest))
@@ -142,16 +142,16 @@ def of_job(call: Call, spec: JobSpec) -> str:
 
 
 def origin_here(sources: Iterable[str]) -> Origin:
-    """Return where a call made now was written; empty outside IPython, which isn't imported for that."""
+    """Return where a call made now was written; empty outside IPython, which isn't imported for this."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return Origin() if shell is None else origin_in(shell, sources)
 
 
 def origin_in(shell: Any, sources: Iterable[str], named: Mapping[str, str] | None = None) -> Origin:
-    """Return where a call made now was written; ``sources`` are the files of its code, ``named`` some labels.
+    """Return where a call made now was written; ``sources`` are its code's files, ``named`` has more labels.
 
-    JupyterLab sends a cell's id along when it runs it, and Jupyter Server tells its kernels which file
+    JupyterLab sends a cell's id with the cell that it runs, and Jupyter Server tells its kernels which file
     they were started for; both are empty elsewhere.
     """
     request: Mapping[str, Any] = shell.get_parent() if hasattr(shell, "get_parent") else {}
@@ -161,10 +161,10 @@ def origin_in(shell: Any, sources: Iterable[str], named: Mapping[str, str] | Non
 
 
 def _label(shell: Any, filename: str) -> str:
-    """Return what IPython calls the cell of that file name: ``Cell In[3]``; other files keep theirs."""
-    with suppress(AttributeError):  # IPython's own naming of cells, which it doesn't promise
+    """Return IPython's label of the cell in a file: ``Cell In[3]``; other files keep their names."""
+    with suppress(AttributeError):  # IPython's naming of cells isn't a public interface
         if not hasattr(shell.compile, "format_code_name"):
-            # IPython before 8 keeps no list: the newest cell of the file's text is it.
+            # IPython before 8 keeps no list: take the newest cell with the file's text.
             text = "".join(linecache.getlines(filename)).rstrip("\n")
             cells = [cell.rstrip("\n") for cell in shell.history_manager.input_hist_parsed]
             numbers = [number for number, cell in enumerate(cells) if text and cell == text]
@@ -176,21 +176,21 @@ def _label(shell: Any, filename: str) -> str:
 
 
 def whose(call: Call, origin: Origin) -> str:
-    """Say whose a call is, to others who wait for it on a lab."""
+    """Describe the owner of a call to other people who wait for it on a lab."""
     notebook = origin.notebook.rpartition("/")[2]
     cell = origin.labels.get(call.filename, "") if call.text else ""
     return ", ".join(filter(None, (user(), notebook, cell)))
 
 
 def user() -> str:
-    """Return who submits: on a hub all notebooks run as one account, so the hub's user name counts."""
+    """Return the submitting user: on a hub all notebooks share one account, so its user name counts."""
     with suppress(OSError, KeyError):  # an account without a name
         return os.environ.get("JUPYTERHUB_USER") or getuser()
     return ""
 
 
 def cautions(spec: JobSpec) -> Iterator[str]:
-    """Name settings and modes that change numbers, and aren't carried along under ``spec``."""
+    """Describe settings and modes that change numbers and don't go along under ``spec``."""
     changed = settings.words(settings.changed())
     if changed and not spec.carry_settings:
         them = "it" if len(changed) == 1 else "them"

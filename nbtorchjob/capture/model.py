@@ -1,4 +1,4 @@
-"""What a captured call is, apart from how it is made: plain data that travels, or that describes it."""
+"""The data of a captured call, apart from how it is made: what travels, and what describes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ITEMS: Mapping[str, str] = MappingProxyType({})
 class Ship(FrozenDataclass):
     """One name that travels; ``size`` in bytes; ``value`` is the repr of a short plain value.
 
-    ``digest`` is that of data (``identity``); empty of code, and of what is secret by its name.
+    ``digest`` is the digest of data (``identity``); empty for code, and for secrets.
     """
 
     name: str
@@ -34,15 +34,15 @@ class Ship(FrozenDataclass):
 
     @property
     def human(self) -> str:
-        """The size in the words of people."""
+        """The size in human-readable units."""
         return words.size(self.size)
 
 
 class ShippedFile(FrozenDataclass):
     """A file that travels; ``path`` is relative to the notebook's folder, with slashes.
 
-    ``data`` is what it holds where that is to lie in the payload. ``sha256`` is the digest of that, in hex;
-    "" of a big file that stays on this machine, of which ``mtime`` tells in what state it was.
+    ``data`` is its content if that goes into the payload. ``sha256`` is the content's digest, in hex; "" for
+    a big file that stays on this machine, whose ``mtime`` tells its state.
     """
 
     path: str
@@ -55,7 +55,7 @@ class ShippedFile(FrozenDataclass):
 
 
 class DataFolder(FrozenDataclass):
-    """A folder of data, as it lies in a store: its files, and the list of them, by their digests."""
+    """A folder of data as a store holds it: its files and their list, by digest."""
 
     name: str
     files: tuple[ShippedFile, ...]
@@ -63,13 +63,13 @@ class DataFolder(FrozenDataclass):
 
     @property
     def size(self) -> int:
-        """The bytes of its files."""
+        """The total size of its files, in bytes."""
         return sum(file.size for file in self.files)
 
 
 @dataclass
 class Shipped:
-    """What was asked for, as it was found: an entry of ``ships`` for each name, ``notes`` of what stays."""
+    """The files found for a request: ``ships`` has an entry for each name, ``notes`` say what is left out."""
 
     files: tuple[ShippedFile, ...] = ()
     ships: tuple[Ship, ...] = ()
@@ -77,19 +77,19 @@ class Shipped:
 
 
 class Call(FrozenDataclass):
-    """What a rank runs, ready to travel; ``runtime.call.run`` takes what ``pickle`` holds.
+    """What a rank runs, ready to travel; ``runtime.rank.call.run`` takes the content of ``pickle``.
 
-    ``buffers`` are views of the captured objects' memory, belonging to ``pickle`` (PEP 574). ``sources``
-    holds the text of the notebook cells whose code travels, by file name; ``notes`` say what will be
-    different on ranks, ``sets`` are the names that a cell sets there, ``gives`` is whether it has a value,
-    ``plain`` whether what it has is sure to be plain data, ``stops`` whether its code may stop in a debugger.
-    ``began`` is when it began to be captured, in seconds since the epoch. ``text`` is a cell's, "" of a
-    function, and ``by`` says whose it is, in words, to others who wait for it. ``imports`` is what it
-    imports, apart from the local modules, and ``wanted`` what its nodes install (``packages``). ``codes`` are
-    those of the notebook's functions in it, ``paths`` its variables that may be paths, and ``shipped`` the
+    ``buffers`` are the pickle's out-of-band buffers (PEP 574): views of the captured objects' memory.
+    ``sources`` holds the text of the notebook cells whose code travels, by file name; ``notes`` say what will
+    be different on ranks. ``sets`` are the names that a cell sets there, ``gives`` is whether it has a value,
+    ``plain`` whether that value is sure to be plain data, ``stops`` whether its code may stop in a debugger.
+    ``began`` is when the capture began, in seconds since the epoch. ``text`` is the text of a cell, "" for a
+    function, and ``by`` describes its owner to other people who wait for it. ``imports`` is what it imports,
+    apart from the local modules, and ``wanted`` what its nodes install (``packages``). ``codes`` are the code
+    objects of the notebook's functions in it, ``paths`` its variables that may be paths, ``shipped`` the
     files that go along because the spec names them, ``data`` the folders of data that go to the job's store.
-    ``given`` are the names whose values each run of a group has of its own. ``code`` is all code in the
-    pickle; it is ``sourced`` where its sources go along, as a node may have another Python.
+    ``given`` are the names whose values differ between the runs of a group. ``code`` is all code in the
+    pickle; with ``sourced`` its sources go along, as a node may have another Python.
     """
 
     label: str
@@ -121,16 +121,16 @@ class Call(FrozenDataclass):
 
     @cached_property
     def table(self) -> Mapping[str, Any]:
-        """Where the source of its code is, for another Python; made once somebody asks, as ``needs`` is."""
+        """Where the source of its code is, for another Python; computed on first use, as ``needs`` is."""
         return self.code.table(*([(self.filename, self.text)] if self.text else []))
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
-        """What it needs of distributions, by module; found once somebody asks: that takes milliseconds."""
+        """The distributions that it needs, by module; computed on first use, as it takes milliseconds."""
         return needs(self.imports, self.files)
 
     def uncompilable(self, python: str) -> str:
-        """Say why a ``python`` ("3.12") can't compile its code, as far as that is known here; else ""."""
+        """Say why Python ``python`` ("3.12") can't compile its code, as far as can be told here; else ""."""
         try:
             check(dict(self.table), python)
         except SourceError as exc:
@@ -144,14 +144,14 @@ class Call(FrozenDataclass):
 
     @property
     def stored(self) -> tuple[ShippedFile | Installer, ...]:
-        """What of it goes into a job's store: big files, and what installs the packages."""
+        """The files that go into a job's store: big files, and the installer of the packages."""
         own = self.wanted.installer
         files = {file.sha256: file for folder in self.data for file in (*folder.files, folder.listed)}
         big = (file for file in self.shipped if file.data is None)
         return (*big, *files.values(), *([own] if own else []))
 
     def with_files(self, shipped: Shipped) -> Call:
-        """Return it with files that were asked for."""
+        """Return the call with the files that were requested."""
         return replace(
             self,
             shipped=shipped.files,
@@ -161,7 +161,7 @@ class Call(FrozenDataclass):
 
 
 class Part(FrozenDataclass):
-    """One of several cells that are run in order: on these ranks, or on all where there are none."""
+    """One of several cells that run in order: on ``ranks``, or on all ranks if that is empty."""
 
     text: str
     filename: str

@@ -1,9 +1,9 @@
 """The modules that a call needs: the notebook's own, as files, and the distributions that have the others.
 
-A module is local if its file lies below the notebook's folder and belongs to no environment there, or where
-somebody has put a folder on ``sys.path``: by hand, by PYTHONPATH.
+A module is local if its file lies below the notebook's folder and belongs to no environment there, or below
+a folder that the user has put on ``sys.path``: by hand, by PYTHONPATH.
 
-Of the distributions it is known which the call is sure to import where it runs.
+Each distribution is marked if the call is sure to import it where it runs.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _OURS = ("__main__", "nbtorchjob", "cloudpickle")
 _INSTALLED = {"site-packages", "dist-packages", "node_modules"}
 _SKIPPED_FOLDERS = {"__pycache__", "checkpoints", *_INSTALLED}
 _SKIPPED_FILES = (".pyc", ".ipynb")
-_LOCK = ".#"  # Emacs locks a file by one of this name beside it
-# What tools and people leave in a folder; other files that begin with a dot are a package's data.
+_LOCK = ".#"  # begins the names of Emacs's lock files
+# Hidden files that tools and people leave in a folder; all others are a package's data.
 _LITTER = (".DS_Store", ".coverage", ".env", ".gitattributes", ".gitignore", ".gitkeep", ".netrc")
 
 
 class LocalFile(FrozenDataclass):
-    """A file that travels; ``path`` is relative to what shall be on ``sys.path``, with slashes.
+    """A file that travels; ``path`` is relative to a folder that ranks have on ``sys.path``, with slashes.
 
-    One from ``elsewhere`` than the notebook's folder is where ranks of this machine find it, too, with all
-    that lies beside it: they have the notebook's ``sys.path``.
+    Ranks on this machine find a file from ``elsewhere`` than the notebook's folder in its original place,
+    with all that lies beside it: they have the notebook's ``sys.path``.
     """
 
     path: str
@@ -57,7 +57,7 @@ class LocalFile(FrozenDataclass):
 
     @property
     def human(self) -> str:
-        """The size in the words of people."""
+        """The size in human-readable units."""
         return words.size(len(self.data))
 
 
@@ -73,7 +73,7 @@ def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
     for name, path in sorted(paths.items()):
         try:
             data, mode = path.read_bytes(), path.stat().st_mode
-        except FileNotFoundError:  # an editor's, which has removed it meanwhile
+        except FileNotFoundError:  # an editor's temporary file, removed meanwhile
             continue
         except OSError as exc:
             raise CaptureError(f"{name} can't be read ({exc.strerror})") from exc
@@ -83,10 +83,10 @@ def read(paths: Mapping[str, Path], root: Path) -> tuple[LocalFile, ...]:
 
 
 def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return where the files of the local modules among ``names`` lie, and of those that they import.
+    """Return the paths of the local modules among ``names``, and of those that they import, and notes.
 
-    A package brings its whole folder. Raises ``CaptureError`` above 32 MB; of modules from elsewhere on
-    ``sys.path`` the biggest are left out until the rest fits: the second thing returned is a note of each.
+    A package brings its whole folder. Raises ``CaptureError`` above 32 MB. The biggest modules from elsewhere
+    on ``sys.path`` are left out until the rest fits, each with a note.
     """
     paths: dict[str, Path] = {}
     elsewhere: dict[str, dict[str, Path]] = {}
@@ -99,7 +99,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
         name = waiting.pop()
         own_files: list[tuple[str, Path]] = []
         for origin in (Path(os.path.abspath(path)) for path in _origins(name)):
-            # What is linked into the notebook's folder is of that folder, wherever it lies.
+            # A link in the notebook's folder counts as part of that folder, wherever it points.
             inside = origin if origin.is_relative_to(root) else origin.resolve()
             if _local(inside, root) or added(origin.parent):
                 own_files += _below(origin)
@@ -129,7 +129,7 @@ def local_paths(names: Iterable[str], root: Path) -> tuple[dict[str, Path], list
 def _sizes(files: Mapping[str, Path]) -> dict[str, int]:
     sizes = {}
     for name, path in files.items():
-        with suppress(FileNotFoundError):  # as where they are read
+        with suppress(FileNotFoundError):  # as in `read`
             sizes[name] = path.stat().st_size
     return sizes
 
@@ -139,19 +139,19 @@ def _stays(name: str, size: int) -> str:
 
 
 def _added(root: Path, folder: Path) -> bool:
-    """Whether a folder, outside ``root``, is on ``sys.path`` and no installation has put it there."""
+    """Whether a folder, outside ``root``, is on ``sys.path`` without an installation having put it there."""
     if folder not in {Path(os.path.abspath(entry)) for entry in sys.path if entry}:
         return False
     sites = [Path(base) for base in (*site.getsitepackages(), site.getusersitepackages())]
     installed = [root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites]
     there = folder.resolve()
-    # What lies in them is seen last: to list a folder of installed packages takes a millisecond.
+    # Its content is checked last: listing a folder of installed packages takes a millisecond.
     if any(map(there.is_relative_to, installed)):
         return False
     if _INSTALLED.intersection(folder.parts) or any(folder.glob("*.dist-info")):
         return False
     for pth in (file for base in sites if base.is_dir() for file in base.glob("*.pth")):
-        with suppress(OSError, ValueError):  # as Python leaves out what it can't read
+        with suppress(OSError, ValueError):  # Python skips unreadable ones, too
             lines = pth.read_text(errors="replace").splitlines()
             named = ((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
             if any(map(there.is_relative_to, named)):
@@ -160,7 +160,7 @@ def _added(root: Path, folder: Path) -> bool:
 
 
 def files_of(name: str, project: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files that a project has of a top-level module, each with what it is called there."""
+    """Yield a project's files of a top-level module, each with its path relative to ``sys.path``."""
     for origin in map(os.path.abspath, _origins(name)):
         if Path(os.path.realpath(origin)).is_relative_to(project):
             yield from _below(Path(origin))
@@ -171,7 +171,7 @@ def _below(origin: Path) -> Iterator[tuple[str, Path]]:
         yield origin.name, origin
     elif origin.is_dir():
         for parent, folders, files in walk(origin):
-            # Of links only those to code: data may be too big to copy.
+            # Only links to code are followed: data may be too big to copy.
             folders[:] = [
                 folder.name
                 for folder in (Path(parent, name) for name in folders)
@@ -180,7 +180,7 @@ def _below(origin: Path) -> Iterator[tuple[str, Path]]:
             for file in sorted(files):
                 path = Path(parent, file)
                 litter = file in _LITTER or file.startswith(_LOCK) or file.endswith(_SKIPPED_FILES)
-                if not litter and os.path.isfile(path):  # no link to nowhere, and no pipe
+                if not litter and os.path.isfile(path):  # no broken link, and no pipe
                     yield path.relative_to(origin.parent).as_posix(), path
 
 
@@ -217,7 +217,7 @@ def stays(folder: Path) -> bool:
 def walk(
     root: Path, refuse: Callable[[OSError], object] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a tree as ``os.walk`` does, and into links, but for those to a folder that they lie in."""
+    """Walk a tree as ``os.walk`` does, following links except those to a folder that contains them."""
     above: dict[str, tuple[str, ...]] = {str(root): (os.path.realpath(root),)}
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         own = above.pop(folder)
@@ -237,7 +237,7 @@ def _imports(path: Path) -> list[str]:
         return []
     try:
         tree = ast.parse(path.read_bytes())
-    # A template or a test case, which couldn't be imported either, or what :func:`read` is going to refuse
+    # A template or a test case, which can't be imported either, or a file that :func:`read` will refuse.
     except (OSError, SyntaxError, ValueError):
         return []
     nodes = [*ast.walk(tree)]
@@ -269,14 +269,14 @@ def _refuse_too_much(sizes: Mapping[str, int]) -> None:
 # The payload brings its own.
 _BROUGHT = {"nbtorchjob", "cloudpickle"}
 _LEAVE = ("SystemExit", "exit", "_exit")
-_SHELL = ("IPython", "ipykernel")  # what every notebook has of them
+_SHELL = ("IPython", "ipykernel")  # every notebook has variables of theirs
 
 
 class Imports(FrozenDataclass):
     """The full names of the modules that something imports, surely or perhaps.
 
-    ``texts`` are of cells that run, ``code`` is of a function that is called: what these surely import is
-    found once somebody asks.
+    ``texts`` are the texts of cells that run, ``code`` is the code of a function that is called: what these
+    are sure to import is found only by :func:`needs`.
     """
 
     surely: frozenset[str] = frozenset()
@@ -286,7 +286,7 @@ class Imports(FrozenDataclass):
 
     @property
     def all(self) -> frozenset[str]:
-        """All of them."""
+        """Sure and possible imports."""
         return self.surely | self.perhaps
 
 
@@ -294,10 +294,10 @@ NO_IMPORTS = Imports()
 
 
 def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
-    """Return what ``imports`` need from elsewhere than ``files``, which travel and import more; by module."""
+    """Return the distributions that ``imports``, and the ``files`` that travel, need; sorted by module."""
     local = {file.path: file.data for file in files}
     source: list[str] = []
-    with suppress(OSError, SyntaxError, TypeError, IndexError):  # none is kept, or it doesn't stand alone
+    with suppress(OSError, SyntaxError, TypeError, IndexError):  # no source, or it doesn't parse on its own
         text = textwrap.dedent(inspect.getsource(imports.code)) if imports.code is not None else ""
         if isinstance(ast.parse(text).body[0], cells.Function):  # no lambda, whose line may do more
             source.append(text)
@@ -308,7 +308,7 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     by_module: dict[str, Need] = {}
     for module in every:
         if module.partition(".")[0] in _BROUGHT:
-            continue  # to look them up would take an editable installation 0.1 s
+            continue  # looking them up in an editable installation would take 0.1 s
         known = here.distribution(module)
         if known is not None and known[1].name not in _BROUGHT:
             name, owner = known
@@ -318,7 +318,7 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
 
 
 def of_notebook(namespace: Mapping[str, Any]) -> tuple[Need, ...]:
-    """Return what the values of a notebook's variables are of: its code may need all of that."""
+    """Return the distributions that a notebook's values come from: its code may need any of them."""
     homes = set()
     for name, value in [*namespace.items()]:
         if name.startswith("_"):
@@ -330,13 +330,13 @@ def of_notebook(namespace: Mapping[str, Any]) -> tuple[Need, ...]:
         homes.add(home if isinstance(home, str) else "")
     modules = frozenset(home for home in homes if home.partition(".")[0] not in _SHELL)
     files: tuple[LocalFile, ...] = ()
-    with suppress(NBTorchJobError, OSError):  # what is too big is refused once it is to be sent
+    with suppress(NBTorchJobError, OSError):  # modules that are too big are refused when they are sent
         files = local_files(modules, working())
     return needs(Imports(perhaps=modules), files)
 
 
 def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool) -> set[str]:
-    """Return what is imported: ``modules`` without those that are ``local``, and what these import."""
+    """Return the modules that aren't local among ``modules`` and what the ``local`` ones import."""
     tops = {path.partition("/")[0].partition(".")[0] for path in local}
     reached: set[str] = set()
     waiting = [*modules]
@@ -346,7 +346,7 @@ def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool
         if module.partition(".")[0] not in tops:
             reached.add(module)
             continue
-        # Its own source, and that of the packages that it is in
+        # Its own source, and the sources of its packages
         parts = module.split(".")
         places = ["/".join(parts[:many]) for many in range(1, len(parts) + 1)]
         for path in (f"{place}{end}" for place in places for end in ("/__init__.py", ".py")):
@@ -361,7 +361,7 @@ def _reached(modules: Iterable[str], local: Mapping[str, bytes], *, surely: bool
 
 
 def _of(tree: ast.Module, package: Sequence[str] = (), *, runs: bool = False) -> Imports:
-    """Return what a module imports, or with ``runs`` a cell, of which a function may be called."""
+    """Return the imports of a module, or with ``runs`` of a cell, including the function that it calls."""
     entry = cells.entry(tree) if runs else None
     sure = [*_surely(tree.body), *(_surely(entry.body) if entry is not None else ())]
     every = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
@@ -370,7 +370,7 @@ def _of(tree: ast.Module, package: Sequence[str] = (), *, runs: bool = False) ->
 
 
 def _surely(body: Sequence[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that every way through ``body`` passes, if nothing is raised before."""
+    """Yield the imports that every path through ``body`` executes, if nothing is raised before."""
     for stmt in body:
         if isinstance(stmt, ast.Import | ast.ImportFrom):
             yield stmt

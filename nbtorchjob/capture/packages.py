@@ -1,4 +1,4 @@
-"""What a call's nodes are to install: by its options, and by a block in its cell, notebook or script."""
+"""What a call's nodes install: by its options, and by a script block in its cell, notebook or script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbtorchjob.environment.requirements import Asked, Wanted, names
 from nbtorchjob.spec.jobspec import JobSpec
 
 _CELL = "the cell's script block"
-_MOST_BYTES = 64_000_000  # of a notebook that is looked at for a block
+_MOST_BYTES = 64_000_000  # of a notebook that is searched for a block
 
 
 def check(spec: JobSpec) -> None:
@@ -29,9 +29,9 @@ def check(spec: JobSpec) -> None:
 
 
 def pinned(needs: Iterable[Need], spec: JobSpec, text: str = "") -> frozenset[str]:
-    """Return the normalised names of what nodes will have as it is asked for, whatever an image has.
+    """Return the normalised names of the distributions that nodes get as requested, whatever an image has.
 
-    ``text`` is a cell's.
+    ``text`` is the cell's text.
     """
     asked = requirements.of_words(spec.package)
     projects = {os.path.realpath(path) for path in asked.paths}
@@ -40,9 +40,9 @@ def pinned(needs: Iterable[Need], spec: JobSpec, text: str = "") -> frozenset[st
 
 
 def provided(call: Call, spec: JobSpec) -> Call:
-    """Return a call with what its nodes are to install; what this kernel has in place travels as modules.
+    """Return a call with what its nodes install; projects that are installed in place travel as modules.
 
-    Raises ``SpecError``, ``SubmitError`` for a project that can't be built.
+    Raises ``SpecError``, and ``SubmitError`` for a project that can't be built.
     """
     asked = requirements.of_words(spec.package)
     wanted = Wanted(
@@ -50,16 +50,16 @@ def provided(call: Call, spec: JobSpec) -> Call:
         tuple(map(wheels.wheel, asked.paths)),
         installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
     )
-    if asked.like_here and spec.remote:  # which has what is here
+    if asked.like_here and spec.remote:  # on this machine ranks have the kernel's packages anyway
         return _like_here(call, wanted)
     return replace(call, wanted=wanted) if wanted else call
 
 
 def _like_here(call: Call, wanted: Wanted) -> Call:
-    """Return a call whose nodes install ``wanted``, and all else that it imports as this kernel has it.
+    """Return a call whose nodes install ``wanted``, and this kernel's versions of all else that it imports.
 
-    What no index has is taken from where it is from, or travels as it is installed: somebody may have put
-    another one of its name on an index. The modules of projects that are installed in place travel.
+    A package that is from no index is installed from its origin, or travels as it is installed here: an index
+    may have an unrelated package of its name. The modules of projects that are installed in place travel.
     """
     own = [need for need in call.needs if need.project]
     projects = {need.distribution for need in own}
@@ -100,12 +100,12 @@ def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
     """Return all requirements, each once."""
     of_files = (line for name in spec.requirements for line in requirements.of_file(name))
     blocks = (requirements.of_script(cell_text, where) for where, cell_text in _texts(text))
-    of_block = next(filter(None, blocks), ())  # the nearest: the cell's own, else the notebook's or script's
+    of_block = next(filter(None, blocks), ())  # the cell's own, else the notebook's or script's
     return tuple(dict.fromkeys((*asked.requirements, *of_files, *of_block)))
 
 
 def of_cell(text: str) -> tuple[str, ...]:
-    """Return what a cell's own block asks for; raises ``SpecError``."""
+    """Return the requirements in a cell's own block; raises ``SpecError``."""
     return requirements.of_script(text, _CELL)
 
 
@@ -114,7 +114,7 @@ def _texts(cell: str) -> Iterator[tuple[str, str]]:
         yield _CELL, cell
     notebook = os.environ.get("JPY_SESSION_NAME")  # as ``identity.origin_in`` has it
     if notebook:
-        path, source = Path(notebook), ""  # of its first cell of code, as it was saved
+        path, source = Path(notebook), ""  # the source of its first code cell, as saved
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             if path.suffix == ".ipynb" and path.stat().st_size < _MOST_BYTES:
                 cells = json.loads(path.read_bytes())["cells"]

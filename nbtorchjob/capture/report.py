@@ -20,9 +20,9 @@ from nbtorchjob.text import words
 
 # Sizing pickles each object once more, so it stops here and takes the rest from the whole's size.
 _LIMIT = 2_000_000
-_LOOKED = 400_000  # bytes of a pickle that a digest is of
+_LOOKED = 400_000  # bytes of a pickle that a digest covers
 _LINE = 160
-_MOST_NAMES = 200  # that are written down
+_MOST_NAMES = 200  # in a record
 _CODE = ("function", "class")
 _IMPORTED = ("module", "imported function", "imported class")
 
@@ -35,8 +35,8 @@ def ships(
 ) -> tuple[Ship, ...]:
     """Measure each of ``objects``; ``whole`` is the size in bytes of all of them together.
 
-    ``sources`` are the texts of the notebook's files whose code is in them; ``parameters`` are what a
-    function calls those that have no name of their own.
+    ``sources`` are the texts of the notebook's files whose code is in them; ``parameters`` are a function's
+    names for its positional arguments (``args[0]``).
     """
     secret = {name for name, value in objects.items() if is_secret(parameters.get(name, name), value)}
     alone = len(objects) == 1 and whole > _LIMIT
@@ -57,7 +57,7 @@ def ships(
 
 
 def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str, tuple[str, str]]:
-    """Return what is written down of data and local modules: by name what it is, and its digest."""
+    """Return the record of data and local modules: by name, a description and the digest."""
     rows = {
         ship.name: (ship.value or f"{ship.type}, {ship.human}", ship.digest)
         for ship in all_ships
@@ -70,9 +70,10 @@ def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str,
 
 
 def digest(value: Any) -> str:
-    """Return what tells a value, or what it was, from others in this process.
+    """Return a digest that changes with a value, and tells it from other values in this process.
 
-    A big one is known by samples, and by its identity: nothing else tells all others from it.
+    The digest of a big value consists of samples and its identity, as samples alone can't tell all values
+    apart.
     """
     try:
         known = _Gauge(value, _LOOKED).digest(NO_ITEMS)
@@ -101,7 +102,7 @@ def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Name the type of a value, with the shape and dtype of what has them: ``Tensor 3x4 int64``."""
+    """Name the type of a value, with its shape and dtype if it has them: ``Tensor 3x4 int64``."""
     if isinstance(value, ModuleType):
         return "module"
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
@@ -126,7 +127,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def is_secret(name: str, value: Any) -> bool:
-    """Whether nothing may be told of what is called so but its type; an address may hold a password."""
+    """Whether only the type of a value of that name may be shown; an address may hold a password."""
     return hidden(value, name) or (isinstance(value, str) and has_password(value))
 
 
@@ -155,14 +156,14 @@ class _TooBigError(Exception):
 
 
 class _Memory(Memory):
-    """Memory of arrays and tensors; its buffers are in the order of the pickle, which addresses aren't."""
+    """Memory of arrays and tensors; its buffers are in the pickle's order, not in address order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffers: list[Buffer] = []
 
     def add(self, start: int, end: int, owner: Any, floor: int, place: Place = HOST) -> int:
-        # Not before it is read: of a GPU's memory each view is a copy.
+        # Views are made only when read: each view of a GPU's memory is a copy.
         def read(first: int, last: int) -> memoryview:
             return view_of(place, start + first, start + last, [owner])
 
@@ -171,7 +172,7 @@ class _Memory(Memory):
 
 
 class _Sizer(Pickler):
-    """Pickles functions without the globals that they read: those have sizes of their own."""
+    """Pickles functions without the globals that they read: these are measured separately."""
 
     def __init__(self, file: Any, buffer_callback: Any) -> None:
         super().__init__(file, buffer_callback)
@@ -185,7 +186,7 @@ class _Sizer(Pickler):
 
 
 class _Gauge:
-    """Takes a value's pickle, up to so many bytes; ``whole`` is whether that was all of it."""
+    """Measures a value's pickle, up to ``most`` bytes; ``whole`` is whether that was all of it."""
 
     def __init__(self, value: Any, most: int) -> None:
         self.size = 0
@@ -208,7 +209,7 @@ class _Gauge:
         self._buffers = (*buffers, *sizer.memory.buffers)
 
     def write(self, data: bytes) -> None:
-        """Take some; raises ``_TooBigError`` once that is too much."""
+        """Count ``data``; raises ``_TooBigError`` beyond the limit."""
         self._parts.append(bytes(data[: max(0, _LOOKED - self.size)]))
         self.size += len(data)
         if self.size > self._most:
@@ -216,6 +217,6 @@ class _Gauge:
 
     def digest(self, sources: Mapping[str, str]) -> str:
         """Return the value's digest."""
-        # Of a pickle that is longer nothing else is looked at, so that it doesn't matter what came with it.
+        # For a longer pickle only its beginning counts, so the digest is the same wherever pickling stopped.
         buffers = self._buffers if self._seen else ()
         return identity.of_value(b"".join(self._parts), buffers, sources, whole=self._seen)

@@ -1,6 +1,6 @@
 """The interface between a verb and what shows it: a notebook, or a terminal.
 
-What this session remembers: what a bare ``%%torchjob`` starts from, and the job it submitted last.
+Also what this session remembers: the spec that a bare ``%%torchjob`` uses, and the job it submitted last.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ParsedArgs(NamedTuple):
 
 
 class LogRequest(FrozenDataclass):
-    """Which log is to be shown, and how: a rank's, or by time all ranks' (None) or those of a ``node``.
+    """Which log is to be shown, and how: a rank's, or sorted by time all ranks' (None), or a ``node``'s.
 
-    With a ``stream`` only what ranks wrote to it.
+    With a ``stream``, only what ranks wrote to it.
     """
 
     rank: int | None = 0
@@ -64,7 +64,7 @@ class LogRequest(FrozenDataclass):
         return line.shown(time=self.timestamps, rank=self.rank is None)
 
     def of(self, job: Job[Any]) -> Iterator[bytes]:
-        """Return what there is so far, in pieces; as lines unless it is shown as written."""
+        """Return the log so far, in pieces; as lines unless it is shown as written."""
         if self.as_written and self.tail is None and self.rank is not None:
             return job.read_log(self.rank, self.stream)
         if self.as_written:
@@ -79,8 +79,8 @@ class Answer(FrozenDataclass):
 
     Data or HTML that takes long to make may be a function that makes it.
 
-    ``good`` is False where something is missing or couldn't be done. An ``aside`` isn't part of the
-    answer, but accompanies it.
+    ``good`` is False if something is missing or couldn't be done. An ``aside`` is a remark beside the answer,
+    which the command prints to stderr.
     """
 
     text: str
@@ -91,12 +91,12 @@ class Answer(FrozenDataclass):
 
 
 Answers: TypeAlias = Iterator[Answer]
-# Returns the job of that name; for "" the one that is meant where none is named.
+# Returns the job of that name; for "" the job that a line without a name refers to.
 Find: TypeAlias = "Callable[[str], Job[Any]]"
 
 
 class OnLab(NamedTuple):
-    """The lab that a call is to run on, and what its ranks said before the call was captured."""
+    """The lab that a call is to run on, and what its ranks reported before the call was captured."""
 
     lab: Lab
     answer: LabAnswer
@@ -104,7 +104,7 @@ class OnLab(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """A call to run, and how; maybe on a lab that is there."""
+    """A call to run, and how; maybe on an existing lab."""
 
     call: capture.Call
     spec: JobSpec
@@ -123,19 +123,19 @@ class Front(Protocol):
     stays: ClassVar[bool]
 
     def find(self, name: str) -> Job[Any]:
-        """Return the job of that name, of "" the newest; raises ``JobNotFoundError`` and ``LineError``."""
+        """Return the job of that name, for "" the newest; raises ``JobNotFoundError`` and ``LineError``."""
 
     def called(self, words: Sequence[str]) -> RunRequest:
         """Capture the call that ``run`` is given."""
 
     def namespace(self) -> dict[str, Any]:
-        """Return the variables that code is written with here."""
+        """Return the variables that code written here uses."""
 
     def origin(self, call: capture.Call) -> Origin:
         """Return where a call was written."""
 
     def asks(self, question: str) -> bool | None:
-        """Ask for a yes; return None where nothing can be asked."""
+        """Ask the user to confirm; return None if nobody can be asked."""
 
     def say(self, text: str) -> object:
         """Show a message that isn't an answer."""
@@ -144,19 +144,19 @@ class Front(Protocol):
         """Show an answer."""
 
     def log(self, job: Job[Any], request: LogRequest) -> None:
-        """Show what was asked for of the job's logs: what is there, or all until the job ends."""
+        """Show the requested part of the job's logs: what exists so far, or everything until the job ends."""
 
     def sending(self, request: RunRequest) -> AbstractContextManager[Output]:
         """Show that a call is being sent, if that takes long; yield the output in which that is shown."""
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> View:
-        """Return the view that draws a job while a line waits for it, in that output where it can.
+        """Return the view that draws a job while a line waits for it, in that output if it can.
 
-        Without an output, the line asks to see a job that is there, so even one that has ended is drawn.
+        Without an output, the line asks to see an existing job, so even one that has ended is drawn.
         """
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
-        """Watch that somebody reads what is drawn in the meantime."""
+        """Watch whether somebody reads what is drawn in the meantime."""
 
     def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
         """Show errors raised within, besides letting them pass."""
@@ -165,7 +165,7 @@ class Front(Protocol):
         """Return the view that draws a group's runs while a line waits for them."""
 
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:
-        """Show a group's runs, which have ended or are left alone; return the line's value."""
+        """Show a group's runs, which have ended or are detached; return the line's value."""
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
         """Show a job that the line doesn't wait for; return the line's value."""
@@ -174,7 +174,7 @@ class Front(Protocol):
         """Show a job's value; return the line's value. ``out`` names the variable that receives it."""
 
 
-_chosen: list[JobSpec] = []  # the one that holds, if any
+_chosen: list[JobSpec] = []  # the one in force, if any
 _newest: list[Job[Any]] = []  # as above
 _of_cells: dict[str, Job[Any]] = {}  # the last one of each cell, by the cell's id
 
@@ -203,12 +203,12 @@ def remember(job: Job[Any]) -> Job[Any]:
 
 
 def of_cell(cell: str) -> Job[Any] | None:
-    """Return the job that a cell submitted last in this session, if it did."""
+    """Return the job that a cell submitted last in this session, if any."""
     return _of_cells.get(cell)
 
 
 class Edited(NamedTuple):
-    """A cell that ran while a job still ran what it was before, to be swapped in."""
+    """A cell that ran while a job still ran its former text, to be swapped in."""
 
     text: str
     filename: str
@@ -225,7 +225,7 @@ def keep_edited(job: Job[Any], edited: Edited) -> None:
 
 
 def edited(job: Job[Any]) -> Edited | None:
-    """Return the newest cell that was the job's before it was edited, if one was run in this session."""
+    """Return the newest edit of the job's cell, if one was run in this session."""
     return _edited.get((job.info.address, job.info.created))
 
 
@@ -235,7 +235,7 @@ def forget(job: Job[Any]) -> None:
 
 
 def end() -> None:
-    """Forget all of it; jobs keep running."""
+    """Forget everything; jobs keep running."""
     _chosen.clear()
     _newest.clear()
     _of_cells.clear()
@@ -244,7 +244,7 @@ def end() -> None:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Collect warnings raised within: an answer has no use for the line of our code that warned."""
+    """Collect warnings raised within: an answer needn't show which line of our code warned."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -116,9 +116,9 @@ def matching(names: Sequence[str], find: Find) -> list[Job[Any]]:
     for name in names:
         try:
             jobs.append(find(name))
-        except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
+        except (JobNotFoundError, ClusterError):  # a group on this machine needs no cluster
             try:
-                # Else each one's end would have the next one start.
+                # Otherwise each run that ends would let the next one start.
                 jobs += reversed(api.grouped(name))
             except (JobNotFoundError, ClusterError):
                 pass
@@ -148,7 +148,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def read(name: str, text: str, now: float) -> float:
-    """Read "10m" (before ``now``) or an ISO 8601 time, the zone this machine's; raises ``SpecError``."""
+    """Read "10m" (before ``now``) or an ISO 8601 time, by default in local time; raises ``SpecError``."""
     if ago := _AGO.fullmatch(text):
         return now - float(ago[1]) * _SECONDS[ago[2]]
     try:
@@ -213,7 +213,7 @@ def _on_lab(on: OnLab, call: Call) -> str:
 
 
 def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) -> OnLab | None:
-    """Ask the lab that a line names which of a call's names it has; None where the line names none."""
+    """Ask the lab that a line names which of a call's names it has; None if the line names no lab."""
     if options.on is None:
         return None
     from nbtorchjob.labs import ranks_of  # late: most lines name no lab
@@ -224,10 +224,10 @@ def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) 
 
 
 def attach(args: ParsedArgs, front: Front) -> Any:
-    """Follow a job from its first log line on; of a lab, its newest cell."""
+    """Follow a job from its first log line on; for a lab, its newest cell."""
     try:
         job, options = _trusted(args, front)
-    except (JobNotFoundError, ClusterError):  # a group of this machine's needs no cluster
+    except (JobNotFoundError, ClusterError):  # a group on this machine needs no cluster
         return attach_runs(args, front)
     if job.info.lab is not None:
         lab = api.lab(job.info.id)
@@ -255,7 +255,7 @@ def continue_(args: ParsedArgs, front: Front) -> Any:
 
 
 def result(args: ParsedArgs, front: Front) -> Any:
-    """Return the value of a job that has ended, or of a lab's newest cell; raises ``LineError`` before."""
+    """Return the value of an ended job, or of a lab's newest cell; raises ``LineError`` before its end."""
     job, options = _trusted(args, front)
     if job.info.lab is not None:
         job = api.lab(job.info.id, trust=job.trust).newest
@@ -268,7 +268,7 @@ def result(args: ParsedArgs, front: Front) -> Any:
 
 
 def logs(args: ParsedArgs, front: Front) -> None:
-    """Show a rank's log, or all ranks'; raises ``SpecError`` where the job can have no such rank."""
+    """Show a rank's log, or all ranks'; raises ``SpecError`` if the job can have no such rank."""
     job, options = front.find(args.name), args.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
     whose = [f"--{key}" for key in ("rank", "node", "all-ranks") if key in options]
@@ -348,7 +348,7 @@ def _rehearse(request: RunRequest, front: Front) -> None:
 
     spec = request.spec
     launch = spec.launch if isinstance(spec.launch, Elastic) else Elastic()
-    # All that the code may read stays; where the job runs, under what name and how often is left out.
+    # Everything that the code may read stays; where the job runs, its name and its retries are left out.
     spec = replace(
         spec,
         launch=Elastic(nproc_per_node=2, start_method=launch.start_method),
@@ -357,7 +357,7 @@ def _rehearse(request: RunRequest, front: Front) -> None:
         name=None,
         data={name: text for name, text in spec.data.items() if where(text).scheme != "pvc"},
         retry=None,
-        hold=None,  # a failure is to end it
+        hold=None,  # a failure must end it
         lab=False,
         fresh=False,
         pool=None,

@@ -1,1 +1,1 @@
-"""What a kernel and an image have installed, and how the one differs from the other."""
+"""What a kernel and an image have installed, and how they differ."""

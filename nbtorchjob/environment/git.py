@@ -1,13 +1,13 @@
-"""What git says of a folder: which commit it has, and what was changed since.
+"""What git says about a folder: which commit it has, and what was changed since.
 
-Git may be missing, slow or another program: it is asked for a bounded time and a bounded answer, beside what
-goes on, and only to look.
+Git may be missing, slow or another program: it runs in the background, with limits on its time and its
+output, and changes nothing.
 
-A repository's configuration names programs, and ``git status`` runs them: filters above all, but also what
-watches files, hooks, and what fetches missing objects. Who unpacks an archive agrees to none of them.
-So git is given a folder of our own in place of ``.git``: links to the repository's index, objects and
-references, and a configuration of our own, with what only says how its files are to be read. A file that a
-filter would have to be asked about counts as changed.
+A repository's configuration names programs, and ``git status`` runs them: filters above all, but also file
+watchers, hooks, and programs that fetch missing objects. Unpacking an archive is no consent to run them.
+So git gets a folder of our own in place of ``.git``: links to the repository's index, objects and
+references, and a configuration of our own, with only the settings for how its files are to be read. A file
+that can't be compared without a filter counts as changed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from nbtorchjob.machine.folders import plain
 WITHIN_S = 5.0
 PAUSE_S = 0.5
 _LEAST = 19  # of priorities
-_END_S = 1.0  # for what was killed to be gone
+_END_S = 1.0  # for a killed process to be gone
 _MOST_BYTES = 1 << 20  # of an answer: the names of changed files
 _MOST_NAMES = 20
 _MOST_NAME = 200  # characters
 _ASKED = (
-    "--no-optional-locks",  # a look would else write the index
+    "--no-optional-locks",  # otherwise status would write the index
     *("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=all"),
 )
-# What is linked to of a repository, and of one of its worktrees alone; the index may be in parts.
+# What is linked of a repository, and of one worktree alone; the index may be in parts.
 _SHARED = ("objects", "refs", "packed-refs", "reftable", "info", "shallow")
 _OWN = ("index", "sharedindex.")
-# Settings that say how files are stored, compared and left out, and name no program. Values are words or, of
-# the last one, a path.
+# Settings that say how files are stored, compared and left out, and name no program. Values are words, and a
+# path for the last one.
 _PLAIN = (
     *("extensions.objectformat", "extensions.refstorage"),
     *("core.filemode", "core.symlinks", "core.ignorecase", "core.precomposeunicode", "core.autocrlf"),
@@ -65,9 +65,9 @@ class Checkout(FrozenDataclass):
 
 
 class Looker:
-    """Looks at folders in a thread of its own, one after the other; one look serves all who wait for it.
+    """Looks at folders in a thread of its own, one after the other; one look serves all that wait for it.
 
-    It waits for ``pause`` seconds first: beside a job that starts, a look would cost that some milliseconds.
+    It waits for ``pause`` seconds first: a look would delay a job that starts meanwhile by some milliseconds.
     """
 
     def __init__(self, within: float = WITHIN_S, pause: float = PAUSE_S) -> None:
@@ -76,10 +76,10 @@ class Looker:
         self._lock = threading.Lock()
         self._waiting: dict[Path, list[Callable[[Checkout], object]]] = {}
         self._working = False
-        self._slow: set[Path] = set()  # where git didn't answer: it would keep a process from its end
+        self._slow: set[Path] = set()  # where git didn't answer: it would keep a process from ending
 
     def look(self, folder: Path, tell: Callable[[Checkout], object]) -> None:
-        """Have ``tell`` told what is found, soon; not at all where there is nothing to be found."""
+        """Call ``tell`` with what is found, soon; not at all if nothing is found."""
         if folder in self._slow or _root(folder) is None:
             return
         with self._lock:
@@ -103,7 +103,7 @@ class Looker:
                 self._slow.add(folder)
             if state is not None:
                 for tell in waiting:
-                    with suppress(Exception):  # a job that was deleted; the others are told
+                    with suppress(Exception):  # a job that was deleted; the others are still told
                         tell(state)
 
 
@@ -116,8 +116,8 @@ def _root(folder: Path) -> Path | None:
 
 
 def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
-    """Return what git says of a folder; None where it says nothing that makes sense, in time."""
-    # Not what a folder on a relative path has: that might be the notebook's.
+    """Return what git says about a folder; None if it says nothing that makes sense, in time."""
+    # Without relative folders on PATH: a program there might be the notebook's.
     path = os.pathsep.join(directory for directory in os.get_exec_path() if os.path.isabs(directory))
     program, root, until = shutil.which("git", path=path), _root(folder), time.monotonic() + within
     if program is None or root is None:
@@ -127,7 +127,7 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
     with suppress(OSError, ValueError), tempfile.TemporaryDirectory(prefix="nbtorchjob-git-") as repository:
         own, shared = _state_folders(root)
         settings: list[tuple[str, str]] = []  # the plain ones: the user's own, then the repository's
-        # Of a file no other one is included unless that is asked for, and a list runs nothing.
+        # A file's includes are followed only if requested, and listing settings runs nothing.
         for options in (("--global", "--includes"), ("--file", str((shared / "config").absolute()))):
             listed = _asked([program, "config", *options, "--null", "--list"], Path("/"), env, until) or b""
             entries = (entry.partition("\n") for entry in listed.decode(errors="surrogateescape").split("\0"))
@@ -141,7 +141,7 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
 
 
 def _state_folders(root: Path) -> tuple[Path, Path]:
-    """Return where a checkout's own state is, and where what it shares with other worktrees is.
+    """Return the folder of a checkout's own state, and that of the state shared with other worktrees.
 
     Raises ``OSError`` or ``ValueError``.
     """
@@ -161,7 +161,7 @@ def _state_folders(root: Path) -> tuple[Path, Path]:
 
 
 def _imitate(repository: Path, own: Path, shared: Path, settings: Iterable[tuple[str, str]]) -> None:
-    """Make what git takes for the repository, without its configuration and its hooks."""
+    """Make a folder that git takes for the repository, without its configuration and its hooks."""
     for name in _SHARED:
         if (shared / name).exists():
             (repository / name).symlink_to((shared / name).absolute())
@@ -180,7 +180,7 @@ def _imitate(repository: Path, own: Path, shared: Path, settings: Iterable[tuple
 
 
 def _asked(words: Sequence[str], folder: Path, env: dict[str, str], until: float) -> bytes | None:
-    """Return what a command of git's says; None where it fails, is late, or says too much."""
+    """Return the output of a git command; None if it fails, is late, or is too long."""
     process = subprocess.Popen(
         words,
         cwd=folder,
@@ -191,20 +191,20 @@ def _asked(words: Sequence[str], folder: Path, env: dict[str, str], until: float
         start_new_session=True,
     )
     assert process.stdout is not None
-    with suppress(OSError):  # what the look is beside, the start of a job, goes first
+    with suppress(OSError):  # the start of a job, which goes on meanwhile, has priority
         os.setpriority(os.PRIO_PROCESS, process.pid, _LEAST)
     with process.stdout as stdout, suppress(subprocess.TimeoutExpired):
         data = _read(stdout, until)
         if data is not None and process.wait(max(0.0, until - time.monotonic())) == 0:
             return data
-    with suppress(OSError, subprocess.TimeoutExpired):  # all that it has started, too
+    with suppress(OSError, subprocess.TimeoutExpired):  # with all that it has started
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(_END_S)
     return None
 
 
 def _read(pipe: IO[bytes], until: float) -> bytes | None:
-    """Return all that comes until the end; None if that is too late, or too much."""
+    """Return everything that a pipe delivers; None if its end is too late, or it is too much."""
     data, poll = bytearray(), select.poll()
     poll.register(pipe, select.POLLIN)
     while len(data) <= _MOST_BYTES:
@@ -218,7 +218,7 @@ def _read(pipe: IO[bytes], until: float) -> bytes | None:
 
 
 def parsed(answer: bytes) -> Checkout | None:
-    """Return what git's answer says (``git status --porcelain=v2 -z``); None for anything else."""
+    """Parse git's answer (``git status --porcelain=v2 -z``); return None for anything else."""
     head: dict[str, str] = {}
     changed: list[str] = []
     lines = iter(answer.decode(errors="replace").split("\0"))
@@ -229,12 +229,12 @@ def parsed(answer: bytes) -> Checkout | None:
             head[name] = value
         elif kind in _FIELDS:
             changed.append(rest.split(" ", _FIELDS[kind] - 1)[-1])
-            if kind == "2":  # and what it was called
+            if kind == "2":  # its former name follows
                 next(lines, None)
         elif line:
             return None
     commit, branch = head.get("branch.oid", ""), head.get("branch.head", "")
-    if not _COMMIT.fullmatch(commit):  # one that has no commit yet has nothing to go back to
+    if not _COMMIT.fullmatch(commit):  # without any commit there is nothing to go back to
         return None
     shown = tuple(name[:_MOST_NAME] for name in sorted(changed)[:_MOST_NAMES])
     branch = "" if branch == "(detached)" else branch[:_MOST_NAME]

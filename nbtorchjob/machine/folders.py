@@ -1,7 +1,7 @@
-"""Folders and files that nobody else could have written: what is kept between kernels, and what is obeyed.
+"""Folders and files that nobody else could have written: what outlives kernels, and what is obeyed.
 
-What takes long to make, programs and compilers' caches, is kept there for this user's other processes; it may
-be removed at any time.
+Programs and compilers' caches, which take long to make, are kept there for this user's other processes; they
+may be removed at any time.
 """
 
 from __future__ import annotations
@@ -58,35 +58,35 @@ def _named(named: str | None, *_others: str | None) -> Path:
     """Return the folder that environment variables name."""
     try:
         return Path(named).expanduser() if named else platformdirs.user_state_path("nbtorchjob")
-    except RuntimeError as exc:  # of a user that there isn't
+    except RuntimeError as exc:  # of a user who doesn't exist
         raise NBTorchJobError(
             f"jobs can't be kept in {named} (there is no such home folder): set {STATE} to another folder"
         ) from exc
 
 
 def cache_dir() -> Path:
-    """Return the user's folder of what can be made again, and may be removed at any time."""
+    """Return the user's folder for data that can be made again, and may be removed at any time."""
     named = os.environ.get(STATE)
     folder = _named(named) / "cache" if named else platformdirs.user_cache_path("nbtorchjob")
     return folder.absolute()
 
 
 def secret(purpose: str) -> bytes:
-    """Return 32 bytes that only this user knows, the same ones from the first time on."""
+    """Return 32 bytes that only this user knows, the same ones each time."""
     path = state_dir() / f"{purpose}.secret"
     with suppress(FileNotFoundError):
         return record(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.{token_hex(4)}")
     with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(token_bytes(32))
-    with suppress(FileExistsError):  # of two kernels that begin at once the first one's counts
+    with suppress(FileExistsError):  # if two kernels begin at once, the first one's counts
         os.link(partial, path)
     partial.unlink()
     return record(path)
 
 
 def working() -> Path:
-    """Return the working folder. Raises ``NBTorchJobError`` where somebody has deleted it."""
+    """Return the working folder. Raises ``NBTorchJobError`` if it was deleted."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def own(path: Path) -> Path:
 
 
 def foreign(path: Path) -> str:
-    """Return why others than root and this user could write a file, or in a folder; empty where none can.
+    """Return why users besides root and this one could write to a file or folder; empty if none can.
 
     Raises ``OSError``.
     """
@@ -148,7 +148,7 @@ def record(path: Path | str) -> bytes:
 
 
 def _made(path: Path, look: Callable[[], os.stat_result]) -> os.stat_result:
-    """Look at a folder that is made if it isn't there."""
+    """Return a folder's status, and make the folder first if it isn't there."""
     with suppress(FileNotFoundError):
         return look()
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -189,7 +189,7 @@ _MOST = 32  # files of a kind
 
 
 def cached(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
-    """Return what ``make`` makes, or made before of that kind and name, in this process or another one."""
+    """Return what ``make`` returns, or returned before for that kind and name, in any process of the user."""
     try:
         path = own(cache_dir() / kind) / name
     except (OSError, NotOwnError):  # where nothing can be kept, it is made each time
@@ -216,14 +216,14 @@ _UNUSED_S = 30 * 24 * 3600.0
 
 
 def compiler_variables() -> dict[str, str]:
-    """Return the variables that lead compilers to a folder which nobody else could have written to."""
+    """Return the variables that point compilers to a folder that nobody else could have written to."""
     return compilers.variables(str(_folder(_COMPILED)))
 
 
 def refuge(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Return what a job with this environment needs to keep off others' files, and why; both mostly empty.
+    """Return the variables that keep a job with this environment off others' files, and why; mostly empty.
 
-    The folder that torch takes in the temporary one is made here, so that nobody else can. Where somebody
+    The folder that torch uses in the temporary one is made here, so that nobody else can make it. If somebody
     has, the job gets another temporary folder.
     """
     try:
@@ -235,12 +235,12 @@ def refuge(env: Mapping[str, str]) -> tuple[dict[str, str], str]:
 
 
 def thin_out_caches() -> None:
-    """Remove what nobody has used for a month."""
+    """Remove cached files that were unused for a month."""
     before = time.time() - _UNUSED_S
     for kept in (_folder(_COMPILED), _folder(_TEMPORARY)):
         for folder, below, names in os.walk(kept, topdown=False):
             for path in (os.path.join(folder, name) for name in names):
-                with suppress(OSError):  # somebody else removes it, too
+                with suppress(OSError):  # another process removes it, too
                     status = os.lstat(path)
                     if max(status.st_atime, status.st_mtime) < before:
                         os.unlink(path)
@@ -253,5 +253,5 @@ def thin_out_caches() -> None:
 def _folder(name: str) -> Path:
     try:
         return own(own(cache_dir()) / name)
-    except NotOwnError:  # a home that others can write to, or nobody
+    except NotOwnError:  # a home that others can write to, or that nobody can
         return own(own(state_dir() / "cache") / name)

@@ -1,10 +1,10 @@
-"""Ctrl-C, or the notebook's stop button: what is shown in place of frames, and how to wait despite it.
+"""Ctrl-C, or the notebook's stop button: a message in place of a traceback, and how to wait despite it.
 
 A thread that may be interrupted waits for an outcome with :class:`Once`. ``threading.Event``, ``Condition``,
-``Thread.start`` and ``concurrent.futures`` take their locks in Python code: an interrupt that comes just then
-leaves one taken for good (CPython, bpo-29988), and what brings the outcome waits for ever. With them a second
-Ctrl-C, right after the first, could stop all that is followed in a kernel. A ``SimpleQueue`` is written in C,
-and so are a list's methods: an interrupt comes before or after.
+``Thread.start`` and ``concurrent.futures`` take their locks in Python code: an interrupt at that moment
+leaves a lock taken for good (CPython, bpo-29988), and the thread that brings the outcome waits for ever.
+With them, a second Ctrl-C right after the first could stop everything that a kernel follows. A
+``SimpleQueue`` is written in C, and so are a list's methods: an interrupt comes before or after.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTHING = "Interrupted: nothing was submitted."
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody stopped it; the message describes what there is now."""
+    """The user stopped it; the message describes the state now."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
@@ -26,7 +26,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def message(text: str) -> Iterator[None]:
-    """Give an interrupt that comes meanwhile this message, unless it has one already."""
+    """Give an interrupt that arrives within this message, unless it has one already."""
     try:
         yield
     except Interrupted:
@@ -39,18 +39,18 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A value or an error that one thread brings, and any may wait for."""
+    """A value or an error that one thread brings, and any thread may wait for."""
 
     def __init__(self) -> None:
         self._outcome: tuple[T | None, BaseException | None] | None = None
         self._callbacks: list[Callable[[], object]] = []
 
     def bring(self, value: T) -> None:
-        """Have it come."""
+        """Bring the value."""
         self._come(value, None)
 
     def fail(self, error: BaseException) -> None:
-        """Have an error come."""
+        """Bring an error."""
         self._come(None, error)
 
     def _come(self, value: T | None, error: BaseException | None) -> None:
@@ -58,12 +58,12 @@ class Once(Generic[T]):
         self._tell()
 
     def _tell(self) -> None:
-        with suppress(IndexError):  # each is taken by one thread
+        with suppress(IndexError):  # each callback is taken by one thread
             while True:
                 self._callbacks.pop(0)()
 
     def then(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called once it has come, by who brings it, or at once."""
+        """Call ``callback`` once it has come, in the thread that brings it; or at once if it has."""
         self._callbacks.append(callback)
         if self.come:
             self._tell()

@@ -1,8 +1,8 @@
 """The only bridge between blocking code and the event loop, and changes of files that the loop awaits.
 
 A notebook's own loop runs on the kernel's main thread and stands still while a cell blocks, so jobs
-are followed on a loop of our own, in a thread that lives as long as the process. On it inotify tells of files
-that were written to, so that nobody has to poll them.
+are followed on a loop of our own, in a thread that lives as long as the process. On it, inotify reports
+writes to files, so that they needn't be polled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from nbtorchjob.machine.interrupts import Once
 
-# Not ``asyncio.wait_for``: before Python 3.12 whoever is cancelled as that gets what it waits for goes on.
+# Not ``asyncio.wait_for``: before Python 3.12, a task that is cancelled just as its wait succeeds goes on.
 if sys.version_info >= (3, 11):
     from asyncio import timeout as timeout
 else:
@@ -41,7 +41,7 @@ def start(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
 def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
     """Run ``work`` on the background loop and wait for it; an interrupt cancels it, whenever it comes.
 
-    So does the end of ``timeout`` seconds, with ``TimeoutError``.
+    It is also cancelled after ``timeout`` seconds, with ``TimeoutError``.
     """
     task: asyncio.Task[T] | None = None
 
@@ -51,7 +51,7 @@ def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         task.add_done_callback(note)
 
     def note(done: asyncio.Task[T]) -> None:
-        if done.cancelled():  # as a future says so: asyncio's own is no Exception
+        if done.cancelled():  # reported as a future does: asyncio's own error is no Exception
             over.fail(concurrent.futures.CancelledError())
         elif (error := done.exception()) is not None:
             over.fail(error)
@@ -59,7 +59,7 @@ def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
             over.bring(done.result())
 
     def stop() -> None:
-        if task is None:  # nor does it begin any more: the loop does what it is given in turn
+        if task is None:  # and it won't begin any more: the loop runs callbacks in order
             work.close()
         else:
             task.cancel()
@@ -76,7 +76,7 @@ def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
 
 
 def call_soon(callback: Callable[[], object]) -> None:
-    """Have ``callback`` called on the background loop's thread; it must not block."""
+    """Call ``callback`` on the background loop's thread; it must not block."""
     _loop().call_soon_threadsafe(callback)
 
 
@@ -92,7 +92,7 @@ _making = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    with _making:  # a cache alone would return a loop each to threads that come first together
+    with _making:  # the cache alone would give two threads that are first together a loop each
         return _made()
 
 
@@ -104,7 +104,7 @@ def _made() -> asyncio.AbstractEventLoop:
         threading.current_thread().name = "nbtorchjob"
         loop.run_forever()
 
-    # ``Thread.start`` waits with a lock that is taken in Python code: see ``once``.
+    # ``Thread.start`` waits with a lock that is taken in Python code: see ``interrupts``.
     _thread.start_new_thread(serve, ())
     atexit.register(_end, loop)
     return loop
@@ -128,11 +128,11 @@ _of_parents: list[object] = []
 
 
 def _begin_anew() -> None:
-    """Have a fork make a loop of its own: the thread that serves this one is its parent's."""
+    """Let a fork make a loop of its own: the thread that serves this one exists only in the parent."""
     global _making
     atexit.unregister(_end)
     if _made.cache_info().currsize:
-        # Kept: what asyncio deletes unclosed, it complains about on the user's terminal.
+        # Kept: asyncio complains on the user's terminal about objects that are deleted unclosed.
         _of_parents.extend((_made(), *_closing))
     _made.cache_clear()
     _closing.clear()
@@ -146,15 +146,15 @@ _MODIFIED = 2  # of Linux's inotify
 
 
 class Changes:
-    """Tells of writes to a file, by Linux's inotify; to be made and closed in a running event loop.
+    """Reports writes to a file, by Linux's inotify; to be made and closed in a running event loop.
 
-    Where there is no such thing, or no more of it, or another machine writes, nobody is told: who waits sets
-    a limit, and looks.
+    Without inotify, beyond its limits, or if another machine writes, nothing is reported: callers wait for a
+    limited time, and look.
     """
 
     def __init__(self, path: Path) -> None:
         self._written = asyncio.Event()
-        # A file that can be read once ``path`` was written to; -1 where there can be none
+        # A descriptor that is readable once ``path`` was written to; -1 if there can be none
         libc = ctypes.CDLL(None)
         if not hasattr(libc, "inotify_init1"):
             self._fd = -1
@@ -168,31 +168,31 @@ class Changes:
         if self._fd >= 0:
             try:
                 asyncio.get_running_loop().add_reader(self._fd, self._read)
-            except NotImplementedError:  # an event loop without files
+            except NotImplementedError:  # an event loop that can't watch files
                 self.close()
 
     @property
     def notified(self) -> bool:
-        """Whether the kernel notifies it of writes, as far as this machine's processes make them."""
+        """Whether the kernel notifies it of writes that this machine's processes make."""
         return self._fd >= 0
 
     async def wait(self, seconds: float) -> None:
-        """Wait until the file was written to since the last wait began, ``seconds`` at most."""
+        """Wait until the file has been written to since the last wait, ``seconds`` at most."""
         with suppress(asyncio.TimeoutError):
             async with timeout(seconds):
                 await self._written.wait()
         self._written.clear()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             loop = asyncio.get_running_loop()
             with suppress(NotImplementedError):
                 loop.remove_reader(fd)
-            with suppress(RuntimeError):  # where this process ends, that closes it
-                # The kernel takes 10 ms and more (6.18). The loop's executor can't begin as a process ends;
-                # to start a Thread would be to wait, with the loop, until it runs.
+            with suppress(RuntimeError):  # if this process is ending, that closes it
+                # Closing takes the kernel 10 ms and more (6.18). The loop's executor can't start as a process
+                # ends; starting a Thread would block the loop until it runs.
                 _thread.start_new_thread(os.close, (fd,))
 
     def _read(self) -> None:

@@ -30,12 +30,12 @@ class Process(FrozenDataclass):
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Name a running process; raises ``ProcessLookupError``."""
+        """Identify a running process; raises ``ProcessLookupError``."""
         return cls(pid, int(_stat(pid)[19]), _boot())
 
     @classmethod
     def here(cls, pid: int, started: int) -> Process:
-        """Name a process of this boot by its numbers."""
+        """Identify a process of this boot by its id and start time."""
         return cls(pid, started, _boot())
 
     def alive(self) -> bool:
@@ -86,8 +86,8 @@ _held: set[Lock] = set()
 class Lock:
     """A file that this process locks until it releases it or ends.
 
-    A fork, such as a worker of multiprocessing, has a lock as well and may outlive its kernel: it gives up
-    its own.
+    A fork, such as a worker of multiprocessing, inherits the lock and may outlive its kernel, so it gives up
+    its copy.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,13 +106,13 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release it for others."""
         if self._file >= 0:
             fcntl.flock(self._file, fcntl.LOCK_UN)  # a program that is just being started may still have it
             self.close()
 
     def close(self) -> None:
-        """Close the file here alone: the process that this one was forked from keeps its lock."""
+        """Close the file in this process only: the process that it was forked from keeps its lock."""
         _held.discard(self)
         file, self._file = self._file, -1
         os.close(file)
@@ -122,7 +122,7 @@ class Lock:
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Be the only process that has locked a file.
 
-    Raises ``OSError`` where another one has and it isn't to ``wait``, or where there are no locks.
+    Raises ``OSError`` if another one has and ``wait`` is False, or if there are no locks.
     """
     lock = Lock(path)
     try:
@@ -143,11 +143,11 @@ os.register_at_fork(after_in_child=_give_up_locks)
 
 _HUGE = 2 << 20  # bytes; of x86-64, and of arm64 with pages of 4 KiB
 _MADV_COLLAPSE = 25
-_RESERVED = 8  # files; to remove a folder takes two for each level
+_RESERVED = 8  # files; removing a folder takes two for each level
 
 
 def merge() -> None:
-    """Have this process's memory lie in huge pages; does nothing where the kernel can't (Linux before 6.1).
+    """Move this process's memory into huge pages; does nothing if the kernel can't (Linux before 6.1).
 
     A fork of a process with torch and torch._dynamo in it, 220 MiB, then takes 1.5 ms instead of 7, and its
     end 4 instead of 11.
@@ -161,7 +161,7 @@ def merge() -> None:
 
 
 def _anonymous() -> Iterator[tuple[int, int]]:
-    """Yield the ranges that huge pages can cover of what is writable and in no file."""
+    """Yield the ranges of writable memory without a file that huge pages can cover."""
     with suppress(OSError), open("/proc/self/maps") as maps:
         for line in maps.read().splitlines():
             addresses, permissions, _, _, inode, *_ = line.split()
@@ -174,7 +174,7 @@ def of_this_process() -> dict[str, list[int]]:
     """Return this process's resource limits by name, each as soft and hard limit, as its user set them."""
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # lists, as in JSON
-    # One that was set since then is the user's own.
+    # A limit that was set since then is the user's own.
     ours = {name: before for name, before in _raised.items() if limits[name] == [before[1], before[1]]}
     return {**limits, **ours}
 
@@ -183,9 +183,9 @@ _raised: dict[str, list[int]] = {}  # what limits were before they were raised h
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as it may at all: the soft limit is there for ``select``.
+    """Raise this process's soft limit of open files, which exists for ``select``, to the hard one.
 
-    For a program of ours, never for a user's: what it starts, jobs apart, has the limit as well.
+    Only for programs of ours, never for a user's: what they start, except jobs, inherits the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -216,9 +216,9 @@ def _least(one: int, other: int) -> int:
 
 @contextmanager
 def files_in_reserve() -> Iterator[Callable[[], None]]:
-    """Hold files open, and yield what closes them: who fails for want of files can tidy up with these.
+    """Hold files open, and yield a function that closes them: tidying up after running out can use these.
 
-    Raises ``OSError`` where this process may not open so many.
+    Raises ``OSError`` if this process may not open that many.
     """
     held: list[int] = []
 
@@ -248,9 +248,9 @@ def gpus() -> int:
 
 
 def device_names(visible: str | None = None) -> tuple[str, ...]:
-    """Return the names of the NVIDIA GPUs that ``visible``, or else this process's environment, leaves.
+    """Return the names of the NVIDIA GPUs in ``visible``, or else of those that the environment leaves.
 
-    CUDA sees none from a negative number on. A container has device files only for its own.
+    CUDA sees none from a negative number on. A container has device files only for its own GPUs.
     """
     visible = os.environ.get(VISIBLE) if visible is None else visible
     if visible is not None:

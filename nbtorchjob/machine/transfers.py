@@ -1,4 +1,4 @@
-"""What this process is writing to a store now, told to whoever shows that it is waited for."""
+"""What this process is writing to a store now, so that it can be shown while a user waits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Transfer:
-    """Something of ``total`` bytes, of which ``done`` are on their way; ``name`` is for people."""
+    """An upload of ``total`` bytes, of which ``done`` are written; ``name`` is for people."""
 
     name: str
     total: int
@@ -21,7 +21,7 @@ _under_way: list[Transfer] = []
 
 @contextmanager
 def transfer(name: str, total: int) -> Iterator[Transfer]:
-    """Yield a transfer that is under way within; whoever does it counts what is done."""
+    """Yield a transfer that is under way within the block; the caller updates ``done``."""
     current = Transfer(name, total)
     _under_way.append(current)
     try:
@@ -31,5 +31,5 @@ def transfer(name: str, total: int) -> Iterator[Transfer]:
 
 
 def newest() -> Transfer | None:
-    """Return the one that began last of those that are under way."""
+    """Return the transfer under way that began last."""
     return _under_way[-1] if _under_way else None

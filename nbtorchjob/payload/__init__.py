@@ -1,1 +1,1 @@
-"""What travels: a call, the runtime and the process's settings as a zipapp; and the value on its way back."""
+"""Payloads: a call, the runtime and the process's settings as a zipapp; and the value on its way back."""

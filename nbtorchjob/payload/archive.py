@@ -1,4 +1,4 @@
-"""A call becomes the one file that travels (its layout: ``runtime/store/payload.py``)."""
+"""Writes a call as one file, the payload (its layout: ``runtime/store/payload.py``)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def write(
 ) -> int:
     """Write the payload of ``call`` under ``spec`` to ``file``, signed with ``key``; return its size.
 
-    Big buffers go from the captured objects to the file without a copy in between. A job of a pool has
-    ``env`` beside the spec's, and as a run of a group what its pool tells of that (``TurnTaken.sweep``).
+    Big buffers go from the captured objects to the file without a copy in between. A job in a pool also gets
+    ``env``; if it is a run of a group, ``sweep`` describes the group (``TurnTaken.sweep``).
     """
     size, buffers = _buffers(file, call, far=spec.remote)
     archive = _archive(call, spec, buffers, key, env, sweep)
@@ -49,8 +49,8 @@ def write(
 def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: Sequence[str] = ()) -> int:
     """Write the payload of a lab's turn to ``file``, without the program; return its size.
 
-    ``asked`` is the lab's spec, with what was requested of the turn; ``push`` are the names whose values are
-    laid over those that the ranks have.
+    ``asked`` is the lab's spec, with the turn's own options; ``push`` are the names whose values replace
+    those that the ranks have.
     """
     header = {
         "all_ranks": asked.all_ranks,
@@ -65,16 +65,16 @@ def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: 
 def write_swap(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:
     """Write the payload of code that a running job's ranks go on with; return its size.
 
-    ``words`` say of the swap what nodes and ranks read of it (``runtime/node/swaps``).
+    ``words`` are the fields of the swap that nodes and ranks read (``runtime/node/swaps``).
     """
     return _write_later(file, call, key, {"swap": dict(words)}, far=far)
 
 
 def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
-    """Return a payload that begins with the code as it was swapped, by those payloads, in their order.
+    """Return a payload that begins with swapped code: with the payloads ``swaps``, in that order.
 
-    They come behind those that it has already, as it is itself of a job that began so.
-    Raises ``PayloadError`` for one of them that wasn't signed with the job's key.
+    They come after those that it already has, if its own job began with some.
+    Raises ``PayloadError`` if one of them wasn't signed with the job's key.
     """
     with tempfile.NamedTemporaryFile() as file:
         for swap in swaps:
@@ -92,11 +92,11 @@ def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
 
 
 def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:
-    """Write a payload for ranks that run already."""
+    """Write a payload for ranks that are already running."""
     size, buffers = _buffers(file, call, far=far)
     header = {"format": wire.FORMAT, "python": sys.version_info[:2], "buffers": buffers, **words}
     out = io.BytesIO()
-    # On this machine to compress a cell, and for each rank to undo that, takes longer than its bytes do.
+    # On this machine, compressing a cell and decompressing it on each rank takes longer than copying it.
     how = zipfile.ZIP_DEFLATED if far else zipfile.ZIP_STORED
     with zipfile.ZipFile(out, "w", how, compresslevel=1) as archive:
         _pack(archive, call, far=far)
@@ -105,28 +105,28 @@ def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any
     return size + file.write(sign(data, key)) + file.write(data)
 
 
-# A rank uses what it has of ours by one of these, or by what it imports.
+# A rank uses nbtorchjob through one of these, or through its imports.
 _OURS = {"nbtorchjob", *(f"nbtorchjob.runtime.api.{name}" for name in ("report", "sampler", "training"))}
 _SILENT = {*sys.stdlib_module_names, "torch", "cloudpickle", "nbtorchjob"}
-# In a cell's text, and in a pickle's names, with their lengths: searched for plainly, as it may be 100 MB
+# In a cell's text, and in a pickle's names, with their lengths: a plain search, as a pickle may have 100 MB
 _RUNS_OTHER_CODE = (b"exec(", b"\x04exec", b"__import__", b"importlib", b"runpy")
 
 
 def _buffers(file: BinaryIO, call: Call, *, far: bool) -> tuple[int, list[dict[str, Any]]]:
-    """Write the buffers; return the size of that, and where each lies."""
+    """Write the buffers; return their size, and where each one lies."""
     size = 0
     buffers: list[dict[str, Any]] = []
     for view in call.buffers:
         size += file.write(b"\0" * (-size % ALIGN))
         buffers.append({"offset": size, "size": view.nbytes})
-        if far:  # on this machine they are data in this user's file, as values' are
+        if far:  # on this machine they are data in this user's own file, as a value's buffers are
             buffers[-1]["sha256"] = hashlib.sha256(view).hexdigest()
         size += file.write(view)
     return size, buffers
 
 
 def _pack(archive: zipfile.ZipFile, call: Call, *, far: bool) -> None:
-    """Write what is the call's own: its pickle, the text of its code, and its local modules."""
+    """Write the call's own parts: its pickle, the text of its code, and its local modules."""
     archive.writestr(wire.CALL, call.pickle)
     archive.writestr(wire.SOURCES, json.dumps(dict(call.sources)))
     if far and call.sourced:
@@ -139,10 +139,10 @@ def _pack(archive: zipfile.ZipFile, call: Call, *, far: bool) -> None:
 
 
 def _shipped(call: Call, spec: JobSpec) -> dict[str, bytes]:
-    """Return the shipped files' table, and what of them lies in the payload."""
+    """Return the table of shipped files, and the contents that go into the payload."""
     rows, content = [], io.BytesIO()
     for file in call.shipped:
-        at: int | str | None = None  # a big file of this machine lies where it is
+        at: int | str | None = None  # a big file of this machine stays where it is
         if file.data is not None:
             at = content.tell()
             content.write(file.data)
@@ -167,7 +167,7 @@ _MEMORY = "/dev/shm"
 def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
     if not spec.lab:
         return None
-    # What a pool's node is told of its container's mounts (``runtime/pool/ground``)
+    # What a pool's node has to know about its container's mounts (``runtime/pool/ground``)
     pod = spec.cluster.patch.get("spec") or {}
     own, others = list[dict[str, Any]](), list[dict[str, Any]]()  # mounts
     for container in (*(pod.get("containers") or ()), *(pod.get("initContainers") or ())):
@@ -186,7 +186,7 @@ def _lab(call: Call, spec: JobSpec) -> dict[str, Any] | None:
 
 
 def _pooled(call: Call, spec: JobSpec, env: Mapping[str, str], sweep: str) -> dict[str, Any]:
-    """Return what a pool's node reads of a job: what it tells of a turn, and the job's own variables."""
+    """Return what a pool's node reads about a job: its turn, its own variables, and its deadline."""
     policy = spec.launch.run_policy
     return {
         "pool": True,
@@ -198,7 +198,7 @@ def _pooled(call: Call, spec: JobSpec, env: Mapping[str, str], sweep: str) -> di
 
 
 def _turn(call: Call) -> dict[str, str]:
-    """Return what a lab's node tells of a turn."""
+    """Return what a lab's node reports about a turn."""
     return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
 
 
@@ -256,7 +256,7 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
     if not call.wanted:
         return None
     stored_remotely = spec.remote and bool(spec.cluster.storage)
-    # Where nodes have uv from whose image has none, and what it has to be
+    # Where nodes fetch uv if their image lacks it, and its digest
     storage, own = spec.cluster.storage, call.wanted.installer
     uv = None
     if storage and own is not None:
@@ -273,7 +273,7 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
 def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     """Return which parts of the program the job needs (``program.PARTS``).
 
-    Of a pool's jobs nobody knows that yet, and they have the same program as their pool.
+    For a pool's jobs that is still unknown, and they have the same program as their pool.
     """
     if spec.fresh or spec.pool:
         return frozenset(program.PARTS)
@@ -299,7 +299,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         or uses_ours
         or call.shipped
         or any(b"cloudpickle" in text for text in texts),
-        # Of any class another Python writes some methods itself.
+        # Another Python generates some methods of any class itself.
         "generated": b"make_class" in call.pickle or b"runtime.objects.generated" in call.pickle,
         "threads": b"runtime.objects.threads" in call.pickle,
         "debugger": _debug(call, spec),
@@ -309,9 +309,9 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
 
 
 def _may_use_ours(call: Call, spec: JobSpec) -> bool:
-    """Whether ranks may use our names: what they import may, unless that is Python's own, or torch.
+    """Whether ranks may use our names: modules that they import may, except Python's own and torch.
 
-    What a lab runs later, or a call imports of a file or of a name that are found there, nobody knows here.
+    What a lab will run, or what a call imports from a file or by a name found on the rank, is unknown here.
     """
     names = call.imports.all
     tops = {name.partition(".")[0] for name in names}
@@ -323,7 +323,7 @@ def _may_use_ours(call: Call, spec: JobSpec) -> bool:
 def _needs(call: Call, spec: JobSpec) -> list[dict[str, str]]:
     """Return what a node must have before its ranks start: what the call is sure to import, or all of it.
 
-    torch isn't among it: a node says more of that.
+    torch isn't among it: a node reports more about that.
     """
     return [
         {"module": need.module, "distribution": need.distribution, "version": need.version, "mend": need.mend}
@@ -357,7 +357,7 @@ def _data(call: Call, spec: JobSpec) -> dict[str, Any] | None:
 
 
 def data_cache(spec: JobSpec) -> tuple[str, str]:
-    """Return the folder in which nodes keep data that they fetch, and what that is, in words.
+    """Return the folder in which nodes keep data that they fetch, and a description of it.
 
     "" is the node's own folder, which goes with its pod.
     """
@@ -371,11 +371,11 @@ def data_cache(spec: JobSpec) -> tuple[str, str]:
 
 
 def _debug(call: Call, spec: JobSpec) -> dict[str, Any] | None:
-    """Return how ranks stop in the debugger; None where they don't, as far as the code tells.
+    """Return how ranks stop in the debugger; None if they don't, as far as the code shows.
 
-    What an image's own packages do isn't seen: a wait that was chosen says that they may. What a lab is
-    going to run nobody knows: its ranks can stop, but they are only ``patient`` where the same says so. The
-    time-out of a collective is an exception like others, which a lab's ranks outlive, unless it is put off.
+    What an image's own packages do isn't visible: an explicit wait means that they may stop. What a lab will
+    run is unknown: its ranks can stop, but are ``patient`` only on the same conditions. Unless it is put off,
+    a collective's time-out is an exception like others, which a lab's ranks outlive.
     """
     stops = call.stops or bool(spec.hold) or spec.debug_wait not in (0, JobSpec.debug_wait)
     if not stops and not spec.lab:
@@ -406,7 +406,7 @@ def _retry(spec: JobSpec) -> dict[str, Any]:
 
 
 def torch_version() -> str | None:
-    """Return the version of the torch installed here, without importing it; None where there's none."""
+    """Return the version of the torch installed here, without importing it; None if there is none."""
     from importlib import metadata  # late, as it is slow to import: most commands don't need it
 
     try:

@@ -26,11 +26,11 @@ _TOGETHER = Path(together.__file__)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 _Documented: TypeAlias = "ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef"
-# Where something begins and ends, as line and byte in it, and what is to stand there.
+# Where a piece of source begins and ends, as line and byte in it, and its replacement.
 _Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], bytes]
 _all_words = re.compile(rb"\w+").findall
-_LOOKS_BACK = 32768  # bytes, of deflate
-_FIRST = 5  # modules that are tried
+_LOOKS_BACK = 32768  # bytes: deflate's window
+_FIRST = 5  # modules that are tried as the first one
 
 _SWAPS = (
     "api/frameworks.py",
@@ -38,7 +38,7 @@ _SWAPS = (
     "node/kept.py",
     "node/swaps.py",
 )
-# What a program that travels has only where a job needs it: 80 to 120 kB go to each pod and into its Secret.
+# What a program for other machines has only if a job needs it: each pod and its Secret get 80 to 120 kB.
 PARTS = {
     "environment": ("install/environment.py",),
     "packages": ("install/packages.py",),
@@ -69,13 +69,13 @@ PARTS = {
     "debugger": ("debug/",),
     "data": ("data/",),
 }
-# What travels with the question that needs it, and with no payload (``add_modules``); by the question's name.
+# What comes with the question that needs it, and in no payload (``add_modules``); by the question's name.
 LATE = {
     "files": ("ask/files.py",),
     "forward": ("ask/ports.py",),
     "profile": ("look/profiler.py", "look/profiling.py"),
 }
-# What files of the runtime are in an archive, if it isn't what they are here; ``boot`` lies in front of one.
+# The names of the runtime's files in an archive, if they differ from those here; ``boot`` stands in for one.
 _ROLES = {"start/main.py": "__main__.py", "api/rank_api.py": "nbtorchjob/__init__.py"}
 _ABSENT = ("start/boot.py", "start/modules.py")
 _ROOM = "nbtorchjob/runtime/"
@@ -86,8 +86,8 @@ _PACKAGE = f"{_ROOM}__init__.py"
 def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
-    What goes ``far`` has only those ``parts`` of :data:`PARTS`, of each what :func:`bare` leaves, packed as
-    tightly as deflate can: that takes a second, once. What stays on this machine is packed in 20 ms.
+    One that goes ``far`` has only those ``parts`` of :data:`PARTS`, stripped by :func:`bare`, packed as
+    tightly as deflate can: that takes a second, once. One that stays on this machine is packed in 20 ms.
     """
     if not far:
         return _zip(whole(), 1)
@@ -106,7 +106,7 @@ def _zip(members: Iterable[tuple[str, bytes]], level: int) -> bytes:
 
 
 def whole() -> Iterator[tuple[str, bytes]]:
-    """Yield the members of what stays on this machine."""
+    """Yield the members of an archive that stays on this machine."""
     members = dict(modules())
     members[_PACKAGE] = _TOGETHER.read_bytes()
     yield from _together(members, sorted)
@@ -155,9 +155,9 @@ def _together(
 
 
 def _alike(members: dict[str, bytes]) -> Iterable[str]:
-    """Return the names so that most of what each module says was just said, where deflate looks: 3% less.
+    """Return the names in an order in which modules repeat words within deflate's window: it saves 3%.
 
-    Which of the biggest comes first makes a difference of some hundred bytes.
+    Which of the biggest modules comes first makes a difference of some hundred bytes.
     """
     spoken = {name: Counter(_all_words(source)) for name, source in members.items()}
 
@@ -188,12 +188,12 @@ def _alike(members: dict[str, bytes]) -> Iterable[str]:
     return min(map(following, biggest), key=size)
 
 
-@lru_cache(maxsize=256)  # more than there are modules: most are the same whatever parts travel
+@lru_cache(maxsize=256)  # more than there are modules: most are the same with all parts
 def bare(source: bytes) -> bytes:
     """Return a module without docstrings, comments, most annotations and most of its indentation.
 
     Each line stays in its place: tracebacks show the lines as they were written. The annotations in a class
-    stay, as they may make its fields, and so do those without which a line would say nothing.
+    stay, as they may define its fields, and so do those that are all that a line says.
     """
     tokens = list(tokenize.tokenize(io.BytesIO(source).readline))
     arrows = [
@@ -212,7 +212,7 @@ def bare(source: bytes) -> bytes:
         if isinstance(node, DOCUMENTED):
             edits += _docstring(node)
         if isinstance(node, ast.AnnAssign) and node.value is not None and node not in fields:
-            in_a_line = node.annotation.end_lineno == node.target.lineno  # else the "=" would begin one
+            in_a_line = node.annotation.end_lineno == node.target.lineno  # else "=" would begin a line
             edits += _removed(_end(node.target), node.annotation) if in_a_line else ()
         if isinstance(node, ast.arg) and node.annotation is not None:
             edits += _removed((node.lineno, node.col_offset + len(node.arg.encode())), node.annotation)
@@ -242,7 +242,7 @@ def bare(source: bytes) -> bytes:
 def _docstring(node: _Documented) -> Iterator[_Edit]:
     if (text := ast.get_docstring(node)) and not _is_license(text):
         docstring, *others = node.body
-        # A body, and a line that goes on behind the docstring, needs something in its place.
+        # An otherwise empty body, and a line that continues after the docstring, need something in its place.
         alone = not others or others[0].lineno == docstring.end_lineno
         yield from _removed((docstring.lineno, docstring.col_offset), docstring, b'""' if alone else b"")
 
@@ -258,4 +258,4 @@ def _end(node: ast.stmt | ast.expr) -> tuple[int, int]:
 
 
 def _is_license(text: str) -> bool:
-    return "Copyright" in text  # cloudpickle's, which asks to be kept
+    return "Copyright" in text  # cloudpickle's license asks to be kept

@@ -1,4 +1,4 @@
-"""A rank's outcome becomes the value in the notebook."""
+"""Turns a rank's outcome into the value in the notebook."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _ForeignError(Exception):
 def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
 
-    For a job that wasn't submitted from here only plain data is read, unless ``trust``. Warns of what differs
-    from the rank. Raises ``ResultError`` where it can't be read here, with what to do.
+    For a job that wasn't submitted from here only plain data is read, unless ``trust``. Warns about
+    differences from the rank. Raises ``ResultError``, which says what to do, if it can't be read here.
     """
     lost: list[Unpicklable] = []
     rebuilt.differences.clear()

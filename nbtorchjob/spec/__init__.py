@@ -1,4 +1,4 @@
-"""What is requested for a job. Here: what its fields may hold, as checks that return a value, and options."""
+"""What is requested for a job. This module: options, and checks of a field's value that return the value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Option(FrozenDataclass):
 
     @property
     def repeated(self) -> bool:
-        """Whether it may be given several times, and adds up."""
+        """Whether the option may be given several times, and its values accumulate."""
         return self.takes in ("pairs", "texts")
 
     @property
@@ -212,7 +212,7 @@ def sequence(field: str, value: object) -> tuple[str, ...]:
 
 def digits(text: object) -> int | None:
     """Return the whole number in ``text``; None where it isn't one."""
-    # Nobody means more than nine digits, and int() refuses 4301 of them with an error of its own.
+    # More than nine digits are a mistake, and int() refuses more than 4300 with an error of its own.
     match = isinstance(text, str) and re.fullmatch(r"-?[0-9]{1,9}", text)
     return int(match[0]) if match else None
 
@@ -250,9 +250,9 @@ def checked(type_: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _checks(type_: type) -> dict[str, tuple[frozenset[type], Check]]:
-    """Return for each field the types whose values need no closer look, and what looks at the others.
+    """Return for each field the types whose values need no further check, and the check for other values.
 
-    Nearly all values have one of these, and a list of jobs checks a hundred values of each.
+    Nearly all values have one of these types, and a list of jobs checks a hundred values of each job.
     """
     return {name: (_exact(hint), fits(hint)) for name, hint in _hints(type_).items()}
 
@@ -286,12 +286,12 @@ def _is_built(hint: Any) -> bool:
     return is_dataclass(hint) and isinstance(hint, type)
 
 
-_MAPPINGS = (dict, Mapping)  # most are dicts: an abstract class takes ten times as long to tell
+_MAPPINGS = (dict, Mapping)  # most are dicts: isinstance of an abstract class takes ten times as long
 
 
 @cache
 def fits(hint: Any) -> Check:
-    """Return what says whether a value is of the type of a hint."""
+    """Return the check that a value has the type of a hint."""
     origin, inner = _apart(hint)
     if hint is Any:
         return lambda value: True
@@ -316,7 +316,7 @@ def fits(hint: Any) -> Check:
 
 
 def _every(hint: Any) -> Callable[[Collection[Any]], bool]:
-    """Return what says whether all of many values are of the type of a hint."""
+    """Return the check that all values of a collection have the type of a hint."""
     exact, check = _exact(hint), fits(hint)
     if hint is Any:
         return lambda values: True

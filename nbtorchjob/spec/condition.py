@@ -1,11 +1,12 @@
 """The conditions of ``--stop-when``: ``epoch >= 3 and loss > 2 * best_loss``.
 
-A grammar of its own, so that nothing that is typed, or recorded with a job, can run anything. From what
-binds least: ``or``, ``and``, ``not``; comparisons, in chains as Python's; ``+ -``; ``* /``; a sign; then
-numbers, names and parentheses. A name is a metric as ``report()`` calls it; ``best_`` or ``median_`` in front
-of it means the group's; in backticks it is a metric whatever is in it.
+Conditions have a grammar of their own, so that none, typed or recorded with a job, can run code. In order of
+increasing precedence: ``or``, ``and``, ``not``; comparisons, chained as in Python; ``+ -``; ``* /``; a sign;
+then numbers, names and parentheses. A name is a metric as passed to ``report()``; with ``best_`` or
+``median_`` in front it is the group's; in backticks it is a metric, whatever characters it has.
 
-What isn't known yet is neither true nor false: a condition with it holds only where the rest decides.
+Comparisons with values that aren't known yet are neither true nor false: a condition with one holds only if
+the rest decides it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ OWN, BEST, MEDIAN = "", "best", "median"
 _MOST, _DEEPEST = (
     500,
     50,
-)  # characters; parentheses and signs in each other: each takes some of Python's stack
+)  # characters; nested parentheses and signs, each of which takes some of Python's stack
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)|`(?P<quoted>[^`]+)`"
     r"|(?P<sign><=|>=|==|!=|\*\*|//|&&|\|\||\S))"
@@ -60,19 +61,19 @@ _Truth: TypeAlias = Callable[[LookUp], "bool | None"]
 
 
 class Condition(FrozenDataclass):
-    """A condition that was understood, and the names in it."""
+    """A parsed condition, and the names in it."""
 
     text: str
     names: frozenset[Name]
     _truth: _Truth
 
     def holds(self, look_up: LookUp) -> bool:
-        """Whether it is true where names have those values; of what is None nothing is known."""
+        """Whether the condition is true for these values of its names; None is an unknown value."""
         return self._truth(look_up) is True
 
 
 def parse(text: str, field: str = "stop_when") -> Condition:
-    """Return the condition in a text; raises ``SpecError``, which says what is wrong, and where."""
+    """Parse a condition; raises ``SpecError``, which says what is wrong, and where."""
     return _Parser(text, field).condition()
 
 
@@ -111,7 +112,7 @@ class _Parser:
             raise self._unexpected("an operator, or the end")
         return Condition(self._text, frozenset(self._names), self._truth(result))
 
-    # From what binds least to what binds most. Each returns a truth or a number, and where it began.
+    # In order of increasing precedence. Each returns a truth or a number, and where it began.
 
     def _or(self) -> _Part:
         return self._joined("or", self._and, decisive=True)
@@ -191,7 +192,7 @@ class _Parser:
         return self._tokens[self._next - 1]
 
     def _takes(self, text: str) -> bool:
-        """Take that word or sign, if it comes next."""
+        """Take the word or sign ``text`` if it comes next; return whether it did."""
         there = self._token.text == text and self._token.kind in ("sign", "name")
         self._next += there
         return there
@@ -229,7 +230,7 @@ class _Parser:
 
 
 class _Part(FrozenDataclass):
-    """What was read from character ``at`` on: something true or false, or a number."""
+    """A parsed part that begins at character ``at``: a truth, or a number."""
 
     at: int
     truth: _Truth | None = None
@@ -248,7 +249,7 @@ def _applied(do: Callable[[float, float], V], left: _Number, right: _Number) -> 
 
 
 def _combined(left: _Truth, right: _Truth, decisive: bool) -> _Truth:
-    """Join two truths: one that is ``decisive`` (True of "or", False of "and") decides alone."""
+    """Combine two truths: a ``decisive`` one (True for "or", False for "and") decides alone."""
 
     def run(look_up: LookUp) -> bool | None:
         sides = (left(look_up), right(look_up))

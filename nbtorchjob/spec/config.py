@@ -39,7 +39,7 @@ START_METHODS = ("spawn", "fork", "forkserver")
 
 
 class Unsaid(int):
-    """A number that nobody has chosen: in a pool it stands for the pool's."""
+    """A default that the user didn't choose: in a pool it stands for the pool's value."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Elastic:
     """Nodes as ``torchrun`` starts them.
 
     ``nnodes`` is a number, or ``"MIN:MAX"`` for a job that continues with fewer nodes; if both are equal,
-    it becomes an int. Of a job in a pool it says how many of the pool's nodes it takes, and left out all of
-    them. ``monitor_interval`` is in seconds, and ``rdzv_configs`` corresponds to
-    torchrun's ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
+    it becomes an int. For a job in a pool it is the number of the pool's nodes to use, by default all of
+    them. ``monitor_interval`` is in seconds, and ``rdzv_configs`` corresponds to torchrun's
+    ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
     """
 
     nnodes: int | str = setting("--nnodes N|MIN:MAX", "number of nodes, or an elastic range", Unsaid(1))
@@ -125,7 +125,7 @@ class Master:
 
 @dataclass(frozen=True)
 class Worker:
-    """How many workers there are besides the master, and their pods' own settings."""
+    """The number of workers besides the master, and their pods' own settings."""
 
     replicas: int | None = setting(
         "--worker-replicas N", "number of one-rank workers, instead of --nnodes", takes="int"
@@ -190,7 +190,7 @@ class PyTorch:
 
     @property
     def max_restarts(self) -> int:
-        """None: torch doesn't restart the ranks of such a job."""
+        """0: torch doesn't restart the ranks of such a job."""
         return 0
 
     @property
@@ -230,7 +230,7 @@ def _check_common(run_policy: object, increase_shared_mem: object) -> None:
             "increase_shared_mem is deprecated: use shm on a cluster "
             "(on the local backend all nodes share this machine's memory)"
         )
-        # Past this, __post_init__ and __init__: to the line that makes the config.
+        # Past this function, __post_init__ and __init__, to the line that makes the config.
         warnings.warn(note, DeprecationWarning, stacklevel=4)
 
 
@@ -243,7 +243,7 @@ CLAIMS = "/nbtorchjob-data"  # in a pod, where claims with data are mounted
 
 
 class Where(NamedTuple):
-    """A place that data comes from: ``scheme`` is "" for a path of this machine."""
+    """A place that data comes from: ``scheme`` is "" for a path on this machine."""
 
     scheme: str
     text: str
@@ -254,7 +254,7 @@ class Where(NamedTuple):
         return urlsplit(self.text).netloc
 
     def mounted(self, name: str) -> str:
-        """Return where its data lies in a pod."""
+        """Return the path of its data in a pod."""
         return f"{CLAIMS}/{name}{urlsplit(self.text).path}".rstrip("/")
 
 

@@ -23,7 +23,7 @@ _MOST_NAME = 200  # characters of a metric's name
 
 @dataclass(frozen=True, kw_only=True)
 class Early:
-    """What stops a group's runs early; where it asks for nothing all run to their end."""
+    """What stops a group's runs early; by default all run to their end."""
 
     stop_when: str | None = setting("--stop-when CONDITION", "stop runs when this holds, such as loss>3")
     halve: str | None = setting("--halve METRIC", "successive halving by this metric")
@@ -67,19 +67,19 @@ class Early:
 
     @property
     def metrics(self) -> frozenset[str]:
-        """The metrics that runs have to report for it."""
+        """The metrics that runs have to report for this."""
         named = {name.metric for name in self.condition.names} if self.condition is not None else set()
         return frozenset({*named, *filter(None, (self.halve, self.by))})
 
     def record(self) -> Mapping[str, Any]:
-        """Return it as plain data, which ``jobspec.build`` takes; empty where nothing is asked for."""
+        """Return it as plain data, which ``jobspec.build`` takes; empty if nothing stops runs early."""
         return {f.name: getattr(self, f.name) for f in fields(Early)} if self.asked else {}
 
 
 MOST = 10_000
-_MOST_VALUES = 10_000_000  # of one name, of which --sample chooses
-ASKED_BACK = 100  # so many runs are sent without a question
-# Gives what a notebook has under an expression; raises whatever evaluating that raises.
+_MOST_VALUES = 10_000_000  # of one name, from which --sample chooses
+ASKED_BACK = 100  # up to this many runs are submitted without asking
+# Evaluates an expression in the notebook; raises whatever the expression raises.
 LookUp: TypeAlias = Callable[[str], Any]
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
@@ -120,7 +120,7 @@ class GroupOptions:
 
 
 def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
-    """Return what each run is given, in order; raises ``SpecError`` where that are none, or too many."""
+    """Return the values of each run, in order; raises ``SpecError`` for no values, or too many runs."""
     columns = {name: values(name, text, look_up) for name, text in asked.each}
     sizes = {name: len(column) for name, column in columns.items()}
     for name, size in sizes.items():
@@ -137,13 +137,13 @@ def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
     choice = random.Random(asked.seed)
     if total <= sys.maxsize:
         chosen = sorted(choice.sample(range(total), count))
-    else:  # more than ``sample`` takes; hardly two of so many are the same
+    else:  # more than ``sample`` accepts; among so many, duplicates are unlikely
         chosen = sorted(choice.randrange(total) for _ in range(count))
     if asked.zip:
         return [{name: column[number] for name, column in columns.items()} for number in chosen]
     runs = []
     for number in chosen:
-        row, left = {}, number  # in the product, whose last name varies fastest
+        row, left = {}, number  # the run's position in the product, whose last name varies fastest
         for name, column in reversed([*columns.items()]):
             left, at = divmod(left, len(column))
             row[name] = column[at]
@@ -197,7 +197,7 @@ def _literal(text: str) -> Any:
 
 
 def kept(line: str, expand: Callable[[str], str]) -> str:
-    """Expand a line but for the values of ``--each``: of ``$rates`` its text would be no list of them."""
+    """Expand a line except the values of ``--each``: the expanded text of ``$rates`` would be no list."""
     parts, at = [], 0
     while (option := _EACH.search(line, at)) is not None:
         end = _end(line, option.end())
@@ -209,7 +209,7 @@ def kept(line: str, expand: Callable[[str], str]) -> str:
 
 
 def _end(line: str, at: int) -> int:
-    """Return where ``$name`` or ``{…}`` ends that begins there; braces and quotes in it are Python's."""
+    """Return where the ``$name`` or ``{…}`` at ``at`` ends; braces and quotes in it are Python's."""
     if line[at] == "$":
         name = _NAME.match(line, at)
         return name.end() if name else at + 1

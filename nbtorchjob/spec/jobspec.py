@@ -35,16 +35,16 @@ T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """What a spec depends on where it runs; the rest of a backend's row is in ``backends.ROWS``."""
+    """The properties of a backend that a spec depends on; the rest of its row is in ``backends.ROWS``."""
 
     remote: bool = False  # its nodes are other machines, which have neither this one's files nor its packages
-    has_pods: bool = False  # options for pods mean something there
+    has_pods: bool = False  # options for pods apply
 
 
 PLACES = {"local": Place(), "kubernetes": Place(remote=True, has_pods=True)}
 BACKENDS = (*PLACES,)
 GRACE_S = 45
-_COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch's word for them is the same
+_COLLECTIVES = ("nccl", "gloo", "mpi", "ucc", "xccl")  # torch calls these backends, too
 
 # A DNS-1035 label. Of the 63 characters a label may have, the pods of every kind of cluster job
 # leave 40 for the job's own name.
@@ -61,9 +61,9 @@ class JobSpec:
 
     - launch: how nodes start their ranks (``Elastic``, ``PyTorch``), with the run policy.
     - backend: ``"local"`` or ``"kubernetes"``; ``cluster`` holds the settings of the latter.
-    - name: the job's name, adapted to a DNS label; ``title`` is the name before that, if it differed.
-    - env: variables added to the ranks' environment. Secret ones, by their name or because they contain a
-      password, move to ``secret_env``: no text or record contains the values of those.
+    - name: the job's name, adapted to a DNS label; ``title`` is the original name, if it differs.
+    - env: variables added to the ranks' environment. Variables that are secret by their name, or because they
+      contain a password, move to ``secret_env``, whose values no text or record contains.
     - ship: files and folders below the notebook's folder to copy to the ranks, at the same relative paths.
     - data: where data comes from, by the name that ``data_dir(NAME)`` takes on ranks. Each node fetches what
       it lacks before its ranks start.
@@ -82,8 +82,8 @@ class JobSpec:
     - grace: seconds for the ranks of a node that shuts down to save (``nbtorchjob.leaving``) and upload.
     - lab: keep the ranks for further cells. The lab ends once it has been idle for ``idle``: seconds, or a
       text such as ``"2h"``; 0 disables it. With ``fresh`` it is a pool: each job there has ranks of its own.
-    - pool: run in the standing pods of the pool of that name. Options that are left at their defaults are the
-      pool's; others must be alike. With ``or_own`` a job that doesn't fit has pods of its own.
+    - pool: run in the standing pods of the pool of that name. Options at their defaults take the pool's
+      values; others must equal the pool's. With ``or_own`` a job that doesn't fit gets pods of its own.
     """
 
     launch: Launch = field(default_factory=Elastic)
@@ -95,7 +95,7 @@ class JobSpec:
     secret_env: Sequence[str] = setting(
         "--secret-env NAME", "a variable to pass to the ranks, never shown", takes="texts"
     )
-    # Values of some of them that aren't from this process: no record, text or page has them.
+    # Values of ``secret_env`` that aren't from this process: no record, text or page contains them.
     hidden: Mapping[str, str] = field(default_factory=Frozen[str], repr=False)
     title: str = field(default="", repr=False)
     ship: Sequence[str] = setting(
@@ -113,7 +113,7 @@ class JobSpec:
     )
     all_ranks: bool = setting("--all-ranks", "return every rank's value, as a list")
     carry_settings: bool = setting("--carry-settings", "copy the notebook's torch settings to the ranks")
-    # None leaves these open: a site's default then counts.
+    # None leaves these open: a site's default then applies.
     strict: bool | None = setting("--strict", "refuse images whose packages are missing or differ", None)
     no_locals: bool | None = setting("--no-locals", "omit local variables from failure reports", None)
     no_autolog: bool | None = setting("--no-autolog", "record only metrics passed to report()", None)
@@ -158,7 +158,7 @@ class JobSpec:
             if name != self.name:
                 object.__setattr__(self, "title", self.name)
             object.__setattr__(self, "name", name)
-        if self.title and self.name != job_name(self.title):  # of a name that it had before
+        if self.title and self.name != job_name(self.title):  # the title of a former name
             object.__setattr__(self, "title", "")
         env = _env(self.env)
         secrets = {name: text for name, text in env.items() if is_secret(name) or has_password(text)}
@@ -275,9 +275,9 @@ class JobSpec:
         """Rebuild a spec from :meth:`to_json`; unknown fields are ignored, missing ones get defaults."""
         type_ = {"Elastic": Elastic, "PyTorch": PyTorch}[record["launch"]["kind"]]
         with warnings.catch_warnings():
-            # Whoever wrote the deprecated field was warned then.
+            # The user was warned when the deprecated field was written.
             warnings.simplefilter("ignore", DeprecationWarning)
-            # A record with what an earlier version had in another place
+            # Records of earlier versions have ``package`` in the cluster's part.
             cluster = record.get("cluster")
             of_cluster = cluster.get("package") if isinstance(cluster, Mapping) else None
             return build(
@@ -289,7 +289,7 @@ class JobSpec:
             )
 
 
-_HIDDEN = "hidden"  # of a spec, and of no record of one
+_HIDDEN = "hidden"  # a spec's field that no record has
 _NESTED: dict[str, type] = {
     "cluster": Cluster,
     "master": Master,
@@ -300,9 +300,9 @@ _NESTED: dict[str, type] = {
 
 
 def build(type_: type[T], record: Mapping[str, Any]) -> T:
-    """Return the config in a part of such a record; unknown fields are dropped.
+    """Return the config in a part of a spec's record; unknown fields are dropped.
 
-    Raises ``SpecError``, ``TypeError`` and other errors for what isn't such a record.
+    Raises ``SpecError``, ``TypeError`` and other errors for anything else.
     """
     if not isinstance(record, Mapping):
         raise TypeError(f"its {type_.__name__} is of type {type(record).__name__}")
@@ -324,7 +324,7 @@ def _plain(value: Any) -> Any:
 
 
 def _lines(name: str, value: object) -> tuple[str, ...]:
-    """Return texts of a line each; what they name is looked at as a job is sent (``environment``)."""
+    """Return texts of one line each; what they name is checked when a job is sent (``environment``)."""
     lines = sequence(name, value)
     for text in lines:
         if text.startswith("-") or not text.isprintable():
@@ -336,8 +336,8 @@ def _lines(name: str, value: object) -> tuple[str, ...]:
 def job_name(value: object) -> str:
     """Return a valid job name for a text: ``my-job`` for ``My_Job``.
 
-    A name that is too long, or loses letters beyond ASCII, ends with a digest of the original, so that two
-    such names stay distinct. Raises ``SpecError`` for a text without letters, or with a digit first.
+    A name that is too long, or loses non-ASCII letters, ends with a digest of the original, so that two such
+    names stay distinct. Raises ``SpecError`` for a text without letters, or with a digit first.
     """
     text = value if isinstance(value, str) else ""
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()

@@ -1,6 +1,6 @@
 """The only table of options, and what is made from it: the magic line's grammar, help, completion.
 
-An option is declared by its field (``fields.option``): adding one is one field, and nothing here.
+An option is declared by its field (``spec.setting``): adding one takes one field, and nothing here.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class CellOptions:
     push: tuple[str, ...] = setting("--push NAME", "send this variable, overriding the lab's", takes="texts")
     pull: tuple[str, ...] = setting("--pull NAME", "copy this variable from the lab", takes="texts")
     argv: tuple[str, ...] = ()
-    many: GroupOptions | None = None  # of a cell that many jobs are made from
+    many: GroupOptions | None = None  # for a cell from which many jobs are made
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        # As Python reads names in code (PEP 3131): "µ" has two characters that look the same.
+        # As Python normalizes names in code (PEP 3131): there are two characters that look like "µ".
         if self.out is not None:
             object.__setattr__(self, "out", unicodedata.normalize("NFKC", self.out))
         arg = tuple((unicodedata.normalize("NFKC", name), value) for name, value in self.arg)
@@ -132,8 +132,8 @@ TABLE: tuple[Option, ...] = tuple(
     for f in fields(kind)
     if "option" in f.metadata
 )
-KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home[:1] != _CELL}  # of a profile
-# What most jobs set: help begins with these.
+KEYS: Mapping[str, Option] = {o.key: o for o in TABLE if o.home[:1] != _CELL}  # a profile's keys
+# The options that most jobs set: help begins with these.
 COMMON = (
     *("nnodes", "nproc-per-node", "gpu", "image", "backend"),
     *("name", "env", "package", "detach", "profile"),
@@ -186,7 +186,7 @@ def help_line(o: Option) -> str:
 
 
 def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Split a command's words into those that stand alone, and the options with their values."""
+    """Split a command's words into positional ones, and the options with their values."""
     alone: list[str] = []
     flagged: list[str] = []
     rest = iter(words)
@@ -212,7 +212,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     end = words.index("--") if "--" in words else len(words)
     needless: dict[str, list[str]] = {}
     for o, value in _given(words[:end], needless):
-        # Where an option doesn't add up, its last value counts.
+        # The last value of an option counts, unless the option is repeatable.
         values[o] = (*values.get(o, ()), value) if o.repeated else value
     _check_swap(values, words[end:])
     cell = {o: value for o, value in values.items() if o.home[:1] == _CELL}
@@ -228,7 +228,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         if (named_too := next((o for o in spec if o.key == "name"), None)) is not None:
             raise SpecError("--name", spec[named_too], "with --keep, which names the job", Shape.CONFLICT)
         try:
-            own = {"pool": None, "or_own": False}  # a profile's are for jobs
+            own = {"pool": None, "or_own": False}  # a profile's values are for jobs, not labs
             base = replace(base, **own, lab=True, name=JobSpec(name=cell_options.keep).name)
         except SpecError as exc:
             raise exc.about("--keep") from None
@@ -249,7 +249,7 @@ _FOR_SWAPS = ("swap", "or-back", "within", "quiet")
 
 
 def _check_swap(values: Mapping[Option, Any], argv: Sequence[str]) -> None:
-    """Refuse what a cell that changes a running job's code would not heed: it sends no job."""
+    """Refuse options that a cell with ``--swap`` would ignore, as it sends no job."""
     swap = next((value for o, value in values.items() if o.key == "swap"), None)
     others = [*(_flag(o) for o in values if o.key not in _FOR_SWAPS), *argv[:1]]
     if swap is not None and others:
@@ -261,7 +261,7 @@ _FOR_TURNS = ("all-ranks",)  # options of a job that a lab's cell takes, too
 
 
 def _of_labs(cell: CellOptions, values: Mapping[Option, Any]) -> None:
-    """Refuse what is for labs without one, and beside ``--on`` what a lab was given as it began."""
+    """Refuse options for labs without a lab, and with ``--on`` those that a lab takes when it starts."""
     if cell.on is None:
         for name in ("rank", "push", "pull"):
             if value := getattr(cell, name):
@@ -302,7 +302,7 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
         if o.key == "name" and words[:1] == ["--keep"]:
             continue
         if o.key == "idle" and not spec.lab:
-            continue  # of a profile: it is for its labs
+            continue  # from a profile, which has it for labs
         if o.home in (_MANY, _EARLY):
             many = cell.many if cell is not None else None
             of = many.early if many is not None and o.home == _EARLY else many
@@ -332,7 +332,7 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
 
 @contextmanager
 def by_flag() -> Iterator[None]:
-    """Have refusals of a job name the flag of a line, and not the field as Python spells it."""
+    """Make errors about a job name the line's flag instead of the Python field."""
     with named(KEYS.values(), _flag):
         yield
 
@@ -342,7 +342,7 @@ def _flag(o: Option) -> str:
 
 
 def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tuple[Option, Any]]:
-    """Yield options and values; those of torchrun's that have no effect go to ``needless``, by the reason."""
+    """Yield options and values; torchrun's options without effect go to ``needless``, by reason."""
     rest = iter(words)
     for word in rest:
         flag, equals, text = dashed(word, _BY_FLAG).partition("=")

@@ -146,7 +146,7 @@ class Retry:
 
     @property
     def most_preemptions(self) -> float:
-        """The preemption budget as a number; infinite where it is unlimited."""
+        """The preemption budget as a number; infinite if unlimited."""
         return self.preemptions if isinstance(self.preemptions, int) else math.inf
 
     def delay(self, attempts: int) -> float:

@@ -1,4 +1,4 @@
-"""Profiles, named defaults of a ``JobSpec`` from ``nbtorchjob.toml`` or the environment; the site's file.
+"""Profiles: named defaults of a ``JobSpec``, from ``nbtorchjob.toml`` and the environment. The site's file.
 
     default = "pair"
     [profiles.pair]
@@ -7,12 +7,12 @@
     env = {OMP_NUM_THREADS = "1"}
 
 The file is searched in the working directory, its parents up to the home directory, the user's config
-directory and the site's (below, whose defaults lie beneath all). A file that somebody else could
-have written isn't obeyed. Where two files have a profile of the same name, the nearer file's counts, as a
-whole. ``NBTORCHJOB_NNODES`` and the like, a variable for each key, are laid over the profile, and a magic
-line's options over both.
+directory and the site's (whose defaults, see below, apply beneath all others). A file that another user could
+have written is ignored. If two files have a profile of the same name, the nearer file's is used, as a whole.
+``NBTORCHJOB_NNODES`` and the like, one variable per key, override the profile, and a magic line's options
+override both.
 
-A spec is saved as a profile so that everything else in the file stays, even comments.
+Saving a spec as a profile leaves everything else in the file as it is, even comments.
 
 The site's file has an administrator's settings for all jobs that are sent from this machine.
 
@@ -23,10 +23,10 @@ The site's file has an administrator's settings for all jobs that are sent from 
     [limits]
     active-deadline-seconds = 86400
 
-``defaults`` lie beneath every profile, and fill in what a spec in Python leaves open; for this machine's own
-jobs those about pods don't count. A ``locked`` option stays at its value there, or at its default;
-``limits`` are the highest values of numbers. This guards against mistakes, not against intent: what must
-hold in any case is for the cluster's own quotas and admission policies.
+``defaults`` apply beneath every profile, and fill in what a spec in Python leaves open; those about pods
+don't apply to jobs on this machine. A ``locked`` option keeps its value in ``defaults``, or its default;
+``limits`` are the highest values of numbers. This guards against mistakes, not against intent: rules that
+must hold in any case belong in the cluster's own quotas and admission policies.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _OF_PODS = ("clean_pod_policy", "backoff_limit")
 def admitted(spec: JobSpec, environ: Mapping[str, str] | None = None) -> JobSpec:
     """Return the spec as the site admits it, in an admission controller's two steps: fill in, then check.
 
-    Every submission comes through here, and repeating it changes nothing. Raises ``SpecError`` for what is
-    locked or beyond a limit, and for an invalid site's file.
+    Every submission passes through here; idempotent. Raises ``SpecError`` for another value of a locked
+    option, a value beyond a limit, and an invalid site's file.
     """
     environ = os.environ if environ is None else environ
     return Site.installed(environ).admitted(spec, environ)
@@ -87,13 +87,13 @@ class Site:
 
     @classmethod
     def installed(cls, environ: Mapping[str, str]) -> Site:
-        """Return this machine's; without a file, one that sets nothing."""
+        """Return this machine's site; without a file, one that sets nothing."""
         return cls(next(iter(toml.sites(environ)), File(Path(FILE))))
 
     def admitted(self, spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-        """See the function of that name."""
+        """See the function :func:`admitted`."""
         if not spec.in_pods:
-            # Remove the site's and the environment's settings for pods from a job that has none
+            # Remove the site's and the environment's settings for pods from a job without pods.
             sources = [self.base]
             with suppress(SpecError):  # invalid ones are reported where the environment's values are used
                 ambient_values = {
@@ -144,11 +144,11 @@ def _counts(option: Option, spec: JobSpec) -> bool:
 
 
 def _asked(option: Option, spec: JobSpec) -> Any:
-    """Return the option's value; without budgets, its default."""
+    """Return the option's value; for a spec without budgets, an option's default."""
     return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
 
 
-# The options that a limit may name: all whose value is a number or a time, however it is spelled.
+# The options that a limit may name: all whose value is a number or a time, in any spelling.
 _LIMITABLE = tuple(
     o
     for o in KEYS.values()
@@ -157,10 +157,10 @@ _LIMITABLE = tuple(
 
 
 def _amount(option: Option, spec: JobSpec) -> float | None:
-    """Return how much of a limited option a spec requests; None where it leaves that open."""
+    """Return the amount that a spec requests of a limited option; None if it leaves that open."""
     if option.key == "nnodes":
         return spec.launch.max_nodes
-    # What never counts for a job: it is tried once, or ends with its ranks.
+    # Options that don't apply: without budgets a job is tried once, and only labs outlive their calls.
     if (option.home == RETRY and spec.retry is None) or (option.key == "idle" and not spec.lab):
         return 0
     value: Any = value_at(option, spec)
@@ -183,9 +183,9 @@ def load(
 ) -> JobSpec:
     """Return the profile of that name, with the environment's values laid over it.
 
-    It is laid over the site's defaults, or a ``base``. ``cwd`` is where the search starts, ``environ``
-    replaces the environment; both default to this process's. Raises ``SpecError`` for an unknown profile or
-    key, an invalid value, a broken file.
+    The profile is laid over the site's defaults, or over ``base``. ``cwd`` is where the search starts,
+    ``environ`` replaces the environment; both default to this process's. Raises ``SpecError`` for an unknown
+    profile or key, an invalid value, or a broken file.
     """
     environ = os.environ if environ is None else environ
     return _load(name, cwd, environ, base)
@@ -202,7 +202,7 @@ def default(*, cwd: Path | None = None, environ: Mapping[str, str] | None = None
 
 
 def default_name(*, cwd: Path | None = None) -> str | None:
-    """Return the name of the profile that is used when none is named; None where there is none."""
+    """Return the name of the profile that is used when none is named, or None."""
     return _default_name(_files(cwd, os.environ), os.environ)
 
 
@@ -212,7 +212,7 @@ def names(*, cwd: Path | None = None) -> tuple[str, ...]:
 
 
 def notes(*, cwd: Path | None = None) -> list[str]:
-    """Return which files aren't obeyed, and why, a line each."""
+    """Return a line for each file that is ignored, with the reason."""
     return toml.notes(cwd)
 
 
@@ -235,7 +235,7 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str], base: JobSpec
     if file is None:
         refused = notes(cwd=cwd)
         known = _names(files)
-        import difflib  # late: a profile that is known needs none
+        import difflib  # late: only needed for an unknown profile
 
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
@@ -254,14 +254,15 @@ def _over(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 
 
 def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
-    """Write ``spec`` as the profile ``name``, and return the file.
+    """Write ``spec`` as the profile ``name``, and return the file's path.
 
-    It is the nearest in the working directory (``cwd``) and its parents, else a new one in it. Raises
-    ``SpecError`` for an invalid name, for what no profile can hold and for a file that can't be changed.
+    The file is the nearest in the working directory (``cwd``) and its parents, else a new one in ``cwd``.
+    Raises ``SpecError`` for an invalid name, for settings that no profile can hold and for a file that can't
+    be changed.
     """
     CellOptions(profile=name)
     folder = (cwd or working()).absolute()
-    # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
+    # os.path.isfile, because Path.is_file raises if a parent can't be read (before 3.14).
     path = next((path for path in near(folder) if os.path.isfile(path)), folder / FILE)
     old = toml.user(path) if os.path.isfile(path) else File(path)
     entries = _entries(spec, old.profiles.get(name, {}))
@@ -276,7 +277,7 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
         new = toml.user(path, text)
     except (OSError, ValueError, AttributeError, TypeError, TOMLKitError) as exc:
         raise SpecError(str(path), str(exc), "a TOML file of profiles that can be read") from None
-    # tomlkit puts a new table in front of the last dotted keys, which then are that table's.
+    # tomlkit inserts a new table before the last dotted keys, which then belong to that table.
     if new != replace(old, profiles={**old.profiles, name: entries}):
         allowed = "a file in which each profile is a table of its own, [profiles.NAME]"
         raise SpecError(str(path), "dotted keys", allowed)
@@ -285,9 +286,10 @@ def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:
 
 
 def _entries(spec: JobSpec, old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a profile's entries; of the ``old`` ones those that mean the same stay as they are.
+    """Return a profile's entries; ``old`` entries that mean the same stay as they are.
 
-    Raises ``SpecError`` for what no profile can hold, and for the value of a secret that isn't there already.
+    Raises ``SpecError`` for settings that no profile can hold, and for a secret's value that isn't in the
+    profile already.
     """
     default = JobSpec()
     values = {
@@ -318,7 +320,7 @@ def _entries(spec: JobSpec, old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _makes(values: Mapping[Option, Any], spec: JobSpec) -> bool:
-    """Whether a profile of these values is ``spec``, also for a job in a pool."""
+    """Whether a profile with these values yields ``spec``, also for a job in a pool."""
     made, nodes = overlay(JobSpec(), values, lambda option: option.key), KEYS["nnodes"]
     return made == spec and chosen_at(nodes, made) == chosen_at(nodes, spec)
 
@@ -346,7 +348,7 @@ def _update(table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None
 
 
 def _write(path: Path, text: str) -> None:
-    # Through a link to the file itself; in whole or not at all.
+    # Atomically, and through a link to the file itself.
     path = path.resolve()
     new = path.with_name(f".{path.name}.new")
     try:

@@ -53,19 +53,19 @@ def environment(environ: Mapping[str, str]) -> dict[Option, Any]:
 def users(cwd: Path | None) -> list[File]:
     """Return the user's files: of ``cwd``, its parents, and the user's config directory, in that order.
 
-    The parents end with the home directory, or where a folder has another owner than the one within it.
-    A file is obeyed only if nobody but root and this user could have written it: see :func:`notes`.
+    The parents end with the home directory, or before a folder whose owner differs from its subfolder's.
+    A file is ignored unless only root and this user could have written it: see :func:`notes`.
     """
     return [user(path) for path in _there(cwd) if not _foreign(path)]
 
 
 def user(path: Path, text: str | None = None) -> File:
-    """Return a user's file, or what it is with another ``text``; raises ``SpecError``."""
+    """Return a user's file, or what it would be with another ``text``; raises ``SpecError``."""
     return _read(path, _USERS, text)
 
 
 def notes(cwd: Path | None) -> list[str]:
-    """Return which existing files aren't obeyed, and why, a line each."""
+    """Return a line for each existing file that is ignored, with the reason."""
     own = platformdirs.user_config_path("nbtorchjob")
     return [
         f"{path} is ignored: {why}; remove write access for others (chmod go-w), or move it to {own}"
@@ -75,7 +75,7 @@ def notes(cwd: Path | None) -> list[str]:
 
 
 def near(cwd: Path | None) -> Iterator[Path]:
-    """Yield where a file may lie for ``cwd``, the nearest first."""
+    """Yield the paths where a file for ``cwd`` may lie, the nearest first."""
     start = (cwd or working()).absolute()
     home = _owned(Path(os.path.expanduser("~")))
     owner: int | None = None
@@ -92,21 +92,21 @@ def near(cwd: Path | None) -> Iterator[Path]:
 def _owned(folder: Path) -> os.stat_result | None:
     try:
         return folder.stat()
-    except (OSError, ValueError):  # a page may ask for any path
+    except (OSError, ValueError):  # a web page may request any path
         return None
 
 
 def _there(cwd: Path | None) -> Iterator[Path]:
     for path in (*near(cwd), platformdirs.user_config_path("nbtorchjob") / FILE):
-        # os.path's isfile, because Path's raises where a parent can't be read (before 3.14).
+        # os.path.isfile, because Path.is_file raises if a parent can't be read (before 3.14).
         if os.path.isfile(path):
             yield path
 
 
 def _foreign(path: Path) -> str:
-    """Return why somebody else could have written a file; empty where nobody could."""
+    """Return why another user could have written a file; empty if none could."""
     try:
-        # A link counts like its file, and so do the folders of both.
+        # Both a link and its file are checked, and the folders of both.
         for folder in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent)):
             if why := foreign(folder):
                 return f"its folder {why}"
@@ -119,7 +119,7 @@ def _foreign(path: Path) -> str:
 def sites(environ: Mapping[str, str]) -> list[File]:
     """Return the file of this machine's administrator, if there is one.
 
-    One that ``NBTORCHJOB_SITE_CONFIG`` names must exist: a typo mustn't undo what it locks.
+    A file that ``NBTORCHJOB_SITE_CONFIG`` names must exist: a typo must not lift its locks.
     """
     named = environ.get(SITE)
     path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
@@ -130,8 +130,8 @@ def sites(environ: Mapping[str, str]) -> list[File]:
 
 
 def parsed(text: str) -> Mapping[str, Any]:
-    """Return the table that a text in TOML is; raises ``ValueError``."""
-    if sys.version_info >= (3, 11):  # here: most jobs read no such file, and it is slow to import
+    """Parse TOML text and return its table; raises ``ValueError``."""
+    if sys.version_info >= (3, 11):  # imported late: most jobs read no such file, and it is slow to import
         import tomllib
     else:
         import tomli as tomllib
@@ -171,10 +171,10 @@ def values(table: Mapping[str, Any], where: str) -> dict[Option, Any]:
 
 
 def known(key: Any, where: str) -> Option:
-    """Return the option of that name. Raises ``SpecError`` with near names."""
+    """Return the option of that name. Raises ``SpecError`` with similar names."""
     option = KEYS.get(str(key).replace("_", "-"))
     if option is None:
-        import difflib  # late: a key that is known needs none
+        import difflib  # late: only needed for an unknown key
 
         near = difflib.get_close_matches(str(key), KEYS, n=1, cutoff=0.65)
         allowed = f"did you mean {near[0]}?" if near else f"{options_hint()} lists them"

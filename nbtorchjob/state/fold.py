@@ -1,11 +1,11 @@
 """The only way a state changes: ``apply(state, event)``.
 
-The law of this package: a state is what a set of facts says, so any order and any repetition of the
-same events gives the same state. Facts are stored; what follows from them (phase, failure, attempt)
-is derived when asked for and stored nowhere. Where two facts can't both stand, the same one stays
-whichever came first: see ``merged``. ``_APPLY`` has a rule for each kind of fact: a function marked with
-``_of``, or a row at the end. What there may be many of is bounded, and the same ones stay: a state takes no
-more memory than so many facts, whatever a job tells.
+The law of this package: a state depends only on the set of facts, so the same events in any order, and
+repeated any number of times, give the same state. Facts are stored; what follows from them (phase, failure,
+attempt) is derived on demand and never stored. If two facts conflict, the same one stays, whichever came
+first: see ``merged``. ``_APPLY`` has a rule for each type of fact: a function marked with ``_of``, or a row
+at the end. All collections are bounded, and keep the same facts in any order, so the memory of a state is
+bounded, whatever a job reports.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ Kept = TypeVar("Kept", Series, LogTail)
 _Fields: TypeAlias = dict[str, Any]  # of a frozen dataclass, some of which change
 
 _OURS = (STOPPED, ABANDONED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)
-# Lines kept of what the pods wrote beside their ranks: enough for Python's last words.
+# Lines kept of what pods wrote outside their ranks: enough for Python's last words.
 _OUTPUT_LINES = 40
-# Of anything that a job has one of a node or a rank, and of what one of those does again and again.
+# How many are kept: items with one per node or rank, and items that one node or rank repeats.
 _MOST = 8192
 _MOST_RANKS = 1 << 16
 _MOST_TIMES = 1024
 _MOST_REFUSED = 100
 _MOST_SWAPS = 256
-_MOST_WHY = 160  # characters of why a fact doesn't fit
+_MOST_WHY = 160  # characters of the reason that a fact doesn't fit
 _MOST_DESCRIBED = 16  # errors with their variables: the first ones of the newest rounds
 _MAX_NAME, _MAX_PATH = 256, 4096  # characters of where each rank is stopped
 _MAX_EARLY = 1000  # characters
 _MAX_NOTE = 4000
-_MOST_SAMPLES = 256  # nodes, with what was sampled of them and what they use: one's may have a megabyte
+_MOST_SAMPLES = 256  # nodes with their samples and their use: a megabyte each at worst
 
 _Rule: TypeAlias = Callable[[JobState, Any], JobState]
 _APPLY: dict[type, _Rule] = {}
 
 
 def apply(state: JobState, event: ev.Event) -> JobState:
-    """Return the state that also knows ``event``; a fact known already changes nothing.
+    """Return the state with ``event`` added; a fact that it has already changes nothing.
 
-    Raises ``DamagedError`` for a fact that doesn't fit what is known, which nothing honest tells.
+    Raises ``DamagedError`` for a fact that doesn't fit the others, which no honest node reports.
     """
     try:
         return _APPLY[type(event)](state, event)
@@ -73,9 +73,9 @@ def merged(
     worth: Callable[[V], Any],
     most: int = _MOST_TIMES,
 ) -> tuple[V, ...]:
-    """Return the facts with ``new`` among them, by slot; of two in one slot the worthier stays.
+    """Return the facts with ``new`` among them, sorted by slot; of two in one slot the worthier stays.
 
-    Of more than ``most`` the last stay.
+    If there are more than ``most``, the last ones stay.
     """
     if not known:
         return (new,)
@@ -87,7 +87,7 @@ def merged(
 
 
 def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapping[K, V]:
-    """Return the mapping with ``value`` in it; of more than ``most`` those of the lowest keys are kept."""
+    """Return the mapping with ``value`` in it; if it has more than ``most`` items, the highest key goes."""
     if isinstance(mapping, NumberedMapping):
         return mapping.with_item(key, value, most)  # type: ignore[arg-type, return-value]
     larger: dict[K, V] = mapping | {key: value}  # type: ignore[operator]  # ten times as fast as {**mapping}
@@ -97,7 +97,7 @@ def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapp
 
 
 def _of(kind: type) -> Callable[[_Rule], _Rule]:
-    """Make a function the rule for facts of a kind."""
+    """Make a function the rule for facts of a type."""
 
     def register(rule: _Rule) -> _Rule:
         _APPLY[kind] = rule
@@ -149,7 +149,7 @@ def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
 
 @_of(ev.NodeDisrupted)
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
-    # A deletion follows a disruption's condition, and says less.
+    # The deletion follows the disruption's condition, and says less.
     def add(life: Life) -> _Fields:
         known = [event] if life.disruption is None else [event, life.disruption]
         return {"disruption": min(known, key=lambda e: (e.reason == ev.DELETED, e.age, repr(e)))}
@@ -185,7 +185,7 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
 
 
 def _newest_wait(waits: Sequence[ev.Waiting], step: Callable[[ev.Waiting], Any]) -> ev.Waiting:
-    """Return the newest of the furthest step, with when the first of that step began."""
+    """Return the newest wait of the furthest step, with the earliest ``since`` of that step."""
     newest = max(waits, key=lambda w: (step(w), w.time, w.reason, repr(replace(w, since=0.0))))
     began = [w.since for w in waits if step(w) == step(newest) and w.since]
     return replace(newest, since=min(began, default=0.0))
@@ -202,7 +202,7 @@ def _node_output(state: JobState, event: ev.NodeOutput) -> JobState:
 @_of(ev.WorkersStarted)
 def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
     if state.base(event.round) != event.round:
-        return state  # that a lab's ranks begin a turn starts none of them
+        return state  # a lab's ranks begin a turn, which doesn't start them
 
     def add(node: Node) -> _Fields:
         return {"workers": merged(node.workers, event, lambda w: w.round, lambda w: (w.time, w.pod))}
@@ -214,7 +214,7 @@ def _workers_started(state: JobState, event: ev.WorkersStarted) -> JobState:
 def _turn_taken(state: JobState, event: ev.TurnTaken) -> JobState:
     turns = merged(state.turns, event, lambda e: e.round, lambda e: -e.time, _MOST)
     nodes = state.nodes
-    if event.base != event.round:  # as above: a turn's beginning may be heard of before it
+    if event.base != event.round:  # as above: its ranks' beginning may be reported before the turn itself
         others = {}
         for index, node in nodes.items():
             workers = tuple(worker for worker in node.workers if worker.round != event.round)
@@ -229,7 +229,7 @@ def _node_meets(state: JobState, event: ev.NodeMeets) -> JobState:
 
 
 def _in_full(error: Error) -> tuple[int, int]:
-    # A termination message holds 4 KiB, so it may tell in short what the log tells in full.
+    # A termination message holds 4 KiB, so it may have a shorter form of an error that is in the log in full.
     return (len(error.frames), len(error.message))
 
 
@@ -239,7 +239,7 @@ def _rank_failed(state: JobState, event: ev.RankFailed) -> JobState:
         return (e.error.time, e.rank, e.round)
 
     if event.stays:
-        return state  # a turn's, not its lab's: see ``state/turns``
+        return state  # a failure of the turn, not of its lab: see ``state/turns``
     if event.error.variables_size:
         key = described(event)
         fullest = _newer(state.variables.get(key), event.error, lambda e: (e.variables_size, *_in_full(e)))
@@ -260,9 +260,9 @@ def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
 def _with_rank(
     known: Mapping[int, Kept], rank: int, room: Callable[[int], int], new: Callable[[], Kept], speaker: int
 ) -> tuple[Mapping[int, Kept], Kept]:
-    """Return what is kept of ranks, and of one that may be new, each cut to what so many ranks have room for.
+    """Return what is kept of all ranks, and of ``rank``; if it is new, each may have to keep less.
 
-    The rank that stands for all has all the room that a lone one has.
+    The rank that stands for all keeps as much as if it were alone.
     """
     kept = known.get(rank)
     if kept is not None:
@@ -307,12 +307,12 @@ def _attempt_began(state: JobState, event: ev.AttemptBegan) -> JobState:
     return replace(state, begun=tuple(sorted({*state.begun, event.attempt}))[-_MOST_TIMES:])
 
 
-# What most facts do: of several that say the same thing one stays, whichever came first.
+# The rules of most facts: if several say the same thing, one stays, whichever came first.
 _Key: TypeAlias = Callable[[Any], Any]
 
 
 def _one(name: str, worth: _Key) -> _Rule:
-    """Return the rule that a field holds the worthiest of all such facts."""
+    """Return a rule by which a field holds the worthiest of all such facts."""
 
     def rule(state: JobState, event: Any) -> JobState:
         return replace(state, **{name: _newer(getattr(state, name), event, worth)})
@@ -321,7 +321,7 @@ def _one(name: str, worth: _Key) -> _Rule:
 
 
 def _one_each(name: str, key: _Key, worth: _Key, most: int = _MOST) -> _Rule:
-    """Return the rule that a mapping holds the worthiest fact of each key."""
+    """Return a rule by which a mapping holds the worthiest fact for each key."""
 
     def rule(state: JobState, event: Any) -> JobState:
         known = getattr(state, name)
@@ -332,7 +332,7 @@ def _one_each(name: str, key: _Key, worth: _Key, most: int = _MOST) -> _Rule:
 
 
 def _sorted(name: str, slot: _Key, worth: _Key, most: int = _MOST_TIMES) -> _Rule:
-    """Return the rule that a tuple, sorted by slot, holds the worthiest fact of each slot."""
+    """Return a rule by which a tuple, sorted by slot, holds the worthiest fact for each slot."""
 
     def rule(state: JobState, event: Any) -> JobState:
         return replace(state, **{name: merged(getattr(state, name), event, slot, worth, most)})
@@ -341,7 +341,7 @@ def _sorted(name: str, slot: _Key, worth: _Key, most: int = _MOST_TIMES) -> _Rul
 
 
 def _time(name: str, choose: Callable[[float, float], float]) -> _Rule:
-    """Return the rule that a field holds the first or the last time of such facts."""
+    """Return a rule by which a field holds the first or the last time of such facts."""
 
     def rule(state: JobState, event: Any) -> JobState:
         known = getattr(state, name)
@@ -352,7 +352,7 @@ def _time(name: str, choose: Callable[[float, float], float]) -> _Rule:
 
 
 def _cut(rule: _Rule, **most: int) -> _Rule:
-    """Return the rule for facts whose texts are cut to so many characters first."""
+    """Return a rule that first cuts some texts of a fact to as many characters as ``most`` says."""
 
     def of_cut(state: JobState, event: Any) -> JobState:
         texts = {name: getattr(event, name)[:length] for name, length in most.items()}
@@ -362,7 +362,7 @@ def _cut(rule: _Rule, **most: int) -> _Rule:
 
 
 def _only(counts: Callable[[Any], bool], rule: _Rule) -> _Rule:
-    """Return the rule for facts of which only some count."""
+    """Return a rule that ignores facts that don't count."""
     return lambda state, event: rule(state, event) if counts(event) else state
 
 
@@ -409,13 +409,13 @@ _APPLY |= {
     ev.Sampled: _one_each("samples", _node_index, _round_and_time, _MOST_SAMPLES),
     # What ranks do.
     ev.RankBegan: _one_each("began", _rank, _round_and_time, _MOST_RANKS),
-    # Of frameworks only rank 0 reports.
+    # With frameworks only rank 0 reports, so the fact with the most metrics is kept.
     ev.RankLeft: _sorted("left", _round, lambda e: (len(e.metrics), -e.time)),
-    # Each node tells of it; only rank 0's knows what that had reported.
+    # Each node reports the swap, but only rank 0's node has the metrics.
     ev.Swapped: _sorted("swaps", lambda e: (e.round, e.id), lambda e: (len(e.metrics), -e.time), _MOST_SWAPS),
     ev.RankStops: _cut(_one_each("stops", _rank, _round_and_time), function=_MAX_NAME, filename=_MAX_PATH),
     ev.RankGoesOn: _one_each("goes_on", _rank, _round_and_time),
-    # A turn's isn't its lab's: see ``state/turns``.
+    # The exit of a turn's rank isn't one of the lab's: see ``state/turns``.
     ev.RankExited: _only(
         lambda e: not e.stays, _sorted("exits", lambda e: (e.time, e.rank, e.round), _time_of, _MOST)
     ),
@@ -437,11 +437,11 @@ _APPLY |= {
     ev.Notice: _sorted("notices", lambda e: (e.time, e.text), _time_of),
     ev.Refused: _sorted("refused", lambda e: e.digest, lambda e: e.why, _MOST_REFUSED),
     ev.DeadlineExceeded: _one("deadline", _first),
-    # An attempt that we ended is aborted, or terminated, by its operator then.
+    # After nbtorchjob has ended an attempt, its operator reports it as aborted or terminated.
     ev.Verdict: _sorted("verdicts", lambda e: e.attempt, lambda e: (e.reason in _OURS, e.time)),
     ev.AttemptPaid: _cut(_sorted("paid", lambda e: e.attempt, _first), text=_MAX_PATH),
-    # Within one second a job that is created suspended may be resumed; hardly the other way round.
-    # A run's turn is awaited, then maybe held, and then it has come.
+    # In one second a job may be created suspended and resumed; hardly the other way round.
+    # A run's turn is awaited, then maybe held, and then it comes.
     ev.Suspended: _sorted(
         "pauses",
         lambda e: (e.began or e.time, not e.suspended),

@@ -1,9 +1,9 @@
-"""What is known of a job from its submission on, and the one way in which it is written and read.
+"""The record of a job, fixed at its submission, and the only code that writes and reads it.
 
-A record is JSON, of which :func:`write` and :func:`read` alone know how it looks. It lies in a job's folder,
-in an annotation and a Secret of its object, and among what this machine caches of a cluster's jobs; somebody
-else, a later version or a full disk may have written it. So ``read`` has two answers: a record whose fields
-are what they should be, without those of a later version, or ``DamagedError``.
+A record is JSON, and only :func:`write` and :func:`read` know its format. It is stored in a job's folder, in
+an annotation and a Secret of its object, and in this machine's cache of a cluster's jobs; it may come from
+another user, a later version or a full disk. So ``read`` either returns a record whose fields are valid,
+without those of a later version, or raises ``DamagedError``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nbtorchjob.spec.policies import Retry
 from nbtorchjob.state.facts.factlines import UNREADABLE
 
 US, OPERATOR = "us", "operator"
-SAMPLED = "~"  # in front of a digest of samples: where those are alike, the rest may differ
-API_BYTES = 16 << 20  # of a payload that goes through a cluster's API; what is bigger goes through a store
+SAMPLED = "~"  # in front of a digest of samples: if these are equal, the rest may still differ
+API_BYTES = 16 << 20  # the most for a payload sent through a cluster's API; bigger ones go through a store
 MARK = "#"  # between a lab's name and the number of a turn, or its id
 
-# The most that numbers of a record may be: it may be somebody else's.
+# Upper bounds for a record's numbers: it may come from another user.
 _MOST: Mapping[str, float] = {
     "created": 1e11,  # the year 5138
     "began": 1e11,
@@ -50,7 +50,7 @@ _MOST: Mapping[str, float] = {
 
 
 class Origin(FrozenDataclass):
-    """Where a call was written: the notebook's path, its cell's id, and what cells are called by file."""
+    """Where a call was written: the notebook's path, its cell's id, and cells' labels by file name."""
 
     notebook: str = ""
     cell: str = ""
@@ -60,11 +60,11 @@ class Origin(FrozenDataclass):
 class JobInfo(FrozenDataclass):
     """What is known of a job from its submission on, and never changes.
 
-    The spec is kept as plain data, for whoever runs the job again or asks for one of its options: it is built
-    where that is asked for (:attr:`asked`), once. What lists, the fold and the card need of it stands in
-    fields of its own, written from the spec at submission and never apart from it. So a list of thousands
-    builds no spec, and one that is wrong, or that only a later version understands, hides no job. The budgets
-    are all that is read from it with the record itself.
+    The spec is kept as plain data, for running the job again and for looking up its options: it is built on
+    the first access to :attr:`asked`. What lists, the fold and the card need of the spec has fields of its
+    own, which are written at submission and always agree with it. So a list of thousands builds no spec, and
+    a spec that is wrong, or that only a later version understands, hides no job. Only the budgets are read
+    from the spec along with the record.
     """
 
     name: str
@@ -79,43 +79,43 @@ class JobInfo(FrozenDataclass):
     ttl_s: int | None = None  # seconds to live once ended
     deadline_s: int | None = None  # seconds to run, from creation or the last resume
     leave_before_s: int | None = None  # seconds before that for ranks to save
-    start_within_s: float | None = None  # seconds that what has a name may hold an attempt back
-    grace_s: int = GRACE_S  # seconds that a node has that is told to end
-    # Who starts attempts again: US (a supervisor, or whoever follows the job) numbers them; an OPERATOR
+    start_within_s: float | None = None  # seconds that problems may delay the start of an attempt
+    grace_s: int = GRACE_S  # seconds that a node has to end once it is told to
+    # The retry owner: US (a supervisor, or a follower of the job) numbers the attempts; an OPERATOR
     # replaces pods as it goes. "" where the spec has no budgets.
     retry_owner: str = ""
     sources: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (label, text)
     # What was captured, local modules included: name -> (what it is, its digest; "" where none is kept). None
-    # where that isn't known here.
+    # where this is unknown.
     captured: Mapping[str, tuple[str, str]] | None = None
-    spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` gives it
+    spec: Mapping[str, Any] = field(default_factory=dict)  # as ``JobSpec.to_json`` returns it
     call: str = ""  # a digest of what runs and how: the same for a cell that is run again unchanged
-    # What its spec's settings came to on a cluster: context, namespace, kind. Empty on this machine.
+    # What its spec's settings resolved to on a cluster: context, namespace, kind. Empty on this machine.
     cluster: Mapping[str, str] = field(default_factory=dict)
     notebook: str = ""  # path of the notebook that submitted it, where its kernel ran
     cell: str = ""  # id of the cell in it (nbformat 4.5)
-    lab: float | None = None  # of a lab: seconds that it waits for a turn before it ends, 0 is for ever
-    turn: tuple[int, ...] = ()  # of a lab's turn, as ``state/turns`` makes it: the ranks that run it
-    python: str = ""  # of what was captured, "3.11": of another one a lab can run nothing
+    lab: float | None = None  # for a lab: seconds that it waits for a turn before it ends; 0 is for ever
+    turn: tuple[int, ...] = ()  # for a lab's turn, as ``state/turns`` makes it: the ranks that run it
+    python: str = ""  # the version of Python that captured its call, "3.11": a lab runs no other
     promoted: str = ""  # the lab whose cells it runs once more
-    # From when to when its call was captured and packed; 0 for a retry, which sends the same.
+    # When the capture of its call began, and when it was packed; 0 for a retry, which sends the same payload.
     began: float = 0.0
     packed: float = 0.0
-    checkpoints: str = ""  # of a job that resumes another: the name of its folder among --checkpoints
-    payload: int = 0  # the payload's bytes; 0 where they aren't known
-    group: str = ""  # of a run: which jobs were sent together
-    number: int = 0  # of a run: its place in the group, from 1
-    given: Mapping[str, Any] = field(default_factory=dict)  # of a run: its parameters, as they are shown
-    variant: str = ""  # of a run: the same as its ranks take them, signed with the job's key
-    at_once: int | None = None  # of a run: how many of its group may run at a time
-    early: Mapping[str, Any] = field(default_factory=dict)  # of a run: what stops its group's runs early
+    checkpoints: str = ""  # for a job that resumes another: the name of its folder among --checkpoints
+    payload: int = 0  # the payload's size in bytes; 0 where that is unknown
+    group: str = ""  # for a run: the group of jobs that were sent together
+    number: int = 0  # for a run: its place in the group, from 1
+    given: Mapping[str, Any] = field(default_factory=dict)  # for a run: its parameters, as they are shown
+    variant: str = ""  # for a run: its parameters as its ranks take them, signed with the job's key
+    at_once: int | None = None  # for a run: how many of its group may run at a time
+    early: Mapping[str, Any] = field(default_factory=dict)  # for a run: what stops its group's runs early
 
     def __repr__(self) -> str:
         return f"<JobInfo {self.name} on {self.backend}: {self.label or 'no label'}>"
 
     @property
     def what(self) -> str:
-        """What runs, behind the name as it was given where the job's own is made to fit."""
+        """What runs, prefixed with the name as the user gave it where the job's name was made to fit."""
         title = str(self.spec.get("title", ""))
         return f"“{title}” {self.label}" if title else self.label
 
@@ -123,7 +123,7 @@ class JobInfo(FrozenDataclass):
     def asked(self) -> JobSpec:
         """The spec that it was submitted with.
 
-        Raises ``DamagedError``, and for a value that maybe a later version allows ``SpecError``.
+        Raises ``DamagedError``, or ``SpecError`` for a value that a later version may allow.
         """
         try:
             return JobSpec.from_json(self.spec) if self.spec else JobSpec()
@@ -134,7 +134,7 @@ class JobInfo(FrozenDataclass):
 
     @cached_property
     def unreadable(self) -> str:
-        """Why its spec can't be read, in a line; "" where it can."""
+        """Why its spec can't be read, in one line; "" where it can."""
         try:
             self.asked  # noqa: B018  # built when it is asked for
         except DamagedError as exc:
@@ -153,7 +153,7 @@ class JobInfo(FrozenDataclass):
     def stops_early(self) -> Early | None:
         """What stops its group's runs early; None where nothing does.
 
-        Raises ``DamagedError``, and for a value that maybe a later version allows ``SpecError``.
+        Raises ``DamagedError``, or ``SpecError`` for a value that a later version may allow.
         """
         try:
             return build(Early, self.early) if self.early else None
@@ -164,7 +164,7 @@ class JobInfo(FrozenDataclass):
 
     @property
     def of_lab(self) -> str:
-        """The name of the lab that it is a turn of, which is in front of :data:`MARK`; "" of a job."""
+        """For a turn, the name of its lab, which is in front of :data:`MARK`; "" for a job."""
         return self.name.rpartition(MARK)[0]
 
     @property
@@ -179,26 +179,26 @@ class JobInfo(FrozenDataclass):
 
     @property
     def speaker(self) -> int:
-        """The rank whose value, log and displays stand for all: 0, or the first of a lab's turn."""
+        """The rank whose value, log and displays stand for all: 0, or the lowest rank of a lab's turn."""
         return min(self.turn, default=0)
 
     @property
     def run(self) -> str:
-        """What tells it from other jobs of its name, and from those that repeat it with its key."""
+        """What distinguishes it from other jobs of its name, and from those that repeat it with its key."""
         return run_at(self.created)
 
     def is_another(self, there: JobInfo) -> bool:
-        """Whether the job that has this one's address now is another one: this one was deleted."""
-        # A lab tells its turns apart by itself, and may know only when one of them was taken.
+        """Whether ``there``, which has this job's address now, is another job: this one was deleted."""
+        # A lab distinguishes its turns itself, and may know only when one of them was taken.
         return not self.of_lab and there.run != self.run
 
     def sent_again(self, name: str | None = None) -> JobInfo:
-        """Return the record of a job that is sent now with the same payload, maybe under another name."""
+        """Return the record of a job that is sent now with the same payload, optionally under a new name."""
         new = replace(self, name=name or self.name, created=time.time())
         return replace(new, began=0.0, packed=0.0, checkpoints="")
 
     def swapped(self, swaps: Iterable[tuple[str, str]]) -> JobInfo:
-        """Return the record of a job that begins with these swaps, labels and texts in their order."""
+        """Return the record of a job that begins with these swaps, given as labels and texts in order."""
         texts = dict(swaps)
         if not texts:
             return self
@@ -208,27 +208,27 @@ class JobInfo(FrozenDataclass):
 
     @property
     def id(self) -> str:
-        """What programs know it by: its backend and its address."""
+        """What identifies it to programs: its backend and its address."""
         return f"{self.backend}:{self.address}"
 
     @property
     def address(self) -> str:
-        """What backends know it by: its name, and on a cluster where it is, as names aren't unique there."""
+        """What identifies it to its backend: its name and, on a cluster, its context and namespace."""
         return address(self.cluster.get("context", ""), self.cluster.get("namespace", ""), self.name)
 
 
 def address(context: str, namespace: str, name: str) -> str:
-    """Return ``CONTEXT/NAMESPACE/NAME``, without what is empty."""
+    """Return ``CONTEXT/NAMESPACE/NAME``, without empty parts."""
     return "/".join(filter(None, (context, namespace, name)))
 
 
 def run_at(created: float) -> str:
-    """Return the run of a job that was created at that time (``JobInfo.run``)."""
+    """Return ``JobInfo.run`` for a job created at that time."""
     return f"{created:.6f}"
 
 
 def write(info: JobInfo, names: Collection[str] | None = None) -> str:
-    """Return the record as text, or of its fields those of such names."""
+    """Return the record as text, or only its fields with these ``names``."""
     chosen = [item.name for item in fields(info) if names is None or item.name in names]
     record = {name: getattr(info, name) for name in chosen}
     return json.dumps(record, default=dict, separators=(",", ":"))
@@ -237,10 +237,10 @@ def write(info: JobInfo, names: Collection[str] | None = None) -> str:
 def read(
     text: str | bytes, backend: str, name: str, *, under: str = "", onto: JobInfo | None = None
 ) -> JobInfo:
-    """Return the record that :func:`write` gave, maybe ``under`` a key; a part is laid ``onto`` another one.
+    """Return the record that :func:`write` returned, maybe ``under`` a key; ``onto`` has the missing fields.
 
-    Raises ``DamagedError``, which says that it is of the ``backend``'s job of that name; whether the record
-    itself says so is for the caller to see.
+    Raises ``DamagedError``, which names the ``backend`` and the job; the caller has to check that the record
+    names the same ones.
     """
     try:
         record = json.loads(text)
@@ -257,7 +257,7 @@ def read(
             if value is None or (type(value) is not tuple and 0 <= value <= most):
                 continue
             for number in value if isinstance(value, tuple) else (value,):
-                if not 0 <= number <= most:  # nor is NaN
+                if not 0 <= number <= most:  # also true of NaN
                     raise ValueError(f"its {field_name} is {number!r:.40}")
         if not known["name"].isprintable():
             raise ValueError(f"its name is {known['name']!r:.40}")
@@ -269,7 +269,7 @@ def read(
 
 
 def why(exc: Exception) -> str:
-    """Describe in a line what was wrong with a record that couldn't be read."""
+    """Describe in one line what was wrong with a record that couldn't be read."""
     if isinstance(exc, KeyError):
         return f"{exc} is missing"
     reason = exc.strerror if isinstance(exc, OSError) else str(exc)
@@ -278,8 +278,8 @@ def why(exc: Exception) -> str:
 
 @cache
 def _blank() -> JobInfo:
-    """Return what a record's fields are laid over: a list reads thousands, and to make one takes 9 µs.
+    """Return an empty record to lay fields over: a list reads thousands, and making one takes 9 µs.
 
-    To make the first takes more than a millisecond (``frozen``), which a command that reads none is to save.
+    Making the first takes more than a millisecond (``frozen``), so commands that read no record don't.
     """
     return JobInfo("")

@@ -1,4 +1,4 @@
-"""What is concluded from the facts: the phase, the failure, whether more can come."""
+"""The conclusions from the facts: the phase, the failure, whether more can come."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Phase(Enum):
 
     @property
     def word(self) -> str:
-        """The phase as texts for people have it: ``succeeded``."""
+        """The phase as shown to people: ``succeeded``."""
         return self.value.lower()
 
     @property
     def terminal(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether no other phase can follow."""
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 
 
 class JobState(Known):
-    """All that is known of a job, and what it means."""
+    """All facts of a job, and the conclusions from them."""
 
     @property
     def name(self) -> str:
@@ -63,25 +63,25 @@ class JobState(Known):
 
     @property
     def stopped_early(self) -> bool:
-        """Whether it is a run that was ended by what it reported (``early`` says why)."""
+        """Whether it is a run that was ended because of what it reported (``early`` says why)."""
         return self.phase is Phase.CANCELLED and bool(self.early)
 
     @property
     def deleted(self) -> bool:
-        """Whether it was ended by being deleted; not one that was cancelled before."""
+        """Whether it ended by being deleted; False if it was cancelled before."""
         if self.phase is not Phase.CANCELLED or self.removed is None:
             return False
         return self.cancelled is None or self.removed <= self.cancelled
 
     @property
     def reforming(self) -> bool:
-        """Whether the world of the newest round lost a node and its other nodes still live."""
+        """Whether the newest round lost a node while other nodes of it still live."""
         gone = [n for n in self.members if n.left]
         return bool(gone) and len(gone) < len(self.members) and self.phase is Phase.RUNNING
 
     @property
     def leaving(self) -> NodeLeaves | None:
-        """The word that the ranks of the newest round are to save, while they do; else None."""
+        """The request to the ranks of the newest round to save and leave, while they do so; else None."""
         newest = self.leaves[-1] if self.leaves else None
         if newest is None or newest.round != self.round or self.reforming or self.phase is not Phase.RUNNING:
             return None
@@ -89,7 +89,7 @@ class JobState(Known):
 
     @property
     def stopped(self) -> tuple[RankStops, ...]:
-        """The ranks of the newest round that are stopped in the debugger, in their order."""
+        """The ranks of the newest round that are stopped in the debugger, in order."""
         if self.phase is not Phase.RUNNING or self.reforming:
             return ()
         gone = {fact.rank for fact in self.exits if fact.round == self.round}
@@ -98,7 +98,7 @@ class JobState(Known):
         for rank, stop in sorted(self.stops.items()):
             after = self.goes_on.get(rank)
             gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
-            # An interrupt ends a lab's turn wherever its ranks are.
+            # An interrupt ends a lab's turn even if its ranks are stopped.
             ended = rank in gone or (stop.round, stop.node) in over
             if stop.round == self.last_round and not gone_on and not ended:
                 stopped.append(stop)
@@ -106,15 +106,15 @@ class JobState(Known):
 
     @cached_property
     def counted_from_zero(self) -> frozenset[str]:
-        """What its ranks count from 0: who has reported step 0 has done one step."""
+        """The units that its ranks count from 0: a rank that has reported step 0 has done one step."""
         return frozenset[str]().union(*(series.from_zero for series in self.series.values()))
 
     def elapsed(self, now: float) -> float:
-        """Seconds since submission, or from submission to the end."""
+        """Seconds from submission to the end, or to ``now`` while it lives."""
         return max(0.0, (self.ended if self.ended is not None else now) - self.info.created)
 
     def waited(self, now: float) -> float:
-        """Seconds that it waited, for its turn or a place, before its first node started."""
+        """Seconds that it waited before its first node started, as for its turn or a place."""
         known = (self.first_start, self.ended, now)
         return max(0.0, next(time for time in known if time is not None) - self.info.created)
 
@@ -126,14 +126,14 @@ class JobState(Known):
 
     @property
     def resumable(self) -> bool | None:
-        """Whether it has ended with a checkpoint that it can be resumed from; None where that isn't known."""
+        """Whether it has ended with a checkpoint to resume from; None where that is unknown."""
         if not self.phase.terminal or self.info.of_lab:
             return False
         return self._has_seen(ev.CHECKPOINT)
 
     @property
     def shows_curves(self) -> bool | None:
-        """Whether its ranks have written files of events for TensorBoard; None where that isn't known."""
+        """Whether its ranks have written event files for TensorBoard; None where that is unknown."""
         return self._has_seen(ev.CURVES)
 
     def _has_seen(self, what: str) -> bool | None:
@@ -144,7 +144,7 @@ class JobState(Known):
 
     @property
     def blocked(self) -> ev.Waiting | None:
-        """What it waits for on this machine, if that job hangs or is stopped in the debugger; else None."""
+        """Its wait for a job on this machine that hangs or is stopped in the debugger; else None."""
         return next((wait for wait in self.waiting if wait.stuck), None)
 
     @property
@@ -154,7 +154,7 @@ class JobState(Known):
         verdict = self.verdict
         if verdict is not None and (verdict.every_node or not verdict.succeeded):
             return verdict.succeeded
-        # A node that was lost before the newest round doesn't count: the rest went on without it.
+        # A node that was lost before the newest round doesn't count: the others went on without it.
         well = [node.ended_well(verdict) for node in self.members]
         if verdict is not None and not well:
             return any(node.ended_well(verdict) for node in self.nodes.values())
@@ -176,7 +176,7 @@ class JobState(Known):
 
     @property
     def attempt_count(self) -> int:
-        """How many attempts there are: all that a list says of them."""
+        """How many attempts there are, which is all that a list shows of them."""
         return len(trying.parts(self)) if self._tried else 0
 
     @property
@@ -191,9 +191,9 @@ class JobState(Known):
 
     @cached_property
     def next(self) -> Next | None:
-        """The attempt that follows the newest, which ended badly; None where nothing follows.
+        """The attempt that follows the newest, which ended badly; None where none follows.
 
-        Only where we number the attempts (``JobInfo.retry_owner``): an operator decides for itself.
+        Set only where nbtorchjob numbers the attempts (``JobInfo.retry_owner``): operators decide themselves.
         """
         wished = any(wish is not None for wish in (self.cancelled, self.removed, self.deadline))
         over = wished or self.ended is not None or self.missed is not None
@@ -201,13 +201,13 @@ class JobState(Known):
 
     @property
     def missed(self) -> Next | None:
-        """The attempt that would have followed, but for the deadline that it would start behind."""
+        """The attempt that would have followed if it didn't start after the deadline; else None."""
         planned, end = self._planned, self.deadline_at
         return planned if planned is not None and end is not None and planned.at >= end else None
 
     @cached_property
     def _planned(self) -> Next | None:
-        """What the budgets have for an attempt that failed, whatever somebody wished since."""
+        """The attempt that the budgets allow after one that failed, whatever users have requested since."""
         retry, verdict = self.info.retry, self.verdict
         if retry is None or verdict is None or self._own_end is None:
             return None
@@ -217,7 +217,7 @@ class JobState(Known):
 
     @cached_property
     def _own_end(self) -> Failure | None:
-        """Why the newest attempt failed by itself; None where it didn't, or somebody's wish came first."""
+        """Why the newest attempt failed by itself; None if it didn't, or the job was ended before."""
         verdict = self.verdict
         if verdict is None or verdict.succeeded or self.info.retry_owner != US:
             return None
@@ -231,9 +231,9 @@ class JobState(Known):
     def deadline_at(self) -> float | None:
         """When the job has run too long: counted from its creation, or from when it was last resumed.
 
-        None where it has no deadline, or is suspended (the semantics are those of Trainer's KEP-2899), or
-        waits for its turn on this machine, from which on it counts. Of a job in a pool too: there each
-        attempt has the whole time, from when it begins.
+        None where it has no deadline, is suspended (the semantics are those of Trainer's KEP-2899), or still
+        waits for its turn on this machine: the time only starts then. Also None for a job in a pool, where
+        each attempt has the whole time, counted from its beginning.
         """
         awaits_turn = self.waiting and not (self.nodes or self.pause or self.verdict or self.info.cluster)
         if self.info.deadline_s is None or self.suspended or self.info.in_pool or awaits_turn:
@@ -242,18 +242,18 @@ class JobState(Known):
 
     @cached_property
     def _newest(self) -> Known:
-        """What is known of the newest attempt; of all where there are no budgets to tell them by."""
+        """The facts of the newest attempt; all facts where no budgets tell attempts apart."""
         if not self.info.retry_owner:
             return self
         return trying.newest(self)
 
 
 def conclusive(state: JobState) -> bool:
-    """Whether no fact can be expected any more that changes how the job ended.
+    """Whether no further fact is expected to change how the job ended.
 
-    To be asked once every resource was listed: before that there seem to be no nodes. What the nodes
-    wrote has to be read beside; and a node may outlive a verdict for as long as it likes
-    (``cleanPodPolicy: None``), so whoever waits for this waits only for so long.
+    Call it only once every resource has been listed: before that the job seems to have no nodes. What the
+    nodes wrote has to be read separately. A node may outlive a verdict indefinitely
+    (``cleanPodPolicy: None``), so wait for this only with a time limit.
     """
     verdict = state.verdict
     if state.next is not None:

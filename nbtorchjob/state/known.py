@@ -1,4 +1,4 @@
-"""All that is known of a job, and what follows from it at once. What is concluded: ``job.py``."""
+"""All facts of a job, and what follows from them directly; ``job.py`` draws the conclusions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nbtorchjob.state.facts.series import Point, Series, Use
 from nbtorchjob.state.info import JobInfo
 from nbtorchjob.state.nodes import Life, Node
 
-# Which error of which rank it is; the lowest is the first of the newest round.
+# The key of an error: its round, time and rank. The lowest is the first error of the newest round.
 Described: TypeAlias = tuple[int, float, int]
 
 
 def described(event: ev.RankFailed) -> Described:
-    """Return what an error goes by in :attr:`Known.variables`."""
+    """Return an error's key in :attr:`Known.variables`."""
     return -event.round, event.error.time, event.rank
 
 
@@ -32,27 +32,27 @@ class Known(FrozenDataclass):
     nodes: Mapping[int, Node] = field(default_factory=NumberedMapping)
     errors: tuple[ev.RankFailed, ...] = ()  # by time, without variables
     exits: tuple[ev.RankExited, ...] = ()  # by time
-    variables: Mapping[Described, Error] = field(default_factory=dict)  # of some errors, with their variables
+    variables: Mapping[Described, Error] = field(default_factory=dict)  # some errors, with their variables
     agents: tuple[ev.NodeFailed, ...] = ()  # by time
     values: Mapping[int, ev.ValueReady] = field(default_factory=NumberedMapping)  # by rank
     artifacts: Mapping[tuple[int, int], ev.ArtifactsReady] = field(default_factory=dict)  # by attempt, node
     series: Mapping[int, Series] = field(default_factory=NumberedMapping)  # by rank
-    trainer_told: tuple[ev.TrainerStatus, ...] = ()  # the newest, by attempt and time
+    trainer_told: tuple[ev.TrainerStatus, ...] = ()  # the newest ones, by attempt and time
     displays: tuple[ev.Displayed, ...] = ()  # rank 0's newest, by round and number
     samples: Mapping[int, ev.Sampled] = field(
         default_factory=NumberedMapping
-    )  # the newest of a node, by node
+    )  # the newest of each node, by node
     uses: Mapping[int, Use] = field(default_factory=NumberedMapping)  # by node
     logs: Mapping[int, LogTail] = field(default_factory=NumberedMapping)  # by rank
     installs: Mapping[int, ev.Installing | ev.Installed] = field(
         default_factory=NumberedMapping
-    )  # by node, the newest
+    )  # the newest, by node
     fetches: Mapping[tuple[int, str], ev.Fetching | ev.Fetched] = field(
         default_factory=dict
-    )  # by node and name, the newest
+    )  # the newest, by node and name
     met: Mapping[int, float] = field(
         default_factory=NumberedMapping
-    )  # when a node last began to look for the others
+    )  # when each node last began to look for the others
     checkout: ev.CheckoutTold | None = None
     files_seen: Mapping[tuple[str, int], ev.FilesSeen] = field(default_factory=dict)  # by what and node
     annotated: ev.Annotated | None = None  # the newest note and tags
@@ -62,27 +62,27 @@ class Known(FrozenDataclass):
     began: Mapping[int, ev.RankBegan] = field(default_factory=NumberedMapping)  # by rank, in its newest round
     leaves: tuple[ev.NodeLeaves, ...] = ()  # the first of each round, by round
     left: tuple[ev.RankLeft, ...] = ()  # the first of each round, by round
-    swaps: tuple[ev.Swapped, ...] = ()  # the newest, by round and id: see ``swapped``
-    stops: Mapping[int, ev.RankStops] = field(default_factory=NumberedMapping)  # by rank, the newest
-    goes_on: Mapping[int, ev.RankGoesOn] = field(default_factory=NumberedMapping)  # by rank, the newest
+    swaps: tuple[ev.Swapped, ...] = ()  # the newest ones, by round and id: see ``swapped``
+    stops: Mapping[int, ev.RankStops] = field(default_factory=NumberedMapping)  # the newest, by rank
+    goes_on: Mapping[int, ev.RankGoesOn] = field(default_factory=NumberedMapping)  # the newest, by rank
     wrote: float | None = None  # when a rank last wrote to its log; None where logs aren't read
     output: tuple[ev.NodeOutput, ...] = ()  # the newest lines, by time
-    turns: tuple[ev.TurnTaken, ...] = ()  # the newest of a lab, by round
-    turns_placed: tuple[ev.TurnPlaced, ...] = ()  # the newest of a pool, by round
+    turns: tuple[ev.TurnTaken, ...] = ()  # a lab's newest, by round
+    turns_placed: tuple[ev.TurnPlaced, ...] = ()  # a pool's newest, by round
     turns_over: tuple[ev.TurnEnded, ...] = ()  # by round and node
     lab_ends: ev.LabEnds | None = None
     notices: tuple[ev.Notice, ...] = ()  # by time
-    waits: tuple[ev.Waiting, ...] = ()  # of the whole job, the newest of each reason, by time
+    waits: tuple[ev.Waiting, ...] = ()  # of the whole job: the newest for each reason, by time
     cancelled: float | None = None
-    early: str = ""  # of a run that was cancelled by what it reported: why
+    early: str = ""  # why a run was stopped early
     deadline: ev.DeadlineExceeded | None = None
-    verdicts: tuple[ev.Verdict, ...] = ()  # the operator's newest word on each attempt, by attempt
+    verdicts: tuple[ev.Verdict, ...] = ()  # the operator's newest verdict on each attempt, by attempt
     refused: tuple[ev.Refused, ...] = ()  # some of the facts that aren't believed
-    begun: tuple[int, ...] = ()  # the attempts that are known to have been started, where they are numbered
+    begun: tuple[int, ...] = ()  # the attempts that are known to have started, where they are numbered
     paid: tuple[ev.AttemptPaid, ...] = ()  # by attempt
     pauses: tuple[ev.Suspended, ...] = ()  # by time
-    queue: ev.Queued | None = None  # its queue's newest word
-    standing: ev.Standing | None = None  # in its queue, the newest
+    queue: ev.Queued | None = None  # the newest from its queue
+    standing: ev.Standing | None = None  # its newest place in its queue
     evictions: tuple[ev.Evicted, ...] = ()  # by its queue, by time
     removed: float | None = None
     lost: ev.Lost | None = None
@@ -90,7 +90,7 @@ class Known(FrozenDataclass):
 
     @cached_property
     def swapped(self) -> tuple[ev.Swapped, ...]:
-        """The swaps of its code, by time; one that was put back has its number once more."""
+        """The swaps of its code, by time; putting one back is another fact with the same number."""
         return tuple(sorted(self.swaps, key=lambda swap: (swap.time, swap.number)))
 
     @property
@@ -100,13 +100,13 @@ class Known(FrozenDataclass):
 
     @property
     def trainer(self) -> ev.TrainerStatus | None:
-        """What the operator was told last of how far the newest attempt is."""
+        """The newest attempt's progress as the operator last had it."""
         newest = self.trainer_told[-1] if self.trainer_told else None
         return newest if newest is not None and newest.attempt == self.tries else None
 
     @cached_property
     def spoken(self) -> Series:
-        """What the rank that stands for all reported, or where it reported nothing its operator was told."""
+        """What the rank that stands for all reported; if it reported nothing, what its operator received."""
         if self.info.speaker in self.series or self.info.turn:
             return self.series.get(self.info.speaker) or Series()
         points = [Point(n, status.time, status.metrics) for n, status in enumerate(self.trainer_told)]
@@ -119,7 +119,7 @@ class Known(FrozenDataclass):
 
     @cached_property
     def importable(self) -> ev.EnvironmentTold | None:
-        """What ranks can import: the environment, with what nodes of this machine tell of apart from it."""
+        """What ranks can import: the environment, with packages that local nodes report separately."""
         fact = self.environment
         if fact is None or fact.installed:
             return fact
@@ -129,17 +129,17 @@ class Known(FrozenDataclass):
 
     @property
     def image(self) -> str:
-        """The image of its lead, by digest; "" where nobody said."""
+        """The image of its lead, by digest; "" where that is unknown."""
         return self.image_of(self.environment) if self.environment is not None else ""
 
     def image_of(self, fact: ev.EnvironmentTold) -> str:
-        """Return the image, by digest, that a node ran when it told of it; "" where nobody said."""
+        """Return the image, by digest, that a node ran when it reported ``fact``; "" where unknown."""
         life = self.nodes[fact.node].lives.get(fact.pod) if fact.node in self.nodes else None
         return life.start.image if life is not None and life.start is not None else ""
 
     @property
     def pause(self) -> ev.Suspended | None:
-        """The newest suspension, or end of one."""
+        """The newest suspension or resumption."""
         return self.pauses[-1] if self.pauses else None
 
     @cached_property
@@ -149,7 +149,7 @@ class Known(FrozenDataclass):
 
     @cached_property
     def numbers(self) -> frozenset[int]:
-        """The numbers of the attempts that anything is known of, where attempts are numbered; else 1."""
+        """The numbers of the attempts that any fact is about, where attempts are numbered; else just 1."""
         lives = (life for node in self.nodes.values() for life in node.lives.values())
         return frozenset(
             (1, *self.begun, *(fact.attempt for fact in self.paid), *(life.attempt for life in lives))
@@ -166,7 +166,7 @@ class Known(FrozenDataclass):
         return max(self.round, self.turns[-1].round if self.turns else -1)
 
     def base(self, round: int) -> int:
-        """Return the round in which the ranks of such a round began: its own, unless it is a turn's."""
+        """Return the round in which the ranks of ``round`` began: ``round`` itself, unless it is a turn's."""
         at = bisect_left(self.turns, round, key=lambda turn: turn.round)
         known = at < len(self.turns) and self.turns[at].round == round
         return self.turns[at].base if known else round
@@ -196,7 +196,7 @@ class Known(FrozenDataclass):
 
     @property
     def suspended(self) -> bool:
-        """Whether the job's nodes were taken away for a while."""
+        """Whether the job is suspended: its nodes were taken away for a while."""
         held = self.queue is not None and self.queue.held
         return self.ended is None and (held or (self.pause is not None and self.pause.suspended))
 
@@ -204,8 +204,8 @@ class Known(FrozenDataclass):
     def verdict(self) -> ev.Verdict | None:
         """What the operator concluded; None before that, and where a pause only looks like an end.
 
-        What it said of an attempt counts no more once there is another one. Where an operator suspends a job
-        as it ends one that failed (Volcano's ``AbortJob``), only what the nodes did tells which it was.
+        A verdict on an attempt no longer counts once there is another attempt. Where an operator shows a
+        suspended job like a failed one (Volcano's ``AbortJob``), only what the nodes did tells them apart.
         """
         if self.operator_verdict is None or self.operator_verdict.attempt < self.tries:
             return None
@@ -216,7 +216,7 @@ class Known(FrozenDataclass):
                 return self.operator_verdict
             newest = (node for node in self.nodes.values() if node.life.attempt == self.tries)
             return self.operator_verdict if any(node.failed for node in newest) else None
-        # Times are whole seconds: an abort that is taken back in its own second is no end either.
+        # Times are whole seconds: an abort that is undone within its own second is no end either.
         since = self.operator_verdict.time - self.pause.time
         return (
             self.operator_verdict if since > 0 or (since == 0 and not self.operator_verdict.pauses) else None
@@ -224,7 +224,7 @@ class Known(FrozenDataclass):
 
     @property
     def queued(self) -> ev.Queued | None:
-        """Its queue's word, while the job waits there to be admitted; else None."""
+        """The newest fact from its queue while the job waits there to be admitted; else None."""
         wish = self.cancelled is not None or self.removed is not None
         if (
             self.queue is None
@@ -237,17 +237,17 @@ class Known(FrozenDataclass):
         return None if self.queue.admitted and not self.suspended else self.queue
 
     def evicted(self, life: Life) -> ev.Evicted | None:
-        """Return why the job's queue took that pod away; None where something else did, or nothing."""
+        """Return why the job's queue took that pod away; None if the queue didn't."""
         took = life.taken
         if took is None:
             return None
-        # Times are whole seconds, and a job's pods go once it was suspended for the eviction.
+        # Times are whole seconds, and a job's pods only go once it has been suspended for the eviction.
         before = [eviction for eviction in self.evictions if eviction.time <= took + 1.0]
         if not before:
             return None
         begun = [p.time for p in self.pauses if not p.suspended and p.time > before[-1].time]
         again = min(begun, default=math.inf)
-        # A list may show only much later that a pod is gone, and what removes one dates its deletion anew.
+        # A list may show only much later that a pod is gone, and removing a pod dates its deletion anew.
         missed = life.vanished and life.since < again - 1.0
         return before[-1] if missed or min(took, life.end) <= again + 1.0 else None
 
@@ -258,12 +258,12 @@ class Known(FrozenDataclass):
 
     @property
     def all_over(self) -> bool:
-        """Whether no node that is known of lives any more."""
+        """Whether all known nodes have ended."""
         return all(node.life.over for node in self.nodes.values())
 
     @cached_property
     def waiting(self) -> tuple[ev.Waiting, ...]:
-        """Why what doesn't run doesn't: the whole job's reason first, then its nodes', by index."""
+        """What the job and its nodes wait for: the whole job's waits first, then its nodes', by index."""
         if self.ended is not None:
             return ()
         nodes = sorted(self.nodes.values(), key=lambda n: n.index)
@@ -273,9 +273,9 @@ class Known(FrozenDataclass):
         return (*(w for w in self.waits if self._holds(w)), *waits)
 
     def _holds(self, wait: ev.Waiting) -> bool:
-        # Volcano says that a group can't be placed while it places it, and after its pods have ended.
+        # Volcano says that a group can't be placed even while it places it, and after its pods have ended.
         lives = [life for node in self.nodes.values() for life in node.lives.values()]
-        if wait.reason == ev.GROUP:  # its pods are there, and have no hosts
+        if wait.reason == ev.GROUP:  # the pods exist, but have no hosts
             return bool(wait.text) and not any(life.starts and not life.over for life in lives)
         if lives and wait.stage is ev.Stage.QUEUED:
             return False

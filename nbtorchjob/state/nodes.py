@@ -1,4 +1,4 @@
-"""A node, and the lives it had: the pods, or the one process on this machine, that were it."""
+"""A node, and its lives: its pods or, on this machine, its process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbtorchjob.frozen import FrozenDataclass, cached_property, replace
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.state.facts import events as ev
 
-# How a container ends that was told to: by SIGTERM or SIGKILL, politely, as our agent does, or unseen.
+# How a container ends on request: with code 0, by SIGTERM or SIGKILL, with an agent's own codes, or unseen.
 ON_DEMAND = (0, 143, 137, exits.CANCELLED, exits.LEFT, None)
 
 
@@ -19,13 +19,13 @@ class Life(FrozenDataclass):
 
     pod: str = ""
     since: float = float("inf")  # the time of the earliest fact
-    starts: tuple[ev.NodeStarted, ...] = ()  # one a run of its container, by run
-    exits: tuple[ev.NodeExited, ...] = ()  # one a run, by run
+    starts: tuple[ev.NodeStarted, ...] = ()  # one for each run of its container, by run
+    exits: tuple[ev.NodeExited, ...] = ()  # one for each run, by run
     disruption: ev.NodeDisrupted | None = None  # the first
-    wait: ev.Waiting | None = None  # the furthest, and of those the newest
+    wait: ev.Waiting | None = None  # the newest of the furthest stage
     gone: float | None = None
     attempt: int = 1
-    restarts: int | None = None  # of all nodes by their operator before this pod, where it is told
+    restarts: int | None = None  # of all nodes by their operator before this pod, where pods record that
 
     @property
     def start(self) -> ev.NodeStarted | None:
@@ -44,12 +44,12 @@ class Life(FrozenDataclass):
 
     @property
     def running(self) -> bool:
-        """Whether its process runs, as far as is known."""
+        """Whether its process is running, as far as is known."""
         return bool(self.starts) and self.exit is None and self.gone is None
 
     @property
     def over(self) -> bool:
-        """Whether its process has ended; a container that is restarted in place hasn't for good."""
+        """Whether its process has ended for good; a container that is being restarted in place hasn't."""
         return self.gone is not None or (self.exit is not None and self.waiting is None)
 
     @property
@@ -64,11 +64,11 @@ class Life(FrozenDataclass):
         return None if self.starts else wait
 
     def runs(self) -> tuple[Life, ...]:
-        """Return a life for each run of its container, in order: the kubelet may start one again in place."""
+        """Return a life for each run of its container, in order: the kubelet may restart it in place."""
         starts = {start.run: start for start in self.starts}
         exits_ = {exit_.run: exit_ for exit_ in self.exits}
         numbers = sorted(starts.keys() | exits_.keys()) or [0]
-        if numbers == [0]:  # as of most
+        if numbers == [0]:  # true of most
             return (self,)
         lives = []
         for number in numbers:
@@ -94,26 +94,26 @@ class Life(FrozenDataclass):
 
     @property
     def vanished(self) -> bool:
-        """Whether it is gone, and nobody saw how it ended or who took it."""
+        """Whether it is gone, without any fact about how it ended or what took it."""
         return self.gone is not None and self.exit is None and self.disruption is None
 
     @property
     def taken(self) -> float | None:
-        """When its pod was just deleted, or seen to be gone where nobody heard why; None for other ends."""
+        """When its pod was simply deleted, or found to be gone for no known reason; None for other ends."""
         if self.disruption is not None:
             return self.disruption.time if self.disruption.reason == ev.DELETED else None
         return self.gone if self.vanished else None
 
     @property
     def end(self) -> float:
-        """When it ended, or was told to; where it lives, when it began."""
+        """When it ended, or was told to end; when it began if it still lives."""
         if self.exit is not None:
             return self.exit.time
         times = (self.gone, self.disruption.time if self.disruption else None)
         return min((time for time in times if time is not None), default=self.since)
 
     def ended_on_demand(self, exit_: ev.NodeExited) -> bool:
-        """Whether a run ended because its pod was taken away, and not the pod because the run ended."""
+        """Whether a run ended because its pod was taken away, and not the other way round."""
         if self.disruption is None or exit_ is not self.exits[-1]:
             return False
         # The API's times are whole seconds: within one, only the code tells what came first.
@@ -122,22 +122,22 @@ class Life(FrozenDataclass):
 
 
 class Node(FrozenDataclass):
-    """One agent of the job: an index, the lives that had it, and the rounds it took part in."""
+    """One agent of the job: its index, its lives, and the rounds that it took part in."""
 
     index: int
     lives: Mapping[str, Life] = field(default_factory=dict)  # by pod
-    workers: tuple[ev.WorkersStarted, ...] = ()  # one entry a round, by round
+    workers: tuple[ev.WorkersStarted, ...] = ()  # one for each round, by round
 
     @cached_property
     def aged(self) -> tuple[Life, ...]:
         """Its lives, the newest last."""
-        if len(self.lives) == 1:  # as of most nodes of most jobs
+        if len(self.lives) == 1:  # true of most nodes of most jobs
             return tuple(self.lives.values())
         joined = {worker.pod: worker.time for worker in reversed(self.workers)}
 
-        # A pod that is recreated may have been born in the same second as the one before. Where its operator
-        # doesn't count restarts, one that never joined the others is older than those that did if it is over,
-        # else it is still to come.
+        # A recreated pod may have been born in the same second as the one before. Where its operator doesn't
+        # count restarts, a pod that never joined the others is older than those that did if it is over, and
+        # newer if it isn't: then it has still to join.
         def age(life: Life) -> tuple[int, float, int, float, float, float, str]:
             never = -math.inf if life.over else math.inf
             return (
@@ -159,7 +159,7 @@ class Node(FrozenDataclass):
 
     @property
     def host(self) -> str:
-        """The machine it is on."""
+        """The machine that it is on."""
         return self.life.start.host if self.life.start else ""
 
     @property
@@ -188,10 +188,10 @@ class Node(FrozenDataclass):
         return self.life.exit.signal if self.life.exit else None
 
     def ended_well(self, verdict: ev.Verdict | None = None) -> bool:
-        """Whether it ended with code 0, and by itself: an evicted pod may end as politely.
+        """Whether it ended with code 0, and by itself: an evicted pod may end with code 0, too.
 
-        Once there is a ``verdict`` operators delete pods (``cleanPodPolicy``), while they end or before
-        anybody could see how they did: that says nothing against a node.
+        Once there is a ``verdict``, operators delete pods (``cleanPodPolicy``), maybe while these end or
+        before their end was seen: that doesn't count against a node.
         """
         exit_, took = self.life.exit, self.life.disruption
         if exit_ is None and (self.life.gone is None or verdict is None):
@@ -201,25 +201,25 @@ class Node(FrozenDataclass):
         return took.reason == ev.DELETED and verdict is not None and took.time >= verdict.time
 
     def life_of(self, event: ev.WorkersStarted | ev.NodeFailed) -> Life:
-        """Return the life that told of ``event``."""
+        """Return the life that reported ``event``."""
         return self.lives[event.pod] if event.pod in self.lives else self.life_at(event.time)
 
     def life_at(self, time: float) -> Life:
-        """Return the life that it had at ``time``."""
+        """Return the node's life at ``time``."""
         born = [life for life in self.aged if life.since <= time]
         # A pod's clock may be behind the API's, whose times are whole seconds.
         return (born[-1:] or [*self.aged[:1], Life()])[0]
 
     def round_at(self, time: float, pod: str = "") -> int:
-        """The round it was in at ``time``, in its ``pod`` where that is known; -1 before the first."""
-        # A time of whole seconds is the API's: what began within that second did so before it.
+        """The round that it was in at ``time``, in its ``pod`` where that is known; -1 before the first."""
+        # A time of whole seconds is the API's: what began within that second counts as before it.
         whole = time % 1 == 0
         mine = [w for w in self.workers if not pod or w.pod in ("", pod)]
         return max((w.round for w in mine if w.time <= time or (whole and w.time < time + 1)), default=-1)
 
     @property
     def failed(self) -> bool:
-        """Whether it ended badly, and by itself; that a peer is gone may be what its pod's deletion did."""
+        """Whether it ended badly, and by itself; losing a peer doesn't count if it was also deleted."""
         exit_, took = self.life.exit, self.life.disruption
         if exit_ is None or exit_.code == 0 or self.life.ended_on_demand(exit_):
             return False
@@ -238,17 +238,17 @@ class Node(FrozenDataclass):
 
     @property
     def working(self) -> bool:
-        """Whether the life that took part in its newest round is still the one it has."""
+        """Whether the life that took part in its newest round is still its newest one."""
         life = self.life
         if not self.workers or life.gone is not None:
             return False
         if self.workers[-1].pod in self.lives:
-            # By times a pod may seem to be of the round before: the API's are whole seconds.
+            # By its times a pod may seem to belong to the round before: the API's are whole seconds.
             return self.workers[-1].pod == life.pod
         born = life.since if life.starts or life.wait else float("-inf")
         return born <= self.workers[-1].time
 
     @property
     def left(self) -> bool:
-        """Whether it is no longer in the round it took part in, and didn't end well."""
+        """Whether it is no longer in its newest round, and didn't end well."""
         return not self.working or (self.ended is not None and self.code != 0)

@@ -1,22 +1,22 @@
-"""Where a rank's time went while it was profiled: read from torch's trace, and from looks at its main thread.
+"""Where a rank's time went while it was profiled: from torch's trace, and from looks at its main thread.
 
-A moment of the main thread belongs to the first of these that it is in:
+Each moment of the main thread belongs to the first of these that it is in:
 
-    ranks        waits for the accelerator, which does nothing but a collective
-    accelerator  waits for the accelerator
-    data         ``DataLoader``'s ``next``, as torch marks it, or as the stack tells
+    ranks        a wait for the accelerator, which runs nothing but a collective
+    accelerator  a wait for the accelerator
+    data         ``DataLoader``'s ``next``, according to torch's marks or to the stack
     ranks        an operation of ``torch.distributed``
-    compute      any other of torch's operations
-    ranks        none, while a collective is under way in another thread: it is waited for
-    python       none, while the thread uses its CPU
+    compute      any other operation of torch
+    ranks        no operation, while another thread has a collective under way: the thread waits for it
+    python       no operation, while the thread uses its CPU
     idle         the rest: it sleeps, or waits for something else
 
-How far the CPU was used is known between two looks only, so Python's part is right to some milliseconds each.
+CPU use is only known as a total between two looks, so Python's part has an error of some milliseconds each.
 
-torch would record ``record_function``'s ranges and gloo's collectives itself, which isn't safe where a
-profile ends at any moment (``runtime/look/profiler``).
+torch could record ``record_function``'s ranges and gloo's collectives itself, but that isn't safe if a
+profile may end at any moment (``runtime/look/profiler``).
 
-What the rank tells beside torch's own trace becomes a part of the trace.
+What the rank records besides torch's trace is merged into the trace.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Span = tuple[int, int]
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return such a list that covers what these cover."""
+    """Return sorted spans without overlaps that cover the same time as these."""
     joined: list[Span] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
@@ -47,12 +47,12 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def length(spans: Iterable[Span]) -> int:
-    """Return how long they are together."""
+    """Return the total length of the spans."""
     return sum(end - start for start, end in spans)
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return what of ``spans`` no other covers."""
+    """Return the parts of ``spans`` that none of the others covers."""
     rest, first = [], 0
     for start, end in spans:
         while first < len(others) and others[first][1] <= start:
@@ -70,14 +70,14 @@ def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
 
 
 def common(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return what both cover."""
+    """Return the parts that both cover."""
     return without(spans, without(spans, others))
 
 
 DATA, RANKS, ACCELERATOR = "data", "ranks", "accelerator"
 COMPUTE, PYTHON, IDLE = "compute", "python", "idle"
 
-# ``_c10d_functional`` has those of tensors and of compiled code, ``_dtensor`` one of its own.
+# ``_c10d_functional`` has the collectives of tensors and of compiled code, ``_dtensor`` one of its own.
 _COLLECTIVE = re.compile(
     r"_?c10d(_functional\w*)?::|_dtensor::|record_param_comms|(gloo|nccl|mpi|ucc|xccl):|nccl\w*Kernel"
 )
@@ -88,12 +88,12 @@ _RUNTIME = ("cuda_runtime", "cuda_driver")
 _DEVICES = ("kernel", "gpu_memcpy", "gpu_memset")
 _CATEGORIES = {*_OPERATIONS, *_RUNTIME, *_DEVICES}
 
-# When, the main thread's CPU time until then, the number of its stack, whether a collective was under way.
+# The time, the main thread's CPU time so far, the number of its stack, whether a collective was under way.
 _Look = tuple[int, int, int, int]
 
 
 class Operation(FrozenDataclass):
-    """One of torch's operations: how often it ran, its seconds without those that it called, and its line."""
+    """A torch operation: how often it ran, its own seconds without nested operations, and its line."""
 
     name: str
     count: int
@@ -102,9 +102,9 @@ class Operation(FrozenDataclass):
 
 
 class Spent(FrozenDataclass):
-    """Where ``seconds`` went, of the ``asked``; ``busy`` is for how many of them the accelerator worked.
+    """Where ``seconds`` of the requested ``asked`` went; for ``busy`` of them the accelerator worked.
 
-    It is None where the rank uses none.
+    ``busy`` is None where the rank uses no accelerator.
     """
 
     seconds: float
@@ -127,9 +127,9 @@ class _Event(FrozenDataclass):
 
 
 def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> Spent:
-    """Return where the time went of which a rank ``record`` (``runtime/look/profiler``).
+    """Return where the time went, from a rank's ``record`` (``runtime/look/profiler``) and torch's trace.
 
-    Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
+    Raises ``LookupError``, ``TypeError`` or ``ValueError`` for what isn't such a record or trace.
     """
     began, ended = int(record["began"]), int(record["ended"])
     stacks = [
@@ -145,7 +145,7 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
             start, end = max(began, at), min(ended, at + round(float(event["dur"]) * 1000))
             if start < end:
                 events.append(_Event(str(event["name"]), (start, end), int(event["tid"]), event["cat"]))
-    main = int(record["pid"])  # the main thread's own number, too
+    main = int(record["pid"])  # also the main thread's number
     frames = [users_frame(stack, sources) for stack in stacks]
     places = [place(frame, sources) if frame is not None else "" for frame in frames]
     seconds = (ended - began) / 1e9
@@ -163,14 +163,14 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
 
 
 def _kind(stack: Sequence[Frame], sources: Sources) -> str:
-    """Return what the innermost frames say that a thread waits for."""
+    """Return what a thread waits for according to its innermost frames: DATA, RANKS or ""."""
     libraries = takewhile(lambda frame: library(frame, sources), reversed(stack))
     inner = [frame.filename for frame in libraries if not DISPATCH.search(frame.filename)]
     if any("importlib" in file for file in inner):
         return ""
     if any("torch/utils/data/" in file for file in inner):
         return DATA
-    # What torch.distributed calls in Python only prepares a wait.
+    # Other Python code that torch.distributed calls only prepares a wait.
     return RANKS if inner and "torch/distributed/" in inner[0] else ""
 
 
@@ -195,7 +195,7 @@ def _parts(
     )
     called = [event for event in events if event.category in _OPERATIONS]
     loading = [event.span for event in mine if event.name.startswith(_LOADING)]
-    # A look tells of the time around it only where no event does.
+    # A look only counts for the time around it where there is no event.
     steps: tuple[tuple[str, Sequence[Span]], ...] = (
         (RANKS, common(waits, reduced)),
         (ACCELERATOR, waits),
@@ -217,7 +217,7 @@ def _parts(
 
 
 def _used_beside(looks: Sequence[_Look], covered: Sequence[Span]) -> int:
-    """Return for how long the CPU was used in what isn't ``covered``, at most."""
+    """Return an upper bound of the time that the CPU was used outside what is ``covered``."""
     total = at = 0
     for (start, before, *_), (end, after, *_) in pairwise(looks):
         while at < len(covered) and covered[at][1] <= start:
@@ -232,7 +232,7 @@ def _used_beside(looks: Sequence[_Look], covered: Sequence[Span]) -> int:
 
 
 def _operations(events: Sequence[_Event], main: int, looks: Sequence[tuple[int, str]]) -> Iterator[Operation]:
-    """Yield operations by their name, the longest first; a line is that of most looks into them."""
+    """Yield the operations by name, the longest first; each with the line found in most looks at it."""
     times: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     lines: dict[str, Counter[str]] = defaultdict(Counter)
@@ -254,7 +254,7 @@ def _operations(events: Sequence[_Event], main: int, looks: Sequence[tuple[int, 
 
 
 def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
-    """Yield each operation of a thread with the time that it spent itself, in the order of their ends."""
+    """Yield each operation of a thread with its own time, without that of nested ones, in order of end."""
     opened: list[tuple[_Event, list[Span]]] = []
 
     def closed(until: float) -> Iterator[tuple[_Event, int]]:
@@ -270,17 +270,18 @@ def _nested(events: Iterable[_Event]) -> Iterator[tuple[_Event, int]]:
     yield from closed(float("inf"))
 
 
-_CATEGORY = "user_annotation"  # torch's own, of both
+_CATEGORY = "user_annotation"  # torch's own category for ranges and collectives
 
 
 def marked(trace: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trace with what the rank ``record`` (``runtime/look/profiler``) as events of it.
+    """Return a trace with the ranges and collectives in a rank's ``record`` added as events.
 
-    Raises ``LookupError``, ``TypeError`` or ``ValueError`` where that isn't what a rank tells.
+    Raises ``LookupError``, ``TypeError`` or ``ValueError`` for what isn't such a record
+    (``runtime/look/profiler``).
     """
     base, pid = int(trace.get("baseTimeNanoseconds", 0)), int(record["pid"])
     events = [_event(name, span, base, pid, pid) for name, span in _named_spans(record["ranges"])]
-    rows: list[int] = []  # until when each is taken
+    rows: list[int] = []  # until when each row is taken
     for name, span in sorted(_named_spans(record["collectives"]), key=lambda item: item[1]):
         row = next((number for number, until in enumerate(rows) if until <= span[0]), len(rows))
         rows[row : row + 1] = [span[1]]

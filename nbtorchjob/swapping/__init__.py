@@ -1,1 +1,1 @@
-"""Changes the code of a running job: ``code`` says what of it can change, ``sending`` makes the change."""
+"""Changes the code of a running job: ``code`` finds out what can change, ``sending`` makes the change."""

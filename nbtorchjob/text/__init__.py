@@ -1,8 +1,8 @@
-"""Text made safe for a terminal: of a job's, person's or server's, only colours and progress bars act.
+"""Text made safe for a terminal: only colours and progress bars in it take effect.
 
-A terminal obeys the text that it shows: it fills the clipboard, names windows, hides and replaces what is
-there. Here everything except colours, and moves within the lines that the text itself has begun, is shown
-instead of obeyed. Files and pipes get every byte as it was.
+A terminal obeys control sequences in the text of a job, a person or a server: they can fill the clipboard,
+name windows, hide and replace what is on the screen. Here everything except colours, and moves within the
+lines that the text itself has begun, is shown instead of obeyed. Files and pipes get every byte unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HOSTILE = (
 CONTROLS = f"\b\n\r{_HOSTILE}"
 
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
-# What progress bars write: several of them go up to their lines and down again, and erase within one.
+# What progress bars write: several bars move up to their lines and down again, and erase within a line.
 _ACTING = re.compile(rf"({_COLOUR}|\x1b\[[012]?K)|\x1b\[(?P<rows>[0-9]{{0,4}})(?P<way>[AB])|\n|[{_HOSTILE}]")
 _OPENING = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 _COLOURS = re.compile(_COLOUR)
@@ -54,7 +54,7 @@ class Filter:
         return visible
 
     def end(self) -> str:
-        """Return the rest; what follows is below it, without its colour, and can't be moved to."""
+        """Return the rest; text that follows starts below it, without its colour, and can't move into it."""
         rest = _ACTING.sub(self._seen, self._held + self._decoder.decode(b"", final=True))
         self._held = ""
         rest += _RESET if self._coloured else ""
@@ -89,12 +89,12 @@ def safe(text: str) -> str:
 
 
 def shown(text: str, stream: TextIO) -> str:
-    """Return a whole text as it may be written to ``stream``: unchanged where no terminal shows it."""
+    """Return a whole text as it may be written to ``stream``: unchanged unless a terminal shows it."""
     return safe(text) if shows(stream) else text
 
 
 def coloured(text: str, stream: TextIO) -> str:
-    """Return a whole text as a program writes it to ``stream``: safe, in colours for a terminal alone."""
+    """Return a whole text as programs write it to ``stream``: safe, with colours only on a terminal."""
     return safe(text) if shows(stream) else _COLOURS.sub("", safe(text))
 
 

@@ -1,9 +1,8 @@
-r"""Terminal colours as inline CSS that is readable on one ground, and what a terminal would show of a log.
+r"""Terminal colours as inline CSS that is readable on one background, and a log as a terminal would show it.
 
 A log has ``\r``, ``\b``, erasing, moving up and colours. Escape sequences are those of ECMA-48. The cursor
 never moves past the end of a row, so no sequence can make more characters than were written: the work stays
-linear in the input. Addresses of pages become links, and nothing else: a log may contain anything that looks
-like one.
+linear in the input. Only web addresses become links: a log may contain anything that looks like one.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class Style(NamedTuple):
 PLAIN = Style()
 
 # A page is light or dark, and no colour has a contrast of 4.5 (WCAG 2.1, 1.4.3) on both #fff and #111: the
-# most is 4.35. So coloured text has a terminal's ground.
+# most is 4.35. So coloured text has a terminal's background.
 GROUND, INK = "#1b1f24", "#e6edf3"
-_DARKEST = 0.24  # the relative luminance from which a colour has a contrast of 4.5 on the ground
+_DARKEST = 0.24  # the relative luminance from which a colour has a contrast of 4.5 on GROUND
 
 _BASE: tuple[RGB, ...] = (
     (0, 0, 0),
@@ -119,11 +118,11 @@ def css(style: Style) -> str:
     out: list[str] = []
     fg = style.fg
     if style.bg is not None:
-        # The page's text colour may not be readable on a ground of its own.
+        # The page's text colour may not be readable on this background.
         fg = fg or ((0, 0, 0) if _luminance(style.bg) > 0.18 else (255, 255, 255))
         out += [f"color:{shade(fg)}", f"background-color:{shade(style.bg)}"]
     elif fg is not None:
-        # A page that keeps a card's style draws it on the page's own ground, mixed with its text's colour.
+        # A page that keeps a card's style sheet uses --c on its own background, mixed with its text colour.
         out += [f"color:{shade(readable(fg))}", f"--c:{shade(fg)}"]
     # A colour that is just readable wouldn't be when dimmed.
     out += ["font-weight:bold"] * style.bold + ["opacity:0.7"] * (style.dim and not out)
@@ -172,9 +171,9 @@ def shade(colour: RGB, alpha: float = 1.0) -> str:
 
 
 _URL = re.compile(r"\bhttps?://[^\s<>\"'`\x00-\x1f\x7f-\x9f]+", re.IGNORECASE)
-_AFTER = ".,;:!?…*_~"  # what follows an address in a sentence
+_AFTER = ".,;:!?…*_~"  # punctuation that may follow an address in a sentence
 _PAIRS = {")": "(", "]": "[", "}": "{"}
-# A page colours links for its own ground, and a sanitiser leaves no "inherit".
+# A page's link colour suits its own background, and a sanitiser removes "inherit".
 _STYLE = f"color:{INK};text-decoration:underline"
 
 
@@ -220,7 +219,7 @@ class Row:
         text, whole = self.text(most), self.text()
         at, out = 0, []
         for start, end in spans(whole):
-            if text[:end] == whole[:end]:  # half an address leads nowhere
+            if text[:end] == whole[:end]:  # a cut address would be a broken link
                 out += [
                     self._html(text, at, start),
                     link(whole[start:end], self._html(text, start, end)),

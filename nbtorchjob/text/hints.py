@@ -1,7 +1,7 @@
 """What to type next, in the syntax of the current front: a notebook's magics, or a terminal's command.
 
-The syntax holds for the process, as a locale does: a message is right when it is made, and finished ones,
-which may be a user's, are never rewritten.
+The syntax is global to the process, like a locale: a message uses it when it is made, and finished messages,
+which may contain a user's text, are never rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Wording(NamedTuple):
-    """What precedes a verb, and the options that a cell or a script is run with; and what lists those."""
+    """What precedes a verb, what precedes the options of a cell or script, and what lists these options."""
 
     verb: str
     run: str

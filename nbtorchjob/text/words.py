@@ -1,4 +1,4 @@
-"""Durations, sizes, numbers, ranks and values, in the words a person reads."""
+"""Durations, sizes, numbers, ranks and values as human-readable text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SpansError(ValueError):
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """Return the numbers that are meant, in order, each once; raises ``SpansError``."""
+    """Return the numbers in a text such as ``0,2-4``, sorted, each once; raises ``SpansError``."""
     text = text.replace(" ", "")
     if not _SPANS.fullmatch(text):
         raise SpansError(text)
@@ -32,7 +32,7 @@ def parse(text: str) -> tuple[int, ...]:
 
 
 def spell(numbers: Iterable[int], comma: str = ",") -> str:
-    """Return the numbers with runs as spans, smallest first."""
+    """Return the numbers as text, smallest first, with consecutive ones as spans: ``0,2-4``."""
     spans: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
         if spans and spans[-1][1] == number - 1:
@@ -50,7 +50,7 @@ _CONTROL = re.compile(f"[{CONTROLS}]")
 
 
 def duration(seconds: float) -> str:
-    """Return a time of so many seconds: ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """Return a number of seconds as text: ``4.2 s``, ``42 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if not math.isfinite(seconds):
         return "an unknown time"
     if seconds < 9.95:
@@ -82,7 +82,7 @@ def clock(at: float, now: float) -> str:
 
 
 def size(count: int) -> str:
-    """Return so many bytes, in powers of 1000: ``812 B``, ``1.2 MB``, ``450 kB``."""
+    """Return a number of bytes as text, in powers of 1000: ``812 B``, ``1.2 MB``, ``450 kB``."""
     number, unit = float(count), "B"
     for bigger in ("kB", "MB", "GB", "TB"):
         if number < 999.5:
@@ -112,7 +112,7 @@ def some(names: Sequence[str], most: int) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """Name ranks with runs as ranges: ``rank 2``, ``ranks 1-3, 7``."""
+    """Name ranks, consecutive ones as spans: ``rank 2``, ``ranks 1-3, 7``."""
     text = spell(numbers, ", ")
     return f"rank {text}" if text.isdigit() else f"ranks {text}"
 
@@ -128,7 +128,7 @@ def clip(text: str, most: int) -> str:
 
 
 def elide(text: str, most: int) -> str:
-    """Cut the middle of text, to ``most`` characters: a chain of causes is most telling at its ends."""
+    """Cut text in the middle, to ``most`` characters: the ends of a chain of causes say the most."""
     head = most // 2
     return text if len(text) <= most else f"{text[:head]}…{text[head + 1 - most :]}"
 
@@ -139,7 +139,7 @@ def line(text: str, most: int) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of equally many texts as lines with aligned columns."""
+    """Return rows with equal numbers of texts as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(wide) for text, wide in zip(row, widths, strict=True)) for row in rows)
     return [line.rstrip() for line in lines]

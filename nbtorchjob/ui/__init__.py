@@ -1,1 +1,1 @@
-"""Drawing jobs: pure functions from a state to HTML and text, and what shows them."""
+"""Drawing jobs: pure functions from a state to HTML and text, and the code that shows them."""

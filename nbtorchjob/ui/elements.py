@@ -2,7 +2,7 @@
 
 They must survive JupyterLab's sanitiser in an untrusted notebook (4.4, sanitizer.ts): semantic tags, and
 inline styles without ``var()``, ids or scripts. Text keeps the page's colour, so that it is readable in
-any theme; elements with colours of their own have a ground of their own.
+any theme; elements with colours of their own have a background of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SCREEN = (
     f"margin:4px 0;padding:6px 8px;background-color:{GROUND};border-radius:3px;"
     "display:flex;flex-direction:column-reverse;max-height:136px;overflow:auto"
 )
-# nbconvert's page shows a pre in its text font, with a log's columns out of line.
+# nbconvert's page shows a pre in its text font, which misaligns a log's columns.
 MONO = "font:12px monospace"
 DIM = "opacity:0.7"
 PLAIN = "margin:4px 0"
@@ -54,7 +54,7 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]{1,40}")
 
 @cache
 def asset(module: str, name: str) -> str:
-    """Return the text of a file that lies beside a module's own: a script, a style."""
+    """Return the text of a file that lies beside a module's own: a script or a style sheet."""
     return Path(module).with_name(name).read_text(encoding="utf-8").strip()
 
 
@@ -70,7 +70,7 @@ def text_line(text: str, style: str = _WRAPPED) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a text as HTML in which no option is broken in two lines, as browsers do behind its hyphens."""
+    """Return a text as HTML that keeps each option on one line: browsers break lines after hyphens."""
     return _OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', escape(text))
 
 
@@ -101,23 +101,23 @@ def preformatted(lines: Sequence[str]) -> str:
 
 
 def screen(lines: Sequence[str]) -> str:
-    """Return lines of HTML on a terminal's ground, in a box that scrolls, by keys too."""
-    # A page colours a pre itself: JupyterLab in its own text colour, whatever is around it.
+    """Return lines of HTML on a terminal's background, in a box that scrolls, also by keys."""
+    # A page colours a pre itself: JupyterLab with its own text colour, whatever surrounds it.
     text = tag("pre", "\n".join(lines), f"{_PRE};color:{INK}")
     return f'<div class="nbt-log" style="{_SCREEN}" tabindex="0">{text}</div>'
 
 
 def meant(info: JobInfo) -> dict[str, object]:
-    """Return what a page names a job by, and no later one that has its id once it was deleted."""
-    # When a lab's turn was created may be known only once the lab has taken it.
+    """Return what identifies a job to a page, but not a later one that has its id once it was deleted."""
+    # The creation time of a lab's turn may be known only once the lab has accepted it.
     return {"id": info.id, **({} if info.of_lab else {"created": info.created})}
 
 
 def action(label: str, command: str, arguments: Mapping[str, object], *, of: str = "") -> str:
     """Return a button that runs a command of our JupyterLab extension; the style there shows its label.
 
-    Elsewhere it is invisible: it has no text that a page could show without the button. Where several
-    have one label, who doesn't see the page is told what this one is ``of``.
+    Elsewhere it is invisible: it has no text that a page could show without the button. If several buttons
+    have one label, ``of`` tells them apart for screen readers.
     """
     attributes = (
         f'data-commandlinker-command="{command}" data-commandlinker-args="{escape(json.dumps(arguments))}"'
@@ -129,8 +129,8 @@ def action(label: str, command: str, arguments: Mapping[str, object], *, of: str
 def inserting(label: str, text: str) -> str:
     """Return a button as above that puts ``text``, a ``%%torchjob`` line, into a cell.
 
-    JupyterLab takes no widget's output for trusted, and asks before it runs a command for one (4.6). Our
-    extension hears this button itself, as nothing is run.
+    JupyterLab (4.6) trusts no widget's output, and asks before it runs a command for one. Our extension
+    handles this button itself, as it runs nothing.
     """
     return _button(label, f'data-nbtorchjob-line="{escape(text)}"')
 
@@ -159,7 +159,7 @@ class Part(FrozenDataclass):
 
 
 def text(heading: str, parts: Iterable[Part]) -> str:
-    """Return them in plain text."""
+    """Return the parts below a heading in plain text."""
     lines = [heading]
     for part in parts:
         lines += ["", f"{part.title}:"]

@@ -1,4 +1,4 @@
-"""Jobs as data for a page to lay out (pure): one in full, and some held against each other.
+"""Jobs as data for a page to lay out (pure): one in full, and several compared.
 
 A page is a heading and parts; a part is a title, and what is below it: a table (``head`` and ``rows``),
 sentences (``said``), lines as they were written (``wrote``), code in spans (``ui/comparison``), charts.
@@ -59,7 +59,7 @@ def description(
 
 
 def comparison(states: Sequence[JobState], now: float) -> Page:
-    """Return the curves of some jobs, a chart a metric, and in which respects they differ."""
+    """Return the curves of several jobs, one chart per metric, and the respects in which they differ."""
     most = max(8, int((_WIDTH - 120) / len(states) / _CHAR) - 5)
     names = [line(f"{number} {state.info.name}", most) for number, state in enumerate(states, 1)]
     rows = [

@@ -1,6 +1,6 @@
-"""A job as JSON, and many jobs at once as a table of text and of HTML (pure).
+"""A job as JSON, and many jobs at once as a table, in text and in HTML (pure).
 
-What pages offer to do with a job, by its record: JupyterLab's commands and menus, a card's buttons.
+Also what pages offer to do with a job, by its record: JupyterLab's commands and menus, a card's buttons.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Record: TypeAlias = dict[str, Any]
 MAX_LABEL = 120
 MAX_NOTE = 2000
 _MOST_METRICS = 3
-_MOST_NODES = 4  # whose use is told: a page has little room for a job
+_MOST_NODES = 4  # whose resource use is shown: a page has little room for a job
 
 
 def record(state: JobState, now: float) -> Record:
-    """Return what is known of a job, as plain data; times are in seconds, since the epoch for dates.
+    """Return a job as plain data; times are in seconds, since the epoch for dates.
 
-    ``status`` is the phase as a card shows it ("QUEUED", "CANCELLING", "SUSPENDED", …), a budget's ``limit``
-    is null where it is unlimited, ``progress`` where nothing was reported or the logs weren't read, ``still``
-    unless the job has been silent for longer than usual. ``metrics`` are its newest ones in words, ``loss
-    0.41``. ``uses`` is empty where nothing was measured, ``artifacts`` null where it isn't known whether any
-    exist; ``resumable`` says whether it left a checkpoint, and ``curves`` whether there is anything for
-    TensorBoard, null where that isn't known. ``note`` and ``tags`` are a person's. ``lab`` is null of a job
-    that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells it runs once more, else empty, and
-    ``run`` its place in its ``group``, 0 and empty where it is in none.
+    ``status`` is the phase as a card shows it ("QUEUED", "CANCELLING", "SUSPENDED", …). A budget's ``limit``
+    is null if it is unlimited, ``progress`` if nothing was reported or the logs weren't read, ``still``
+    unless the job has been silent for longer than usual. ``metrics`` are the newest in words, ``loss 0.41``.
+    ``uses`` is empty if nothing was measured, ``artifacts`` null if it isn't known whether any exist;
+    ``resumable`` says whether the job left a checkpoint, and ``curves`` whether there is anything for
+    TensorBoard, each null if that isn't known. ``note`` and ``tags`` come from people. ``lab`` is null for a
+    job that isn't ``kept``, as labs are; ``promoted`` is the lab whose cells the job runs again, else empty,
+    and ``run`` is the job's number in its ``group``, 0 and empty if it is in none.
     ``notebook`` is a path: a server's pages have one :func:`below` its roots.
     """
     from nbtorchjob.ui.card import metrics  # late: a list whose rows are kept draws none
@@ -96,15 +96,15 @@ def record(state: JobState, now: float) -> Record:
 
 
 def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Tended | None = None) -> Record:
-    """Return the same and all else that is known.
+    """Return a job's :func:`record`, and everything else that is known of it.
 
-    ``enforced`` is who enforces each policy, by its field; ``tended`` who looks after what is left
-    to us, null where nothing is.
+    ``enforced`` is who enforces each policy, by field; ``tended`` is who tends the job, null if it needs no
+    tending.
 
-    ``error`` is what the first failing rank raised, with its frames' variables; null where none did.
-    ``environment`` is what its ranks can import and ``checkout`` what git said of the notebook's folder, null
-    where that isn't known; ``captured`` are the type and
-    digest of what was taken along, by name.
+    ``error`` is what the first failing rank raised, with its frames' variables; null if none did.
+    ``environment`` is what its ranks can import and ``checkout`` the git state of the notebook's folder, each
+    null if that isn't known; ``captured`` has the type and digest of each value that was taken along, by
+    name.
     """
     error = state.failure.error if state.failure else None
     swaps: list[Record] = []
@@ -156,7 +156,7 @@ def below(record: Record, roots: Sequence[str]) -> Record:
 
 
 def as_of(record: Record, now: float) -> Record:
-    """Return an earlier record with what only the clock has changed since."""
+    """Return an earlier record, updated with what the clock alone has changed since."""
     return record if record["terminal"] else {**record, "elapsed": max(0.0, now - record["created"])}
 
 
@@ -175,7 +175,7 @@ def _attempt(attempt: Attempt) -> Record:
 
 
 def _lab(state: JobState) -> dict[str, Any] | None:
-    """Return what a lab does, since when nobody uses it, when that ends it, and what its ranks hold."""
+    """Return what a lab is doing, since when it is idle, when that ends it, and what its ranks hold."""
     if state.info.lab is None:
         return None
     return {
@@ -190,13 +190,13 @@ def _lab(state: JobState) -> dict[str, Any] | None:
 
 def _artifacts(state: JobState) -> int | None:
     if not state.artifacts:
-        return None if state.info.cluster else 0  # of a cluster's logs may have told of some
+        return None if state.info.cluster else 0  # on a cluster, logs that weren't read may name some
     last = max((number for number, _ in state.artifacts), default=1)
     return sum(sent.files for (number, _), sent in state.artifacts.items() if number == last)
 
 
 def _still(state: JobState, now: float) -> dict[str, Any] | None:
-    """Return since when a running job has been silent, what is overdue, and how long one takes."""
+    """Return since when a running job has been silent, what is overdue, and how long that usually takes."""
     stillness, known = still(state, now), progress(state)
     if state.phase is Phase.RUNNING and known is not None and known.overdue(now) is not None:
         by_unit = known.told_each
@@ -215,7 +215,7 @@ def _progress(state: JobState, now: float) -> dict[str, Any] | None:
     return {"unit": current.unit, "done": current.done, "total": current.total, "left": left}
 
 
-# In this order from left to right, and what each is called of runs.
+# From left to right, with the word for runs in each.
 CALLED: Mapping[str, str] = {
     "SUCCEEDED": "done",
     "RUNNING": "running",
@@ -233,8 +233,8 @@ def word(state: JobState) -> str:
 
 
 def phase(words: Iterable[str]) -> Phase:
-    """Return where a group stands, as a job would: it goes on while one of its runs does."""
-    # That some are stopped early is what was asked for.
+    """Return a group's phase, as if it were one job: it goes on while one of its runs does."""
+    # Stopping some early was requested, so it counts as success.
     phases = {Phase.SUCCEEDED if item == STOPPED else Phase(item) for item in words}
     live = next((item for item in (Phase.RUNNING, Phase.PENDING, Phase.SUBMITTED) if item in phases), None)
     if live is not None:
@@ -260,7 +260,7 @@ def jobs_text(jobs: Sequence[Record]) -> str:
 
 
 def jobs_html(jobs: Sequence[Record]) -> str:
-    """Return the same as :func:`text`, as an HTML table that a sanitiser leaves whole."""
+    """Return the same as :func:`jobs_text`, as an HTML table that a sanitiser leaves whole."""
     if not jobs:
         return "<p>No jobs.</p>"
     from nbtorchjob.ui.elements import grid  # late: a terminal shows text
@@ -269,7 +269,7 @@ def jobs_html(jobs: Sequence[Record]) -> str:
 
 
 def _rows(jobs: Sequence[Record]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each job, and for all runs of a group one, where its first one stands."""
+    """Yield a row for each job, and one for all runs of a group, at the place of its first run."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for job in jobs:
         groups.setdefault((job["where"], job["group"]) if job["group"] else ("", job["id"]), []).append(job)
@@ -278,7 +278,7 @@ def _rows(jobs: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 
 
 def _folded(runs: Sequence[Record]) -> tuple[str, ...]:
-    # Of a run that was retried the newest job counts.
+    # For a run that was retried, the newest job counts.
     newest = {job["run"]: job for job in sorted(runs, key=lambda job: float(job["created"]))}
     runs, first = [*newest.values()], runs[0]
     counts = [STOPPED if job["status"] == STOPPED else job["phase"] for job in runs]
@@ -302,7 +302,7 @@ def _size(job: Record) -> str:
 def _row(job: Record) -> tuple[str, ...]:
     waited = None if job["started"] is None else job["started"] - job["created"]
     elapsed, tried = facts.ran(job["elapsed"], waited), job["attempts"]
-    # What a lab does, and for how long nobody has used it; "" of another job
+    # What a lab is doing, and for how long it has been idle; "" for other jobs
     lab = job["lab"]
     if lab is None or lab["since"] is None:
         doing = "" if lab is None else str(lab["doing"])
@@ -332,13 +332,13 @@ def matches(job: Record, searched: Sequence[str]) -> bool:
     return all(word.lower() in text for word in searched)
 
 
-# Which jobs are meant: those whose record has one of the values in each of these fields.
+# Selects the jobs whose record has one of the listed values in each of these fields.
 Condition: TypeAlias = Mapping[str, Sequence[Any]]
 
 LIVE: Condition = {"terminal": [False]}
 RUNS: Condition = {"phase": ["RUNNING"]}
 ENDED: Condition = {"terminal": [True]}
-# Of a job on a cluster it may not be known: what it is asked then says so.
+# For a job on a cluster this may be unknown (None): the request then says so.
 RESUMABLE: Condition = {"terminal": [True], "resumable": [True, None]}
 CURVES: Condition = {"curves": [True, None]}
 KEPT: Condition = {"terminal": [False], "kept": [True]}
@@ -359,11 +359,11 @@ SUSPENDABLE: Condition = {
 class Offer(FrozenDataclass):
     """How pages offer something that can be done to a job.
 
-    It is called ``label`` beside a job and ``asking`` where none is named; ``icon`` is one of JupyterLab's,
+    It is called ``label`` beside a job and ``asking`` where no job is named; ``icon`` is one of JupyterLab's,
     ``rank`` its order in a job's menu. ``warning`` is shown before it is done to a running job, and
-    ``warning_ended`` for an ended one: both need a yes. ``on_card`` is whether a card has a button for it,
-    given the job and whether a cell waits for it; with ``done``, which it then shows, an unfinished job's
-    card also has one wherever there is a server.
+    ``warning_ended`` for an ended one: both need a confirmation. ``on_card`` is whether a card has a button
+    for it, given the job and whether a cell waits for that; with ``done``, which the button shows afterwards,
+    an unfinished job's card also has one wherever there is a server.
     """
 
     label: str

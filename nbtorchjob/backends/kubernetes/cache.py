@@ -1,6 +1,6 @@
-"""What this machine caches of a cluster's job, for when it is gone from there: facts, logs, values.
+"""This machine's cache of a cluster's job, for when the job is gone from there: facts, logs, values.
 
-A pod's log is decoded into events as it is read; its lines are cached as they come.
+A pod's log is decoded into events as it is read; its lines are cached as they arrive.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from nbtorchjob.state.info import why, write
 
 _OURS = "ours"
 _CHECKOUT = "checkout.json"
-_RECENT = 256  # lines that are looked at for repeats
+_RECENT = 256  # lines that are checked for repeats
 _PART = 1 << 18  # bytes of a log
 _MOST_UNSAVED = 4 << 20  # bytes
-_VALUES = 4  # of a pod that are begun; one at a time is sent
+_VALUES = 4  # of a pod that may be incomplete at once; nodes send one at a time
 
 
 class Pod(FrozenDataclass):
@@ -52,9 +52,9 @@ class Pod(FrozenDataclass):
 
 
 class JobCache:
-    """The folder of one job. Whoever takes its lock first writes it; others only read.
+    """The folder of one job. The first process to take its lock writes it; others only read.
 
-    What reads it raises ``DamagedError`` for what can't be read.
+    Methods that read it raise ``DamagedError`` for what can't be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,11 +65,11 @@ class JobCache:
         self._facts_file = _LineFile(folder / "facts.jsonl")
 
     def claim(self, info: JobInfo) -> bool:
-        """Become the writer, if there is none; the kernel releases the lock when a process ends."""
+        """Become the writer, if there is none; the system releases the lock when a process ends."""
         own(self._folder)
         lock = Lock(self._folder / "lock")
         while not lock.take(wait=False):
-            # Whoever asks whether there is a writer shares the lock for a moment (``followed``).
+            # A process that checks whether there is a writer shares the lock for a moment (``followed``).
             if not lock.take(shared=True, wait=False):
                 lock.release()
                 return False
@@ -78,15 +78,15 @@ class JobCache:
             self._put_info(info)
             self._facts_file.cut()
             self._noted = set(self._facts())
-        except (OSError, DamagedError):  # a full disk: whoever comes next may have more luck
+        except (OSError, DamagedError):  # a full disk: the next process may have more luck
             self.release()
             raise
         return True
 
     def followed(self) -> float | None:
-        """Return since when somebody on this machine follows the job; None where nobody does."""
+        """Return since when a process on this machine has followed the job; None if none does."""
         with suppress(OSError):
-            written = (self._folder / "info.json").stat().st_mtime  # as they began
+            written = (self._folder / "info.json").stat().st_mtime  # when it began
             lock = Lock(self._folder / "lock")
             try:
                 return None if lock.take(shared=True, wait=False) else written
@@ -95,20 +95,20 @@ class JobCache:
         return None
 
     def release(self) -> None:
-        """Let somebody else be the writer."""
+        """Let another process be the writer."""
         self._spools.clear()
         if self._lock is not None:
             self._lock.release()
         self._lock = None
 
     def info(self) -> JobInfo | None:
-        """Return what was written down of the job; None where nothing is cached."""
+        """Return the cached record of the job; None if there is none."""
         with suppress(FileNotFoundError), self._reading("record"):
             return read_info(record(self._folder / "info.json"), "kubernetes", self._name)
         return None
 
     def key(self) -> bytes | None:
-        """Return the job's key, where it was submitted or read before."""
+        """Return the job's key; None unless the job was submitted, or its key read, from here before."""
         with suppress(FileNotFoundError), self._reading("key"):
             return record(self._folder / "key")
         return None
@@ -127,7 +127,7 @@ class JobCache:
             raise DamagedError("kubernetes", self._name, what, why(exc)) from exc
 
     def begin(self, info: JobInfo, key: bytes, *, ours: bool) -> None:
-        """Write down what a job's kernel knows at submission; one that repeats another's isn't ``ours``."""
+        """Store a job's record and key at submission; a job that repeats another user's isn't ``ours``."""
         self.put_key(key)
         self._put_info(info)
         if ours:
@@ -135,11 +135,11 @@ class JobCache:
 
     @property
     def ours(self) -> bool:
-        """Whether its call was submitted from here; labels say so of any job that somebody made to say so."""
+        """Whether its call was submitted from here; a job's labels prove nothing, as anyone can set them."""
         return (self._folder / _OURS).exists()
 
     def put_key(self, key: bytes) -> None:
-        """Write down the job's key, for values that outlive its Secret."""
+        """Store the job's key, for values that outlive its Secret."""
         own(self._folder)
         self._write("key", key)
 
@@ -147,7 +147,7 @@ class JobCache:
         self._write("info.json", write(info).encode())
 
     def note(self, event: Event) -> None:
-        """Write down a fact, once."""
+        """Store a fact, once."""
         line = json.dumps(to_json(event)).encode()
         if self._lock is None or line in self._noted:
             return
@@ -155,11 +155,11 @@ class JobCache:
         self._facts_file.add(line + b"\n")
 
     def put_checkout(self, fact: CheckoutTold) -> None:
-        """Write down what git said; whoever writes the other facts may be another process."""
+        """Store what git reported; the writer of the other facts may be another process."""
         self._write(_CHECKOUT, json.dumps(to_json(fact)).encode())
 
     def facts(self) -> list[Event]:
-        """Return the cached facts, but for what the logs say."""
+        """Return the cached facts, except those in the logs."""
         checkout = []
         with suppress(FileNotFoundError), self._reading("facts"):
             checkout = [record(self._folder / _CHECKOUT)]
@@ -186,13 +186,13 @@ class JobCache:
             return [Pod(int(node), uid) for _, node, uid in names]
 
     def log(self, pod: Pod) -> Path:
-        """Return where a pod's log is cached: lines with their stamps."""
+        """Return the path of a pod's cached log: lines with their stamps."""
         return self._folder / f"log-{pod.node}-{pod.uid}"
 
     def lines(self, pod: Pod) -> Iterator[Lines]:
-        """Yield the cached lines of a pod's log, a part in memory at a time.
+        """Yield the cached lines of a pod's log, with one part in memory at a time.
 
-        Half a line, from when a process was killed, is left out.
+        An incomplete line, from when a process was killed, is left out.
         """
         splitter = Splitter()
         with (
@@ -205,17 +205,17 @@ class JobCache:
                     yield lines
 
     def sent(self, sent: Sent) -> Path:
-        """Return where a rank's value belongs, or a node's artifacts."""
+        """Return the path for a rank's value, or for a node's artifacts."""
         what, name = ("artifacts" if isinstance(sent, ArtifactsReady) else "value"), _of(sent)
         return self._folder / f"{what}-{name[1]}-{name[0]}"
 
     def put(self, sent: Sent, data: bytes) -> None:
-        """Write what was sent in one step."""
+        """Write what was sent, in one step."""
         own(self._folder)
         self._write(self.sent(sent).name, data)
 
     def remove(self) -> None:
-        """Forget the job."""
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -226,9 +226,9 @@ class JobCache:
 
 
 class _LineFile:
-    """A file to which whole lines are added; between two it is closed, as there are many.
+    """A file that whole lines are added to; it is closed in between, as there are many such files.
 
-    What a full disk has no room for is added with what comes next, up to some megabytes.
+    Lines that a full disk has no room for are added together with the next ones, up to some megabytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -236,7 +236,7 @@ class _LineFile:
         self._unsaved = b""
 
     def cut(self) -> None:
-        """Remove half a line, from when a process was killed: what comes next would be its other half."""
+        """Remove an incomplete line, from when a process was killed: the next one would continue it."""
         with suppress(FileNotFoundError), open(self._path, "r+b") as file:
             size = end = file.seek(0, os.SEEK_END)
             newline = -1
@@ -286,16 +286,16 @@ class _Spool:
 
 
 class Parts:
-    """The values and artifacts whose parts come by the log, until each is announced: a few, of bounded size.
+    """The values and artifacts whose parts arrive in the log, until announced: a few, of bounded size.
 
-    A node sends a value's parts one behind the other, and then says so.
+    A node sends a value's parts one after the other, and then announces the value.
     """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, int], bytearray] = {}
 
     def add(self, part: ValuePart) -> None:
-        """Take in a part, maybe once more; one that doesn't fit on to what is there spoils its value."""
+        """Add a part, perhaps a repeated one; a part after a gap, or beyond the limit, drops its value."""
         data = self._found.pop((part.rank, part.round), bytearray())
         if part.offset > len(data) or part.offset + len(part.data) > BY_LOG:
             return
@@ -305,22 +305,22 @@ class Parts:
             del self._found[next(iter(self._found))]
 
     def take(self, sent: Sent) -> bytes | None:
-        """Return the bytes of what is announced, if they are all there; who reads them checks them."""
+        """Return the bytes of what is announced, if complete; they are verified when they are read."""
         data = self._found.pop(_of(sent), b"")
         return bytes(data) if data and len(data) == sent.size else None
 
 
 def _of(sent: Sent) -> tuple[int, int]:
-    """Return the numbers that parts go by."""
+    """Return the numbers that identify parts."""
     return (sent.node, sent.attempt) if isinstance(sent, ArtifactsReady) else (sent.rank, sent.round)
 
 
 _HUNDREDTHS = len(b"2026-01-01T00:00:00.00")
-_LAST = b"~"  # sorts behind whatever stands in a stamp
+_LAST = b"~"  # sorts after everything in a stamp
 
 
 class Reader:
-    """Makes events of the lines of one pod's log, and a file of each value among them."""
+    """Turns the lines of one pod's log into events, and each value among them into a file."""
 
     def __init__(self, pod: Pod, cache: JobCache) -> None:
         self._pod = pod
@@ -329,7 +329,7 @@ class Reader:
         self._parts = Parts()
 
     def events(self, lines: Lines) -> list[ev.Event]:
-        """Return what the lines say, each rank's text where its first line stood."""
+        """Return the events in the lines, with each rank's text at the place of its first line."""
         placed: list[tuple[int, ev.Event]] = []
         heard = lines.written[-1:]
         for at, others in lines.others.items():
@@ -367,7 +367,7 @@ class Reader:
 
 
 def _chunks(lines: Lines) -> Iterator[tuple[int, ev.LogChunk]]:
-    """Yield what ranks wrote, each with the index of its first line among theirs."""
+    """Yield what ranks wrote, each chunk with the index of its first line among all ranks' lines."""
     columns = (lines.written, lines.offsets, lines.marks, lines.texts)
     if lines.logs and lines.logs.count(lines.logs[0]) == len(lines.logs):
         yield from _log(lines.logs[0], range(len(lines.logs)), *columns)
@@ -387,7 +387,7 @@ def _log(
     marks: Sequence[bytes],
     texts: Sequence[bytes],
 ) -> Iterator[tuple[int, ev.LogChunk]]:
-    """Yield one log's text, in several chunks where lines are missing or come again."""
+    """Yield one log's text, in several chunks if lines are missing or repeated."""
     rank, round_ = map(int, log.split(b"."))
     if marks.count(b" ") < len(marks):
         texts = [frames.ended(text[:-1], mark) for text, mark in zip(texts, marks, strict=True)]
@@ -406,7 +406,7 @@ def _log(
 def _stderr(
     starts: Sequence[int], ends: Sequence[int], marks: Sequence[bytes]
 ) -> tuple[tuple[int, int], ...]:
-    """Return the spans that were written to stderr, of pieces that follow one another."""
+    """Return the spans of consecutive pieces that were written to stderr."""
     if frames.STDERR.isdisjoint(marks):
         return ()
     spans: list[tuple[int, int]] = []
@@ -421,7 +421,7 @@ def _times(ends: Sequence[int], stamps: Sequence[bytes]) -> tuple[tuple[int, flo
     """Return when bytes were written, to a hundredth of a second: a busy rank writes 1000 lines in one."""
     times, at = [], 0
     while at < len(ends):
-        # They ascend, as a node writes its ranks' text to one stream; where they don't, more is told.
+        # Stamps ascend, as a node writes its ranks' text to one stream; if they don't, more times are kept.
         at = max(at + 1, bisect_right(stamps, stamps[at][:_HUNDREDTHS] + _LAST, at))
         times.append((ends[at - 1], _seconds(stamps[at - 1])))
     return tuple(times)
@@ -432,13 +432,13 @@ def _seconds(stamp: bytes) -> float:
 
 
 class Fresh:
-    """Lets each byte of a job's logs through once: what was cached comes again from its pod."""
+    """Lets each byte of a job's logs through once: cached bytes come again from their pod."""
 
     def __init__(self, known: Mapping[tuple[int, int], int]) -> None:
         self._ends = dict(known)
 
     def part(self, event: ev.Event) -> ev.Event | None:
-        """Return what an event says that is new, if anything; of facts all is."""
+        """Return the new part of an event, if any; facts are always new."""
         if not isinstance(event, ev.LogChunk):
             return event
         log = (event.rank, event.round)
@@ -457,21 +457,21 @@ class Fresh:
 
 
 def cached_logs(cache: JobCache) -> Iterator[ev.Event]:
-    """Yield what the cached logs say: their pods may be gone by now, or have been rotated."""
-    # By when each wrote its first line: names of pods don't say which attempt came first.
+    """Yield the events in the cached logs: their pods may be gone by now, or their logs rotated."""
+    # Ordered by each pod's first line: the names of pods don't say which attempt came first.
     began = {pod: next((part.stamps[0] for part in cache.lines(pod)), b"") for pod in cache.pods()}
     for pod in sorted(began, key=began.__getitem__):
         yield from cached_log(Reader(pod, cache), cache.lines(pod))
 
 
 def cached_log(reader: Reader, lines: Iterable[Lines]) -> Iterator[ev.Event]:
-    """Yield what the cached lines of one pod say."""
+    """Yield the events in the cached lines of one pod."""
     for part in lines:
         yield from reader.events(part)
 
 
 def life(pod: Object | None, container: str) -> Life:
-    """Describe what is known of a pod's container."""
+    """Return the state of a pod's container."""
     if pod is None:
         return Life(ended=True, gone=True)
     status = reading.status(pod)

@@ -3,7 +3,7 @@
 Why something doesn't run yet is read from conditions, container states and events, and put in plain words.
 
 Kubernetes' own PodGroups are read as well: pods that its scheduler places all at once, or not at all.
-In 1.36 the Job controller makes one for each Indexed Job of several nodes, where the alpha gates
+In 1.36 the Job controller makes one for each Indexed Job of several nodes, if the alpha gates
 GenericWorkload and EnableWorkloadWithJob are on; its pods name it. In 1.37 it does so for
 every Job, and a group whose job doesn't ask for more has the policy ``basic``: each pod is placed by itself.
 """
@@ -39,17 +39,17 @@ _UNSCHEDULABLE = {
 }
 _NOT_ENOUGH = re.compile(r"Insufficient ([\w./-]*[\w/-])")
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.+), used: (.+), limited: (.+)")
-# The beginnings of messages that name the problem only after them.
+# Prefixes of messages that name the problem only after them.
 _BOTHER = re.compile(r'Error creating: |admission webhook "\S+" denied the request: ')
 
 
 class Complaints(FrozenDataclass):
     """How an operator reports why it can't make what a job needs, in events of the job and of its children.
 
-    ``refusals`` are the reasons of events that mean that it can't request pods, each with the explanation.
-    ``plain`` returns an event's text in the API's own words, from its reason and message, and "" where it is
-    no trouble. ``forbidden`` are signs, in a Pod Security standard's refusal, of what the operator adds to
-    pods, each with what to do.
+    ``refusals`` maps the reasons of events that mean that it can't request pods to explanations. ``plain``
+    returns an event's text in the API's own words, from its reason and message, or "" if it is no trouble.
+    ``forbidden`` maps signs of what the operator adds to pods, in a Pod Security standard's refusal, to
+    remedies.
     """
 
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def creating(message: str, forbidden: Mapping[str, str]) -> str:
     """Explain in plain words why a controller can't create a pod; ``forbidden`` as in ``Complaints``."""
     quota = _QUOTA.search(message)
     if "violates PodSecurity" in message:
-        # What to do about what a namespace's Pod Security standard forbids
+        # The remedy for what a namespace's Pod Security standard forbids
         remedy = next((remedy for sign, remedy in forbidden.items() if sign in message), None)
         if remedy is None and ("volume" in message or "privileged (" in message):
             remedy = "omit the --mount of a host's folder or device, or choose another namespace"
@@ -145,7 +145,7 @@ def waiting_facts(
     else:
         name, uid = str(about.get("name")), str(about.get("uid") or "")
         node = node_of(name)
-        # A second pull follows a failed one, whose reason stands until the image is there.
+        # A second pull follows a failed one, whose reason stays valid until the image is there.
         again = reason == "Pulling" and int(event.get("count") or 1) > 1
         if node is None or again:
             notice = None
@@ -217,7 +217,7 @@ _PLACED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")  # in 1.36, and fr
 
 
 def name(pod: Object) -> str:
-    """Return the name of a pod's group; "" for one that is in none."""
+    """Return the name of a pod's group; "" for a pod without a group."""
     return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
@@ -242,7 +242,7 @@ _LAST_WORDS = ("RankFailed", "RankExited", "NodeFailed")
 
 
 def facts(pod: Object, node: int, container: str = "") -> list[ev.Event]:
-    """Return a pod's facts about node ``node``; ``container`` names ours, by default the pod's first."""
+    """Return a pod's facts about ``node``; ``container`` names the job's own, by default the pod's first."""
     return list(_Pod(pod, node, container).facts())
 
 
@@ -310,7 +310,7 @@ class _Pod:
 
     @property
     def _latest(self) -> float:
-        """When something last changed: for what the cluster doesn't date."""
+        """When something last changed, for facts that the cluster doesn't date."""
         times = [reading.since(condition) for condition in self._status.get("conditions") or ()]
         return max(*times, reading.created(self._pod), seconds(self._status.get("startTime")), 0.0)
 

@@ -1,6 +1,6 @@
 """Which clusters this user has submitted to, so that a new kernel knows where to look for jobs.
 
-Only a hint: what is true of a job lies with its objects on the cluster.
+Only a hint: the truth about a job lies with its objects on the cluster.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Scope:
 
     @classmethod
     def parse(cls, text: str) -> Scope:
-        """Read what ``str`` gave, ``CONTEXT/NAMESPACE`` or ``NAMESPACE``; contexts may have slashes."""
+        """Parse the output of ``str``, ``CONTEXT/NAMESPACE`` or ``NAMESPACE``; contexts may have slashes."""
         context, _, namespace = text.rpartition("/")
         return cls(context, namespace)
 
@@ -39,14 +39,14 @@ class Scope:
         return "/".join(part for part in (self.context, self.namespace) if part)
 
     def folder(self, job: str, uid: str) -> Path:
-        """Return the folder of what this machine caches of a job there; only the one above it need exist.
+        """Return the folder for this machine's cache of a job there; only its parent is sure to exist.
 
-        ``uid`` is the job object's: a later job of the same name is another one.
+        ``uid`` is the job object's: a later job with the same name has another one.
         """
         return self._caches() / f"{job}.{uid}"
 
     def folders(self, job: str) -> list[Path]:
-        """Return the folders of jobs of that name, the newest first."""
+        """Return the folders of jobs with that name, the newest first."""
         return sorted(
             self._caches().glob(f"{glob.escape(job)}.*"), key=lambda path: path.stat().st_mtime, reverse=True
         )
@@ -76,7 +76,7 @@ def looked_at() -> list[Scope]:
 def named_in() -> list[Scope]:
     """Return where to look for a job by its name alone: where the settings say, else wherever there are jobs.
 
-    Of one name there may be a job in each of several namespaces.
+    Several namespaces may each have a job with that name.
     """
     with suppress(SpecError):
         cluster = profiles.default().cluster
@@ -88,15 +88,15 @@ def named_in() -> list[Scope]:
 
 
 def remember(scope: Scope) -> None:
-    """Write down that a job was sent to ``scope``; raises ``OSError``."""
-    with locked(_root() / "lock"):  # else of two kernels that submit at once one's is lost
+    """Record that a job was sent to ``scope``; raises ``OSError``."""
+    with locked(_root() / "lock"):  # else, if two kernels submit at once, the entry of one is lost
         others = [other for other in known() if other != scope]
         partial = _file().with_suffix(".partial")
         partial.write_text(json.dumps([asdict(entry) for entry in (scope, *others)]))
         partial.replace(_file())
-    # Forget jobs that nobody here has followed for a long time.
+    # Remove the caches of jobs that no process here has followed for a long time.
     for path in _root().glob("*/*.*"):
-        with suppress(OSError):  # another kernel is as tidy
+        with suppress(OSError):  # another kernel does the same
             if path.is_dir() and time.time() - path.stat().st_mtime > _FORGET_S:
                 shutil.rmtree(path)
 

@@ -1,14 +1,14 @@
 """One container's log, followed to its end: no line lost, none doubled, whatever breaks in between.
 
-A stream that ends proves nothing: it does so when the container ends, but also when the kubelet restarts
-(cleanly), when the API server does (cut), and when nothing was said for long. So after every end we ask what
-has become of the container, and ask for the log again from the last second on, until the container
-has ended and one more answer brought nothing new.
+The end of a stream proves nothing: it ends with the container, but also when the kubelet restarts (cleanly),
+when the API server does (cut), and when nothing was written for long. So after every end the follower checks
+the state of the container, and requests the log again from the last second on, until the container has ended
+and one more answer brought nothing new.
 
-The API sends lines with ``timestamps=true``. The facts behind reading them, from a Kubernetes 1.36 with
-containerd: every line has its own stamp, but lines of stdout and stderr written close together may stand in
-the file the other way round; ``sinceTime`` is cut to whole seconds; a line above 16 KiB is stored in pieces
-with a stamp each and served joined under the first, unless ``sinceTime`` leaves out some of its pieces.
+The API sends lines with ``timestamps=true``. How they behave, as seen with Kubernetes 1.36 and containerd:
+every line has its own stamp, but lines of stdout and stderr written close together may be swapped in the
+file; ``sinceTime`` is cut to whole seconds; a line above 16 KiB is stored in pieces with a stamp each and
+served joined under the first, unless ``sinceTime`` leaves out some of its pieces.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _REMEMBERED = 1 << 14
 # Nothing that is meant to be read is longer; a program that writes for ever without a newline gets cut.
 _LONGEST = 1 << 20
 _SECOND = len("2026-01-01T00:00:00")
-# By what stamps are sorted that aren't all of one length. Old kubelets leave out trailing zeros: without the
-# "Z", "…:05.1" still sorts before "…:05.12"; what other zones begin with sorts before any digit.
+# The sort key for stamps of different lengths. Old kubelets leave out trailing zeros: without the "Z",
+# "…:05.1" still sorts before "…:05.12"; the sign that other zones begin with sorts before any digit.
 _order = methodcaller("rstrip", b"Z")
-# The kubelet answers 200 with "unable to retrieve container logs for …" where there is no log any more: what
-# has no stamp is no line.
+# If there is no log any more, the kubelet answers 200 with "unable to retrieve container logs for …": text
+# without a stamp is no line.
 _lines = re.compile(rb"^([^ \n]{10}T[^ \n]*) ?(.*)$", re.MULTILINE).findall
-# What ranks wrote. Each byte is looked at once, and by C; "not a space" alone is found faster than with "nor
-# a newline", so it says how long a stamp may be.
+# What ranks wrote. Each byte is examined once, in C. "Not a space" alone matches faster than with "nor a
+# newline", so the length of a stamp is limited instead.
 _written = re.compile(rb"^(\d{4}-[^ ]{15,30}) %s(.*\n)" % frames.HEAD, re.MULTILINE).split
 
 
 class Lines:
-    """Whole lines of a log, of which those that ranks wrote are columns: no object stands for one of many.
+    """Whole lines of a log; those that ranks wrote are stored in columns, without an object for each line.
 
-    ``stamps`` are all lines'; the columns ``written`` (a stamp), ``logs``, ``offsets``, ``marks`` (see
-    ``runtime/store/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's log,
-    and ``others`` the lines before the one of an index there, or behind the last one.
+    ``stamps`` are those of all lines. The columns ``written`` (a stamp), ``logs``, ``offsets``, ``marks``
+    (see ``runtime/store/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's
+    log; ``others`` are the other lines, by the index of the entry that they precede (or one past the last).
     """
 
     def __init__(self, raw: bytes) -> None:
@@ -84,7 +84,7 @@ class Lines:
         return Lines(self.raw.split(b"\n", count)[count]) if count else self
 
     def blank(self) -> list[bytes]:
-        """Return the stamps of lines without a byte."""
+        """Return the stamps of empty lines."""
         return [stamp for lines in self.others.values() for stamp, data in lines if not data]
 
 
@@ -93,14 +93,14 @@ def _raw(lines: Iterable[Line]) -> bytes:
 
 
 class Splitter:
-    """Makes lines of what arrives, wherever it was split."""
+    """Turns the chunks that arrive into lines, wherever they were split."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []
         self._length = 0
 
     def feed(self, chunk: bytes) -> Lines:
-        """Return the lines that ``chunk`` ends."""
+        """Return the lines that ``chunk`` completes."""
         end, whole = chunk.rfind(b"\n") + 1, b""
         if end:
             whole = b"".join([*self._rest, chunk[:end]])
@@ -112,34 +112,34 @@ class Splitter:
         return Lines(whole)
 
     def end(self) -> Lines:
-        """Return the last line, which has no newline where the program wrote none."""
+        """Return the last line, which has no newline if the program wrote none."""
         return Lines(b"".join([*self._rest, b"\n"]))
 
 
 class Seen:
-    """Which lines were given already, so that a log can be asked for again."""
+    """Which lines were yielded already, so that a log can be requested again."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[Sequence[bytes], bytes]] = deque()  # with the latest of each
         self._count = 0
-        self._before = b""  # all that is stamped up to here was given
+        self._before = b""  # all lines with stamps up to this one were yielded
         self._latest = b""
         self._again = b""  # the second from which lines come again
 
     def add(self, stamps: Sequence[bytes]) -> None:
-        """Note that lines with these stamps were given."""
+        """Record that lines with these stamps were yielded."""
         latest = max(stamps)  # its second is right without ``_order``, too
         if latest[:_SECOND] > self._latest[:_SECOND]:
-            with suppress(ValueError):  # what has no time in front of it
+            with suppress(ValueError):  # a line without a time in front
                 self._again = earlier(latest)[:_SECOND].encode()
         self._latest = max(self._latest, latest)
-        if stamps[0][:_SECOND] < self._again:  # as where a log is caught up with
+        if stamps[0][:_SECOND] < self._again:  # as when catching up with a log
             over = [stamp for stamp in stamps if stamp[:_SECOND] < self._again]
             stamps = [stamp for stamp in stamps if stamp[:_SECOND] >= self._again]
             self._before = max(self._before, _order(_latest(over)))
         self._recent.append((stamps, latest))
         self._count += len(stamps)
-        # A thousand logs are followed at once: what won't come again isn't remembered.
+        # A thousand logs may be followed at once: stamps that won't come again aren't remembered.
         while len(self._recent) > 1 and (
             self._count - len(self._recent[0][0]) >= _REMEMBERED or self._recent[0][1][:_SECOND] < self._again
         ):
@@ -150,9 +150,9 @@ class Seen:
 
     @property
     def since(self) -> str:
-        """From when to ask again (``sinceTime``); empty: from the start.
+        """The time from which to request the log again (``sinceTime``); empty for the start.
 
-        One second early: a line that was stamped before the latest may stand behind it.
+        One second early: a line that was stamped before the latest one may come after it.
         """
         return earlier(self._latest) if self._latest else ""
 
@@ -163,7 +163,7 @@ class Seen:
 
 
 class Repeats:
-    """What an answer repeats. It comes first: nothing new stands before a line that was given."""
+    """The lines that an answer repeats. They come first: no new line precedes one that was yielded."""
 
     def __init__(self, owed: Counter[bytes], before: bytes, latest: bytes) -> None:
         self._owed = owed
@@ -171,9 +171,9 @@ class Repeats:
         self._second = latest[:_SECOND]
 
     def drop(self, lines: Lines) -> Lines:
-        """Return the lines behind the last one that was given already.
+        """Return the lines after the last one that was yielded already.
 
-        What stands before it and wasn't is no line: ``sinceTime`` took the first pieces from it.
+        A line before that one that wasn't yielded is no whole line: ``sinceTime`` cut off its first pieces.
         """
         if not lines or min(lines.stamps)[:_SECOND] > self._second:
             return lines
@@ -200,12 +200,12 @@ def earlier(stamp: bytes) -> str:
 # No heartbeat comes while a container is silent, so a dead connection is found only by asking again.
 SILENCE_SECONDS = 120.0
 _LONGEST_WAIT = 2.0
-# For how often the kubelet of a container that has ended may fail to give its log: its host may be gone.
+# How often the kubelet may fail to return the log of a container that has ended: its host may be gone.
 LAST_TRIES = 30
 
 
 class Life(FrozenDataclass):
-    """What is known of a container: how often it was restarted, and whether more can come.
+    """The state of a container: how often it was restarted, and whether its log can grow.
 
     ``ended``: it won't be started again. ``gone``: its pod doesn't exist any more.
     """
@@ -228,10 +228,10 @@ async def follow(
 ) -> AsyncGenerator[Lines, None]:
     """Yield the lines of a container and, after a restart in place, of the next one, until ``ended`` says so.
 
-    Those of one read from the network at a time; while it isn't taken, no more is read. Waits for a pod that
-    hasn't started yet. ``ended`` is asked before every request, and must know the pod by its uid: another
-    one may get its name. ``seen`` are lines of an earlier call that aren't given again. Raises
-    ``ClusterError`` where the log may not be read, or the last of it can't.
+    Each item holds the lines of one read from the network; until it is taken, no more is read. Waits for a
+    pod that hasn't started yet. ``ended`` is called before every request, and must identify the pod by its
+    uid: another one may get its name. ``seen`` are lines of an earlier call that aren't yielded again. Raises
+    ``ClusterError`` if the log may not be read, or if the end of it can't be.
     """
     log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence, seen or Seen())
     pauses, restarts, failures = delays(client.pause, _LONGEST_WAIT), 0, 0
@@ -269,7 +269,7 @@ def read_all(
     restarts: int = 0,
     seen: Seen | None = None,
 ) -> AsyncGenerator[Lines, None]:
-    """Return the whole log of a container that has ended, and of the one before where it was restarted."""
+    """Return the whole log of a container that has ended, and of the one before if it was restarted."""
 
     async def over() -> Life:
         return Life(restarts, ended=True)
@@ -278,7 +278,7 @@ def read_all(
 
 
 class _Log:
-    """One container's log, of which no line is given twice."""
+    """One container's log, of which no line is yielded twice."""
 
     def __init__(self, client: Client, target: Target, container: str, silence: float, seen: Seen) -> None:
         self._client = client
@@ -289,7 +289,7 @@ class _Log:
         self._blanks = 0  # batches with empty lines that were really empty
 
     async def before(self) -> AsyncGenerator[Lines, None]:
-        """Yield the rest of the container before this one, if it can still be had.
+        """Yield the rest of the log of the container before this one, if it still exists.
 
         The kubelet keeps one dead container, and only until the next one has ended too.
         """
@@ -301,7 +301,7 @@ class _Log:
                 raise
 
     async def read(self, *, follow: bool = False, previous: bool = False) -> AsyncGenerator[Lines, None]:
-        """Yield what one answer has that wasn't given yet."""
+        """Yield the lines of one answer that weren't yielded yet."""
         asked = {"follow": follow, "previous": previous}
         query = {name: "true" for name, wanted in asked.items() if wanted}
         repeats = self._seen.repeats()
@@ -324,7 +324,7 @@ class _Log:
             async for chunk in answer.chunks():
                 yield splitter.feed(chunk)
             if whole:
-                # Of a followed log, half a line at the end may be one that the kubelet broke off.
+                # In a followed log, an incomplete line at the end may be one that the kubelet broke off.
                 yield splitter.end()
 
     def _since(self, time: str) -> dict[str, str]:
@@ -335,7 +335,7 @@ class _Log:
         blank = lines.blank()
         if not blank:
             return lines
-        # Programs print empty lines too: the more of them were real, the rarer it is asked again.
+        # Programs print empty lines too: the more of them were real, the more rarely a request is made.
         if self._blanks & (self._blanks - 1):
             self._blanks += 1
             return lines
@@ -355,15 +355,15 @@ class _Log:
 
 
 def _without_log(error: ClusterError) -> bool:
-    # The kubelet's words; it knows nothing of a container before it has first looked at a pod that has just
-    # got its host ("container … is not available"), and nothing any more of one that its host has lost while
-    # the pod was deleted: it has terminated then, without an id (1.20).
+    # The kubelet's words. It doesn't know a container before it has first looked at a pod that just got its
+    # host ("container … is not available"), and no longer knows one that its host lost while the pod was
+    # deleted: that counts as terminated, without an id (1.20).
     phrases = ("is waiting to start", "is not available", "is terminated")
     return isinstance(error, ApiError) and error.bad_request and any(words in error.said for words in phrases)
 
 
 def _passing(error: ClusterError) -> bool:
-    """Whether it is worth asking again."""
+    """Whether it is worth trying again."""
     if isinstance(error, ApiError):
         return error.too_many or error.server_error or _without_log(error)
     return isinstance(error, UnreachableError)

@@ -1,4 +1,4 @@
-"""One kubeconfig context: its client, and what is asked once of what a cluster is, has and permits."""
+"""One kubeconfig context: its client, and what the cluster serves and permits, asked once."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ class Session:
         self._served: asyncio.Future[set[Served]] | None = None
         self._served_until = 0.0  # by time.monotonic
         self._minor: asyncio.Future[int] | None = None
-        # What hosts said of their end lately, and when they were asked.
+        # Recent answers about the end of hosts, and when they were requested.
         self.notices: dict[str, tuple[float, asyncio.Future[str]]] = {}
-        # What queues said of themselves lately, by namespace and name, and when they were asked.
+        # Recent answers about queues, by namespace and name, and when they were requested.
         self.queues: dict[tuple[str, str], tuple[float, asyncio.Future[Look]]] = {}
-        # Runtimes by kind, namespace and name, and until when they count
+        # Runtimes by kind, namespace and name, and until when they are valid
         self.runtimes: dict[tuple[str, str, str], tuple[float, Runtime]] = {}
 
     async def scope(self, spec: JobSpec) -> Scope:
@@ -99,7 +99,7 @@ class Session:
         return Scope(cluster.context or "", cluster.namespace or await self.client.namespace())
 
     async def served(self, *, anew: bool = False) -> set[Served]:
-        """Return what the cluster serves of the groups that jobs are of; ``anew``: as of now."""
+        """Return what the cluster serves in the API groups of jobs; with ``anew``, as of now."""
         now = time.monotonic()
         if anew or _failed(self._served) or now > self._served_until:
             self._served = asyncio.ensure_future(served(self.client, _GROUPS))
@@ -108,7 +108,7 @@ class Session:
         return await asyncio.shield(self._served)
 
     async def newest(self, api: Api) -> Api | None:
-        """Return ``api`` in a version that the cluster serves and that will do; None where there is none."""
+        """Return ``api`` in a version that the cluster serves and that will do; None if there is none."""
         served = await self.served()
         versions = (api.version, *OLDER.get(api.group, ()))
         return next((api._replace(version=v) for v in versions if (api.group, v, api.plural) in served), None)
@@ -119,7 +119,7 @@ class Session:
         return [kind for kind in KINDS.values() if kind.api[:3] in served and kind.minor <= minor]
 
     async def soon(self, *, anew: bool = False) -> tuple[set[Served], int]:
-        """Return what the cluster serves and its version, to a person who waits: who is away is said soon."""
+        """Return what the cluster serves, and its version; gives up soon if the server is away."""
         return await self.client.unless_away(self._both(anew=anew), patient=True)
 
     async def _both(self, *, anew: bool) -> tuple[set[Served], int]:
@@ -146,7 +146,7 @@ class Session:
 
 
 def _failed(asked: asyncio.Future[Any] | None) -> bool:
-    """Whether there is no answer, nor one to come, that all who ask may share."""
+    """Whether there is neither an answer nor a pending request that all callers may share."""
     return asked is None or (asked.done() and (asked.cancelled() or asked.exception() is not None))
 
 

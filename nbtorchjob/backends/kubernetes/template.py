@@ -50,9 +50,9 @@ def payload(secrets: Sequence[str]) -> Volume:
 
 
 def mounted(part: Any) -> list[str]:
-    """Return the names of the payload's Secrets, in order, of a job object or a part of one.
+    """Return the names of the payload's Secrets, in order, from a job object or a part of one.
 
-    It is searched for the volume, as each kind has its pods elsewhere.
+    It is searched for the volume, as each kind has its pod templates in another place.
     """
     if isinstance(part, dict) and part.get("name") == f"{_PREFIX}payload" and "projected" in part:
         return [source["secret"]["name"] for source in part["projected"]["sources"]]
@@ -61,12 +61,12 @@ def mounted(part: Any) -> list[str]:
 
 
 def shared_memory_mount(size: str) -> Volume:
-    """Return ``/dev/shm``, of that size at most."""
+    """Return the volume for ``/dev/shm``, of at most that size."""
     return _volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
 
 
 def asked(mounts: Iterable[Mount]) -> list[Volume]:
-    """Return the volumes that the spec asks for, as TorchX makes them (0.7)."""
+    """Return the volumes that the spec requests, as TorchX makes them (0.7)."""
     volumes = []
     for i, mount in enumerate(mounts):
         if mount.type == "volume":
@@ -78,7 +78,7 @@ def asked(mounts: Iterable[Mount]) -> list[Volume]:
 
 
 def privileged(mounts: Iterable[Mount]) -> bool:
-    """Return whether the container must be privileged: only then may it use a host's device."""
+    """Whether the container must be privileged: only then may it use a host's device."""
     return any(mount.type == "device" for mount in mounts)
 
 
@@ -89,8 +89,8 @@ def _volume(name: str, source: dict[str, Any], path: str, *, readonly: bool = Fa
     return Volume({"name": _PREFIX + name, **source}, mount)
 
 
-PORT = 29400  # torch's own for c10d
-_KUBERNETES_GRACE_S = 30  # its own default (1.36)
+PORT = 29400  # torch's default for c10d
+_KUBERNETES_GRACE_S = 30  # Kubernetes' own default (1.36)
 COMMAND = ("python", f"{PAYLOAD}/job.pyz")
 
 _OURS = {
@@ -102,7 +102,7 @@ _OURS = {
 }
 # Variables that change which Python runs, and what it imports.
 _FOR_IMPORTS = ("PYTHON", "PATH", "LD_", "VIRTUAL_ENV", "CONDA_")
-# What nbtorchjob and the operators set: it would override a user's, or make it refused (TrainJob).
+# Variables that nbtorchjob and the operators set: a user's would be overridden, or refused (TrainJob).
 RESERVED = frozenset(
     [
         *_OURS,
@@ -133,8 +133,8 @@ def template(
 ) -> dict[str, Any]:
     """Return the template of the pods of a role.
 
-    ``container`` is its name, ``env`` what the kind adds (texts, or ``{"valueFrom": …}``), ``port`` the
-    name of the rendezvous' port; ``spec`` is what else the kind has in the pod's spec.
+    ``container`` is the container's name, ``env`` has the kind's variables (texts, or ``{"valueFrom": …}``),
+    ``port`` is the name of the rendezvous port, and ``spec`` has what the kind adds to the pod's spec.
     """
     cluster = sub.spec.cluster
     asked = {
@@ -149,7 +149,7 @@ def template(
         "terminationGracePeriodSeconds": sub.spec.grace,
         # A variable for each of the namespace's Services makes for slow starts and surprises.
         "enableServiceLinks": False,
-        # The node itself calls no API, but whoever names a service account may want its token.
+        # The node itself calls no API, but a user who names a service account may want its token.
         "automountServiceAccountToken": cluster.service_account is not None,
         "securityContext": of_pod(cluster.user),
         **{key: value for key, value in asked.items() if value},
@@ -169,9 +169,9 @@ def template(
 
 
 def asked_images(spec: JobSpec) -> list[Asked]:
-    """Return the images that are requested: that of node 0, then another one's from node 1 on, if any.
+    """Return the requested images: that of node 0, then that of the nodes from 1 on, if it is another one.
 
-    Which image a runtime has only its pods tell: it goes by the runtime's name.
+    A runtime's image is only known from its pods, so it is represented by the runtime's name.
     """
     cluster = spec.cluster
     env = {name: spec.env[name] for name in sorted(spec.env) if name.startswith(_FOR_IMPORTS)}
@@ -203,7 +203,7 @@ def _container(
         )
         for i, (name, place) in enumerate(claims.items())
     ]
-    # The volume of the Secret that there is once the job's code was swapped
+    # The volume of the Secret that exists once the job's code was swapped
     swaps_name = package.swaps_name(sub.spec, sub.info)
     source = {"secret": {"secretName": swaps_name, "optional": True}}
     swaps = [_volume("swaps", source, SWAPS, readonly=True)] if swaps_name else []
@@ -230,7 +230,7 @@ def _container(
 
 def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
     storage = sub.spec.cluster.storage
-    # A pod's patch is the last word, also where it takes ours away.
+    # A pod patch has the last word, also if it removes the job's own setting.
     asked = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
     grace = _KUBERNETES_GRACE_S if asked is None else asked
     variables = {
@@ -290,7 +290,7 @@ def elsewhere(template: dict[str, Any], sub: Submission) -> dict[str, Any]:
     node = affinity.get("nodeAffinity") or {}
     terms = (node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
     without: list[dict[str, Any]] = []
-    # A host without the label is one of them.
+    # NotIn also matches hosts without the label.
     others = [
         {"key": key, "operator": "NotIn", "values": [value]} for key, value in cluster.spot_selector.items()
     ]
@@ -325,7 +325,7 @@ def of_container(*, privileged: bool) -> dict[str, Any]:
 
 
 def home(user: User | None) -> dict[str, str]:
-    """Return the variables that give a user id which the image doesn't know a home and a name.
+    """Return the variables with a home and a name for a user id that the image doesn't know.
 
     Else its home is /, where it may not write, and ``getpass.getuser`` fails, which torch.compile calls.
     """
@@ -333,7 +333,7 @@ def home(user: User | None) -> dict[str, str]:
 
 
 def consistent(template: dict[str, Any], container: str) -> dict[str, Any]:
-    """Return a patched template without our settings that contradict its patch.
+    """Return a patched template without default settings that contradict its patch.
 
     The API server refuses a container that may not gain privileges but has them (1.36).
     """
@@ -394,7 +394,7 @@ def _value(key: str, old: Any, new: Any) -> Any:
 Replica: TypeAlias = Master | Worker
 
 # What a host reserves for itself (torchx 0.7: reserved_millicpu, reserved_memmb), with the unit of the rest:
-# a request for all that a machine has would fit on none.
+# a request for all of a machine's resources would fit on no host.
 _HOSTS_OWN = {"cpu": (0.1, 1e-3, "m"), "memory": (1024e6, 1e6, "M")}
 
 
@@ -437,8 +437,8 @@ def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
     """Return the size of ``/dev/shm``; None leaves the container runtime's 64 MB.
 
     NCCL and DataLoader's processes exchange data there, and die of a bus error when it is full. So a job
-    of several ranks gets more by default: half of the pod's memory, as on any Linux machine, or 1 GiB a rank
-    where memory has no limit. What lies there counts as the pod's memory.
+    of several ranks gets more by default: half of the pod's memory, as on any Linux machine, or 1 GiB per
+    rank if memory has no limit. Its content counts as the pod's memory.
     """
     asked, launch = spec.cluster.shm, spec.launch
     if asked is not None or not spec.own_shared_memory:

@@ -1,4 +1,4 @@
-"""A job's folder: where it lies, its files, the record of the submission, and what damage leaves of both."""
+"""A job's folder: its location, its files, the record of the submission, and errors for damaged ones."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from nbtorchjob.text.hints import hint
 
 
 class reading:
-    """Raises ``DamagedError`` for what can't be read; of a job that is gone ``FileNotFoundError`` stays."""
+    """Raises ``DamagedError`` for what can't be read, but ``FileNotFoundError`` if the job is gone."""
 
-    # No generator, which takes three times as long: a list enters this three times a job.
+    # Not a generator, which takes three times as long: a list enters this three times per job.
     __slots__ = ("_folder", "_what")
 
     def __init__(self, folder: Path, what: str = "record") -> None:
@@ -52,24 +52,24 @@ class reading:
 
 # Given up when the disk is full, so that the job's last events still fit (``runtime/facts``).
 BALLAST_BYTES = 65_536
-# A job whose spec doesn't say: a week, as results of every cell would fill a disk in the end.
+# By default a job is kept for a week: the results of all cells would fill a disk in the end.
 TTL_S = 7 * 24 * 3600.0
-# Of the payloads of ended jobs the newest are saved, for a retry, as far as this goes.
+# The newest payloads of ended jobs are saved for retries, up to this size in total.
 SAVED_BYTES = 1 << 30
 
-GENTLY = "gently"  # held by a job's cancel file, if its ranks are to have time to save
+GENTLY = "gently"  # the content of a job's cancel file if its ranks are to have time to save
 _CLOSER = "closer"  # instead of a supervisor
-_EARLY = "early"  # in front of why a run is stopped early, in the same file
+_EARLY = "early"  # in the same file, in front of the reason for stopping a run early
 
 _VALUE = re.compile(r"(?<![^/])node-\d{1,9}/round-(\d+)/rank-(\d+)\.value\Z")
-# What ``launch/pool_client.py`` writes down.
+# The fields of the request that ``launch/pool_client.py`` writes.
 _REQUEST = {"python": str, "env": dict, "cwd": str, "path": list, "umask": int, "cpus": list, "limits": dict}
 
 
 class Handover(FrozenDataclass):
-    """The pool that is to start a job, where it writes its log, the process that asks it, and when.
+    """The pool that is to start a job, the folder with its log, the process that asks it, and when.
 
-    ``at`` is in seconds since the machine's start (:func:`uptime`): nobody sets that clock.
+    ``at`` is in seconds since the machine's start (:func:`uptime`): that clock can't be set.
     """
 
     pool: Process
@@ -90,7 +90,7 @@ class JobDirectory(FrozenDataclass):
 
     @property
     def saved(self) -> Path:
-        """The payload once the job has ended, as long as it is saved."""
+        """The payload of an ended job, as long as it is saved."""
         return self.path / "saved.pyz"
 
     @property
@@ -105,36 +105,36 @@ class JobDirectory(FrozenDataclass):
 
     @property
     def environment(self) -> Path:
-        """What the interpreter can import that runs it: an ``EnvironmentTold``, but for its time."""
+        """What the job's interpreter can import: an ``EnvironmentTold`` without its time."""
         return self.path / "environment.json"
 
     @property
     def checkout(self) -> Path:
-        """What git said of the notebook's folder: a ``CheckoutTold``."""
+        """What git reported about the notebook's folder: a ``CheckoutTold``."""
         return self.path / "checkout.json"
 
     @property
     def cancel(self) -> Path:
-        """A file that is there once somebody asked for the job's end; what it holds says how (``GENTLY``)."""
+        """A file that exists once the job's end was requested; its content says how (``GENTLY``)."""
         return self.path / "cancel"
 
     @property
     def gently(self) -> bool:
-        """Whether ranks have time to save, now that somebody asked for the job's end."""
+        """Whether the job's end was requested, and its ranks have time to save."""
         with suppress(OSError):
             return self.cancel.read_text() == GENTLY
         return False
 
     @property
     def early(self) -> dict[str, str]:
-        """Why somebody asked for the job's end, as fields of that fact; empty for a plain wish."""
+        """Why the job's end was requested, as fields of that fact; empty if for no special reason."""
         with suppress(OSError):
             kind, _, why = self.cancel.read_text().partition(" ")
             return {"early": why} if kind == _EARLY else {}
         return {}
 
     def ask_end(self, *, gently: bool, early: str) -> None:
-        """Leave the mark that somebody asked for the job's end; what stops it early replaces no other one."""
+        """Mark that the job's end is requested; stopping it early doesn't replace another request."""
         if not early:
             self.cancel.write_text(GENTLY if gently else "")
         elif not self.cancel.exists():
@@ -142,11 +142,11 @@ class JobDirectory(FrozenDataclass):
 
     @property
     def checkpoints(self) -> Path:
-        """What ranks save from attempt to attempt; there once one of them asked for it."""
+        """What ranks save from attempt to attempt; exists once one of them asked for it."""
         return self.path / "checkpoints"
 
     def node(self, index: int) -> Path:
-        """Where a node writes."""
+        """The folder that a node writes to."""
         return self.path / f"node-{index}"
 
     def rank_log(self, node: int, round_: int, rank: int) -> Path:
@@ -155,55 +155,55 @@ class JobDirectory(FrozenDataclass):
         return Path(log)
 
     def rank_logs(self, ranks: Iterable[tuple[int, int, int]]) -> Iterator[str]:
-        """Yield the logs of ranks, each by node, round and rank; as text, as hundreds are looked at often."""
+        """Yield the logs of ranks, given as (node, round, rank); as text, as hundreds are checked often."""
         for node, round_, rank in ranks:
             yield f"{self.path}/node-{node}/round-{round_}/rank-{rank}.log"
 
     def value(self, round_: int, rank: int, ref: str) -> Path | None:
-        """Return where a rank's value lies that is said to be at ``ref``; None where no node writes."""
-        # Only what lies below the job's folder is taken from it: that may have been moved since.
+        """Return the path of a rank's value that was reported at ``ref``; None if no node writes there."""
+        # Only the part below the job's folder is used, as the folder may have been moved since.
         match = _VALUE.search(ref)
         return self.path / match[0] if match and match.groups() == (str(round_), str(rank)) else None
 
     def artifacts(self, node: int, attempt: int) -> Path:
-        """Return where the archive with a node's artifacts of an attempt lies."""
+        """Return the path of the archive with a node's artifacts of an attempt."""
         return self.node(node) / f"artifacts-{attempt}.zip"
 
     def open_log(self, path: Path) -> BinaryIO | None:
-        """Open a rank's log, None where there is none; raises ``DamagedError`` if it isn't a plain file."""
+        """Open a rank's log; None if there is none. Raises ``DamagedError`` if it isn't a plain file."""
         with reading(self.path, "log"), suppress(FileNotFoundError):
             return open(path, "rb", opener=plain)
         return None
 
     def info(self) -> JobInfo:
-        """Read what was submitted; raises ``DamagedError``, as all do here that read a record."""
+        """Read the record of the submission; raises ``DamagedError``, like all methods that read a record."""
         with reading(self.path):
             info = read(record(f"{self.path}/job.json"), "local", self.path.name, under="info")
-            # Whoever is told a name may delete what bears it.
+            # A caller may delete the job with the name that it gets.
             if (info.address, info.backend) != (self.path.name, "local"):
                 raise ValueError(f"it is of {info.id!r}")
             return info
 
     def run(self) -> str:
-        """Read which run of its name the job is; of its record no more is looked at."""
+        """Read which run of its name the job is, and no more of its record."""
         with reading(self.path):
             path = f"{self.path}/job.json"
             status = os.stat(path)
             return _run(path, (status.st_ino, status.st_size, status.st_mtime_ns))
 
     def prepare(self, key: bytes, request: Mapping[str, Any]) -> None:
-        """Write what only this user may read: the job's key, and what it takes of its kernel."""
+        """Write what only this user may read: the job's key, and what it takes over from its kernel."""
         _private(self.key, key)
         _private(self.path / "request.json", json.dumps(request).encode())
 
     def request(self) -> dict[str, Any]:
-        """Read what the job takes of its kernel (``launch/pool_client.py``)."""
+        """Read what the job takes over from its kernel (``launch/pool_client.py``)."""
         with reading(self.path):
             request = {"limits": {}, **json.loads(record(self.path / "request.json"))}  # older ones have none
             return {name: type_(request[name]) for name, type_ in _REQUEST.items()}
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write down a fact of now: a class name of ``nbtorchjob/state/facts/events.py`` with its fields."""
+        """Append a fact of now: a class name of ``nbtorchjob/state/facts/events.py`` with its fields."""
         append(str(self.events), {"event": event, "time": time.time(), **fields}, once=True)
 
     def ttl_s(self) -> float:
@@ -215,7 +215,7 @@ class JobDirectory(FrozenDataclass):
                 return TTL_S
 
     def handover(self) -> Handover | None:
-        """Read who hands the job over, and to which pool; None before that."""
+        """Read which process hands the job over, and to which pool; None before that."""
         with reading(self.path):
             try:
                 handover = json.loads(record(self.path / "pool.json"))
@@ -226,7 +226,7 @@ class JobDirectory(FrozenDataclass):
             return Handover(pool, Path(handover["folder"]), kernel, float(handover.get("at") or 0.0))
 
     def maker(self) -> Process:
-        """Read who made the folder, and hands it over next."""
+        """Read which process made the folder, and is to hand it over."""
         with reading(self.path):
             try:
                 return Process(**checked(Process, json.loads(record(self.path / "maker.json"))))
@@ -234,7 +234,7 @@ class JobDirectory(FrozenDataclass):
                 return NOBODY
 
     def hand_to(self, pool: Process, folder: Path) -> None:
-        """Write down which pool is about to be asked to start the job, by this process."""
+        """Record the pool that this process is about to ask to start the job."""
         kernel = Process.of(os.getpid())
         data = {"process": asdict(pool), "folder": str(folder), "kernel": asdict(kernel), "at": uptime()}
         partial = self.path / "pool.json.partial"
@@ -242,12 +242,12 @@ class JobDirectory(FrozenDataclass):
         partial.rename(self.path / "pool.json")
 
     def supervisor(self) -> Process | None:
-        """Read who supervises the job; None before somebody does, ``NOBODY`` where it is never begun."""
+        """Read the job's supervisor; None before it has one, ``NOBODY`` if it will never begin."""
         supervisor, _ = self._claimed()
         return supervisor
 
     def closer(self) -> Process:
-        """Read who closes the job, or has, which nobody supervises."""
+        """Read which process closes, or has closed, a job that never had a supervisor."""
         _, closer = self._claimed()
         return closer
 
@@ -262,12 +262,12 @@ class JobDirectory(FrozenDataclass):
             return Process(**checked(Process, claim)), NOBODY
 
     def claim(self, process: Process) -> bool:
-        """Write down who supervises the job, from now on for good; False where somebody else was faster."""
+        """Record the job's supervisor, for good; False if another process was faster."""
         return self._claim(asdict(process))
 
     def close_unbegun(self, event: str, **fields: Any) -> bool:
-        """Close the job with how it ended, before it begins; False where somebody supervises it."""
-        # Until that is written, whoever looks waits for it as for a supervisor's last words.
+        """Close the job with how it ended, before it begins; False if it has a supervisor."""
+        # Until the end is written, readers wait for it as for a supervisor's last facts.
         if not self._claim({_CLOSER: asdict(Process.of(os.getpid()))}):
             return False
         try:
@@ -292,14 +292,14 @@ class JobDirectory(FrozenDataclass):
 
 
 def uptime() -> float:
-    """Return the seconds since the machine was started, its sleep included."""
+    """Return the seconds since the machine was started, including its sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> JobDirectory:
     """Make the job's directory in one step; ``fill`` writes what the job is started from.
 
-    Raises ``NameTakenError``, or ``SubmitError`` where the disk won't take it; then nothing is left.
+    Raises ``NameTakenError``, or ``SubmitError`` if the disk refuses it; then nothing is left.
     """
     if (jobs / info.name).exists():
         raise _taken(info.name)
@@ -330,41 +330,41 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> J
 
 
 def partial(jobs: Path, what: str) -> Path:
-    """Name a folder that this process is about to fill, or to remove."""
+    """Return the path of a folder that this process is about to fill, or to remove."""
     me = Process.of(os.getpid())
     return jobs / f".{what}-{me.pid}-{me.started}-{secrets.token_hex(8)}"
 
 
 def in_work(path: Path) -> bool:
-    """Whether a folder is being made, or removed, by a process that runs."""
+    """Whether a running process is making, or removing, a folder."""
     match = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
     return match is not None and Process.here(int(match[1]), int(match[2])).alive()
 
 
 def put_by(job: JobDirectory) -> None:
-    """Save the payload of a job that ends for a retry, but not on a full disk."""
+    """Save an ending job's payload for a retry, unless the disk is full."""
     ballast = job.path / "ballast"
-    with suppress(FileNotFoundError):  # somebody removed the folder, and that was that
-        # Without its ballast the disk was full: then the payload, maybe the biggest file of all, makes
-        # room for the last word.
+    with suppress(FileNotFoundError):  # the folder was removed, so there is nothing to save
+        # If the ballast is gone, the disk was full: then the payload, maybe the biggest file of all, makes
+        # room for the last fact.
         job.payload.rename(job.saved) if ballast.exists() else job.payload.unlink()
         ballast.unlink()
 
 
 def share_payload(old: JobDirectory, new: JobDirectory) -> None:
-    """Share with a new job the payload of an old one, to which nobody writes any more.
+    """Share with a new job the payload of an old one, which is never written to again.
 
-    Raises ``FileNotFoundError`` where that is no longer saved.
+    Raises ``FileNotFoundError`` if that is no longer saved.
     """
-    saved = old.saved if old.saved.exists() else old.payload  # the latter where its supervisor was killed
+    saved = old.saved if old.saved.exists() else old.payload  # the latter if its supervisor was killed
     try:
         os.link(saved, new.payload)
-    except OSError:  # file systems without links, or with no more of them, each say so in their own way
+    except OSError:  # file systems without links, or without any left, raise different errors
         shutil.copyfile(saved, new.payload)
 
 
 def share_swaps(old: JobDirectory, new: JobDirectory) -> None:
-    """Have a new job begin with the code of an old one as it was swapped: its nodes agree on what one has."""
+    """Have a new job begin with an old one's code as swapped: its nodes agree on what one of them has."""
     folders = list(old.path.glob(f"node-*/{KEPT}"))
     most = max(folders, key=lambda folder: len([*folder.iterdir()]), default=None)
     if most is not None:
@@ -372,10 +372,10 @@ def share_swaps(old: JobDirectory, new: JobDirectory) -> None:
 
 
 def thin_out(jobs: Path, most: int = SAVED_BYTES) -> None:
-    """Let go of the oldest saved payloads, so that the others have no more than ``most`` bytes."""
+    """Remove the oldest saved payloads, so that the others have no more than ``most`` bytes."""
     with suppress(FileNotFoundError):  # a folder that is removed meanwhile: the next job's end does the rest
         payloads = [(path, path.stat()) for path in jobs.glob("*/saved.pyz")]
-        counted: set[int] = set()  # a retry shares its payload with what it retried
+        counted: set[int] = set()  # a retry shares its payload with the job that it retried
         for path, status in sorted(payloads, key=lambda payload: payload[1].st_mtime, reverse=True):
             if status.st_ino in counted:
                 continue
@@ -386,9 +386,9 @@ def thin_out(jobs: Path, most: int = SAVED_BYTES) -> None:
                 counted.add(status.st_ino)
 
 
-@lru_cache(maxsize=64)  # a lab's is asked for by each cell
+@lru_cache(maxsize=64)  # each cell needs its lab's
 def _run(path: str, _mark: tuple[int, int, int]) -> str:
-    """Return which run a record is of, as long as its file is the same."""
+    """Return which run a record is of; cached as long as its file is the same."""
     return run_at(float(json.loads(record(Path(path)))["info"]["created"]))
 
 
@@ -402,17 +402,17 @@ def _taken(name: str) -> NameTakenError:
 
 
 def jobs_dir() -> Path:
-    """Return the folder with one folder a job."""
+    """Return the folder with one folder per job."""
     return own(state_dir() / "jobs")
 
 
 def environments_dir() -> Path:
-    """Return the folder of what jobs' interpreters could import, a file each."""
+    """Return the folder with what jobs' interpreters could import, one file per environment."""
     return own(state_dir() / "environments")
 
 
 def queue_dir() -> Path:
-    """Return the folder of who waits for a turn on this machine, and who has it."""
+    """Return the folder of the jobs that wait for a turn on this machine, and of those that have it."""
     folder = own(state_dir() / "queue")
     for name in ("waiting", "running"):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
@@ -420,7 +420,7 @@ def queue_dir() -> Path:
 
 
 def ended_file(made_by: str) -> Path:
-    """Return the file of what a function of this code made of jobs that have ended."""
+    """Return the file with the summaries that a function of this code made of ended jobs."""
     return state_dir() / "ended" / f"{made_by}-{code()}.json"
 
 
@@ -430,20 +430,20 @@ def pool_dir() -> Path:
 
 
 def socket_path() -> Path:
-    """Return the pool's socket, whose path may be longer than a socket's: it is reached by its folder."""
+    """Return the path of the pool's socket; it may be too long for one, so the folder is used to reach it."""
     return pool_dir() / "socket"
 
 
 @cache
 def environment() -> str:
-    """Name this interpreter with its torch and with us: a pool that imported others can't serve it."""
+    """Return a name for this interpreter, its torch and this package: pools with others can't serve it."""
     torch = importlib.util.find_spec("torch")
     origin = torch.origin if torch and torch.origin else ""
     try:
         version = Path(origin).with_name("version.py").read_text() if origin else ""
     except FileNotFoundError:
         raise SubmitError(f"{origin} hides the installed torch: rename it") from None
-    # Nobody may raise a limit above the most of the process that it comes from.
+    # No process may raise a limit above the hard limit of its parent.
     most = sorted((name, pair[1]) for name, pair in processes.of_this_process().items())
     text = f"{sys.executable}\n{sys.prefix}\n{origin}\n{version}\n{code()}\n{most}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -451,9 +451,9 @@ def environment() -> str:
 
 @cache
 def code() -> str:
-    """Name our own code: another version of it writes other things."""
+    """Return a name for this version of the code: another version writes other things."""
     # Not by ``rglob``: its 400 paths take a command that lists jobs 5 ms. Sizes count, as all files of a
-    # package whose build can be repeated have one time, which conda and Nix keep.
+    # reproducibly built package have the same time, which conda and Nix keep.
     files = []
     for folder, below, names in os.walk(Path(__file__).parents[2]):
         below[:] = [name for name in below if name != "__pycache__"]

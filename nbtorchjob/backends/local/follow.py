@@ -1,10 +1,10 @@
-"""The job's folder as a stream of events: one file of facts, and a log a rank.
+"""A job's folder as a stream of events: one file of facts, and one log per rank.
 
-For a card a log is read no faster than it can be shown: where a rank writes more than the tail holds
-between two looks, the middle is skipped. Nothing is lost by that, the file has it all. Who wants every
-byte says which ones are known already.
+For a card, a log is read no faster than it can be shown: if a rank writes more than the tail holds between
+two looks, the middle is skipped. Nothing is lost, as the file has it all. A caller that wants every byte
+passes which ones it has already.
 
-When and to which stream a rank wrote its log: the index that stands beside it, read on as the log is.
+The index beside a log says when, and to which stream, its rank wrote; it is read along with the log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PIECE = 1 << 16  # bytes read at a time
 
 
 class Marks:
-    """Reads the index of one log on, in the order of its bytes."""
+    """Reads the index of one log step by step, in the order of the log's bytes."""
 
     def __init__(self, job: JobDirectory, log: Path) -> None:
         self._job = job
@@ -38,9 +38,9 @@ class Marks:
         self._next: list[Mark] = []  # newest first
 
     def take(self, start: int, end: int) -> list[Mark]:
-        """Return the marks of the bytes from ``start`` to ``end``, which follow on those asked for before.
+        """Return the marks of the bytes from ``start`` to ``end``, which follow those of the previous call.
 
-        The last one ends before ``end`` where nothing is written down yet of what lies behind it.
+        The last one ends before ``end`` if the index doesn't cover the bytes after it yet.
         """
         marks: list[Mark] = []
         while not (marks and marks[-1].offset == end) and (self._next or self._read()):
@@ -53,7 +53,7 @@ class Marks:
         return marks
 
     def _read(self) -> bool:
-        """Read on; give whether that brought a time."""
+        """Read on; return whether there are marks to take."""
         while not self._next:
             file = self._job.open_log(self._path)
             if file is None:
@@ -79,7 +79,8 @@ _AT_ONCE = 0.02  # seconds of looks without a rest
 class LogFile:
     """Reads what a rank's log gained since the last look.
 
-    That is all from byte ``known`` on, with its times and streams, or else the tail of it, without.
+    That is everything from byte ``known`` on, with times and streams; without ``known``, only the tail,
+    without them.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class LogFile:
         self._rank = rank
         self._round = round_
         self._offset = known or 0
-        self.wrote = 0.0  # when what was read last was written
+        self.wrote = 0.0  # when the bytes read last were written
         self._marks = None if known is None else Marks(job, path)
-        self._waits: float | None = None  # since when there is more than the index has
+        self._waits: float | None = None  # since when the log has more than its index covers
 
     def read(self, *, ended: bool) -> ev.LogChunk | None:
-        """Return the next bytes, if there are any; until the rank has ``ended``, only what its index has."""
+        """Return the next bytes, if any; until the rank has ``ended``, only those that the index covers."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
@@ -132,10 +133,10 @@ class LogFile:
 
 
 class Follower:
-    """One job's stream; with ``since`` every byte of its logs but for those, by (rank, round).
+    """One job's stream; with ``since`` every byte of its logs after those, by (rank, round).
 
-    With a ``turn`` it is that of a lab from the view's mark on, with no other logs, until the turn is over.
-    Whoever takes the facts gives them to the view.
+    With a ``turn`` it is a lab's stream from the view's mark on, with only the turn's logs, until the turn is
+    over. The caller passes the facts to the view.
     """
 
     def __init__(
@@ -147,17 +148,17 @@ class Follower:
         waits: Callable[[], ev.Waiting | None] = lambda: None,
     ) -> None:
         self._job = job
-        self._waits = waits  # says what it waits for before it begins, if so
+        self._waits = waits  # returns what the job waits for before it begins, if anything
         self._waited: str | None = ""
         self._turn = turn
         self._events = EventFile(job, (turn.mark if turn else None) or 0)
         self._logs: dict[int, dict[int, LogFile]] = {}  # by rank and round
-        self._lost = lost  # says why the job will never be closed, if so
+        self._lost = lost  # returns why the job will never be closed, if so
         self._since = since
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Report everything from the job's beginning on, until it is closed or lost."""
-        from nbtorchjob.machine.loop import Changes  # late: to list jobs, or to look once, it isn't needed
+        from nbtorchjob.machine.loop import Changes  # late: listing jobs, or looking once, doesn't need it
 
         changes = Changes(self._job.events)
         try:
@@ -188,13 +189,13 @@ class Follower:
             if lost is not None:
                 yield ev.Lost(time.time(), lost)
                 return
-            # Who is told of facts looks for all else now and then: that takes time from ranks that start.
+            # If notified of facts, it looks for the rest only now and then: looking slows ranks that start.
             pause = _LONGEST if changes.notified else _SHORTEST if facts else min(pause * 1.1, _LONGEST)
             if behind:
                 await asyncio.sleep(0)
                 continue
-            # Facts are heard at once, but in the long run for half of the time at most: many that come close
-            # by, together. A lab's cell is over before that counts.
+            # Facts are read at once, but in the long run for half of the time at most, so that many that come
+            # close together are read together. A lab's cell is over before that matters.
             rested = time.monotonic()
             owed += max(_LEAST, rested - began)
             if owed > _AT_ONCE:
@@ -202,22 +203,22 @@ class Follower:
             await changes.wait(pause)
 
     def _read_on(self) -> tuple[list[ev.Event], str | None]:
-        """Return some of what is new; where nothing is, why nothing will ever be, if so.
+        """Return some of what is new; if nothing is, also why nothing will ever be, if so.
 
-        Of a job that was deleted, that is all there is.
+        For a deleted job, return ``Removed`` and ``Closed``.
         """
         try:
             facts, lost = self._events.read_on(), None
             if not facts and not self._events.more:
                 lost = self._lost()
-                # Its last words may have come in between.
+                # Its last facts may have come in between.
                 facts = self._events.read_on() if lost is not None else facts
         except FileNotFoundError:
             return [ev.Removed(time.time()), ev.Closed(time.time())], None
         return facts, None if self._events.more else lost
 
     def _waiting(self, facts: list[ev.Event]) -> ev.Waiting | None:
-        """Return what the job waits for, where that has changed; once it has begun nobody looks."""
+        """Return what the job waits for if that has changed; no longer checked once it has begun."""
         if facts:
             self._waited = None
         if self._waited is None:
@@ -241,7 +242,7 @@ class Follower:
                 for rank in event.ranks:
                     rounds = self._logs.get(rank, {})
                     if len(rounds) >= _MOST_ROUNDS or (len(self._logs) >= _MOST_RANKS and not rounds):
-                        continue  # of these nobody has as many
+                        continue  # no real job has that many
                     path = self._job.rank_log(event.node, event.round, rank)
                     known = None if self._since is None else self._since.get((rank, event.round), 0)
                     self._logs.setdefault(rank, {})[event.round] = LogFile(

@@ -1,14 +1,14 @@
-"""All jobs of this machine, each read again only where something was added to it.
+"""All jobs of this machine; a job is read again only if something was added to it.
 
-A list costs a ``stat`` for a job that has ended: its events never change, and are read once.
+Listing an ended job costs a ``stat``: its events never change, and are read once.
 
-What was made of jobs that have ended is kept in a file, for the next process that lists them.
+Summaries of ended jobs are kept in a file, for the next process that lists them.
 
-An ended job never changes, so who lists thousands of them needn't read their folders: a ``stat`` of each
-tells whether what was made of it still holds. The file is only a shortcut: one that is damaged holds nothing,
-and other code has another one. Of processes that write it at once one wins, and the next list adds the rest.
+An ended job never changes, so listing thousands of them needn't read their folders: a ``stat`` of each tells
+whether its summary still holds. The file is only a cache: a damaged one counts as empty, and other code uses
+another file. If several processes write it at once, one wins, and the next list adds the rest.
 
-What is told of a job that waits for its turn on this machine, and the step that is taken meanwhile.
+The module also reports what a job waits for before its turn on this machine, and steps the queue meanwhile.
 """
 
 from __future__ import annotations
@@ -44,29 +44,27 @@ from nbtorchjob.text import words
 
 V = TypeVar("V")
 
-Mark: TypeAlias = (
-    "tuple[int, int, int]"  # of the file of a job's events; another one once there is more to read
-)
+Mark: TypeAlias = "tuple[int, int, int]"  # of a job's events file; changes once there is more to read
 
-_MOST = 10_000  # jobs: another process reads the folders of more than that itself
+_MOST = 10_000  # jobs in the file: another process reads the folders of any others itself
 _PIECE = 256  # jobs that are written and parsed at once
-_FEW = 4  # pieces whose jobs don't share what is alike
-_MOST_FILES = 4  # of other code, as of another environment's version, and of other functions
+_FEW = 4  # with no more pieces, jobs don't share equal parts
+_MOST_FILES = 4  # for different code, as in environments with other versions, and for different functions
 
 
 class Line(NamedTuple):
-    """What was made of a job, which holds while its events have a mark, and until a time."""
+    """The summary of a job, which holds while its events have ``mark``, and until a time."""
 
     mark: Mark
-    until: float  # when the job isn't kept any longer
+    until: float  # when the job expires
     summary: Any
 
 
 class Summaries:
-    """What one function made of jobs that have ended, remembered here and in a file.
+    """The summaries that one function made of ended jobs, kept in memory and in a file.
 
-    The file is written once a hundredth of it would be new: to write it for each job that ends would take as
-    long as all jobs before it have taken.
+    The file is written once a hundredth of it would be new: writing it for each job that ends would take as
+    long as for all earlier jobs together.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,18 +72,18 @@ class Summaries:
         self._lines = self._written = self._read()
 
     def get(self, name: str, mark: Mark, now: float) -> Line | None:
-        """Return what was made of a job, if it holds now that the job's events have this mark."""
+        """Return a job's summary if it still holds, given the current mark of the job's events."""
         line = self._lines.get(name)
         return line if line is not None and line.mark == mark and now < line.until else None
 
     def keep(self, lines: dict[str, Line]) -> None:
-        """Remember these, which are all that there are."""
+        """Keep these summaries, and no others."""
         self._lines = lines
         first = dict(islice(lines.items(), _MOST))
         alike = sum(self._written.get(name) is line for name, line in first.items())
         if len(first) + len(self._written) - 2 * alike <= len(first) // 100:
             return
-        # Some jobs a line: to read all at once would take three times the memory that is kept of it.
+        # Some jobs per line: parsing all at once would take three times the memory of the result.
         items = [*first.items()]
         pieces = (items[at : at + _PIECE] for at in range(0, len(items), _PIECE))
         text = "\n".join(json.dumps(piece, separators=(",", ":")) for piece in pieces).encode()
@@ -110,7 +108,7 @@ class Summaries:
                 pieces, kept = text.splitlines(), dict[str, Line]()
                 for piece in pieces:
                     for name, (mark, until, summary) in json.loads(piece):
-                        # Of few jobs, as a command lists them, that would take longer than it is worth.
+                        # For few jobs, as a command lists them, sharing takes longer than it is worth.
                         summary = alike(summary) if len(pieces) > _FEW else summary
                         kept[name] = Line(tuple(mark), until, summary)
                 return kept
@@ -118,7 +116,7 @@ class Summaries:
 
 
 def alike(summary: Any) -> Any:
-    """Return a summary whose texts and parts are those of others that have the same."""
+    """Return a summary that shares equal strings and parts with other summaries."""
     if type(summary) is not dict:
         return summary
     shared: dict[str, Any] = {}
@@ -132,13 +130,13 @@ def alike(summary: Any) -> Any:
     return shared
 
 
-_STEP_S = 2.0  # between two steps of who waits: normally the end of another job is one
+_STEP_S = 2.0  # between two steps of the queue from here: normally the end of another job takes one
 
 _next = [0.0]
 
 
 def waiting(job: JobDirectory) -> Waiting | None:
-    """Return what a job waits for; None unless it does."""
+    """Return what a job waits for; None if it doesn't wait."""
     if not liveness.queued(job.path.name) or job.supervisor() is not None:
         return None
     from nbtorchjob.backends.local.launch import queue  # late: most jobs that are looked at don't wait
@@ -147,7 +145,7 @@ def waiting(job: JobDirectory) -> Waiting | None:
     ahead = queue.behind(job.path.name)
     if ahead is None:
         return None
-    # Which job has the places, what that does, and how many come first.
+    # Which job has the places, what it is doing, and how many come first.
     now, (many, mine, holders) = time.time(), ahead
     if not many or not holders:
         return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
@@ -169,7 +167,7 @@ def waiting(job: JobDirectory) -> Waiting | None:
 
 
 class _Doing(NamedTuple):
-    """What a job does that holds places."""
+    """What a job that holds places is doing."""
 
     text: str
     stuck: bool
@@ -180,7 +178,7 @@ _holders: dict[str, tuple[Listed | None, float, _Doing]] = {}
 
 
 def _does(name: str, now: float) -> _Doing:
-    """Return what a job does, as of a moment ago."""
+    """Return what a job is doing, as of a moment ago."""
     listed, looked, doing = _holders.get(name) or (None, 0.0, _Doing("running", stuck=False))
     if not 0 <= now - looked < _LOOK_S:
         with suppress(*DAMAGED):
@@ -204,9 +202,9 @@ _FORGET_S = 60.0
 
 
 def tidy(over: Collection[str]) -> None:
-    """Take the next step where one of these jobs, which are over, still has its place.
+    """Step the queue if one of these jobs, which are over, still has its place.
 
-    That is so for a moment, and for good where its warden was killed.
+    An ended job has its place for a moment, and for good if its warden was killed.
     """
     with suppress(OSError, NotOwnError):
         if not {*over}.isdisjoint(os.listdir(directory.queue_dir() / "running")):
@@ -214,7 +212,7 @@ def tidy(over: Collection[str]) -> None:
 
 
 def _step_now_and_then() -> None:
-    """Start what has its turn, should nobody else be left who does."""
+    """Start jobs that have their turn, in case no other process is left that does."""
     now = time.monotonic()
     if now < _next[0]:
         return
@@ -226,23 +224,23 @@ def _step_now_and_then() -> None:
         try:
             pool_client.step()
         except (OSError, NBTorchJobError) as exc:
-            import logging  # late: it is seldom needed
+            import logging  # late: seldom needed
 
             logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)
 
-    # Who asks may be the loop that all jobs are followed on, and a pool takes a second to start.
+    # In a thread: the caller may be the loop that follows all jobs, and a pool takes a second to start.
     threading.Thread(target=step, name="nbtorchjob-queue", daemon=True).start()
 
 
-# What reading a folder raises that another kernel is deleting, or that a power cut has left.
+# What is raised by reading a folder that another kernel is deleting, or that a power cut has damaged.
 DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
-_MOST_LOGS = 256  # of a job, looked at in each look
-_ALIKE = 2  # marshal's last version in which what is alike has the same bytes
+_MOST_LOGS = 256  # of a job, checked at each look
+_ALIKE = 2  # marshal's last version in which equal objects have the same bytes
 
 
 class Listing:
-    """Remembers what was read from look to look; any thread may ask it."""
+    """Remembers from look to look what was read; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -251,15 +249,15 @@ class Listing:
         self._left_out: set[str] = set()
 
     def leave_out(self, name: str, exc: Exception) -> None:
-        """Say once that a job can't be read, unless it is being deleted."""
+        """Log once that a job can't be read, unless it is being deleted."""
         if not isinstance(exc, FileNotFoundError | NotADirectoryError) and name not in self._left_out:
             self._left_out.add(name)
-            import logging  # late: it is seldom needed
+            import logging  # late: seldom needed
 
             logging.getLogger(__name__).warning("%s isn't listed: %s", name, exc)
 
     def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
-        """Return the jobs whose folders lie in ``folder``, ``without`` some that the caller knows."""
+        """Return the jobs whose folders lie in ``folder``, except those that ``without`` is true for."""
         with self._lock:
             known, self._known = (self._known if folder == self._folder else {}), {}
             self._folder = folder
@@ -269,7 +267,7 @@ class Listing:
                 try:
                     stat = os.stat(f"{folder}/{name}/events.jsonl")
                     if without(name, _mark(stat)):
-                        continue  # nor is it remembered here
+                        continue  # it isn't remembered here, either
                     job = self._known[name] = known.get(name) or Listed(folder, name)
                     job.seen(stat)
                 except DAMAGED as exc:
@@ -291,8 +289,8 @@ class Listed:
         self._made = self._record()
         self.ttl = self.folder.ttl_s()
         self.changed = 0.0  # when its newest event was written
-        self.mark: Mark | None = None  # another one once there is more to read
-        self.closed = False  # whether its events say that it has ended, as far as they were read
+        self.mark: Mark | None = None  # changes once there is more to read
+        self.closed = False  # whether its events, as far as they were read, say that it has ended
         self._lock = threading.Lock()
         self._read: Mark | None = None
         self._state: JobState | None = None
@@ -300,21 +298,21 @@ class Listed:
 
     @property
     def folder(self) -> JobDirectory:
-        """The job's folder, made anew: of thousands of jobs paths take megabytes."""
+        """The job's folder, made at each access: the paths of thousands of jobs take megabytes."""
         return JobDirectory(self._home / self.name)
 
     def look(self) -> None:
-        """Look whether there is more to read."""
+        """Check whether there is more to read."""
         self.seen(os.stat(f"{self._home}/{self.name}/events.jsonl"))
 
     def seen(self, stat: os.stat_result) -> None:
-        """Take in how the file of its events is."""
+        """Record the status of its events file."""
         self.mark, self.changed = _mark(stat), stat.st_mtime
 
     def state(self, *, keep: bool = True) -> JobState:
-        """Return what is known of it now, without logs and sources; raises one of ``DAMAGED``.
+        """Return the job's state now, without logs and sources; raises one of ``DAMAGED``.
 
-        That of a job that has ended is kept, if asked, in as little memory as thousands of them should take.
+        With ``keep``, an ended job's state is kept, in as little memory as thousands of them should take.
         """
         with self._lock:
             if self._state is None or self._state.ended is None or self._read != self.mark:
@@ -333,8 +331,8 @@ class Listed:
             return self._state
 
     def expired(self, now: float) -> bool:
-        """Whether it ended longer ago than it asked to be kept; raises as :meth:`state` does."""
-        # The last event is the end: until its time is old there is no need to read it.
+        """Whether its time to live since its end is over; raises as :meth:`state` does."""
+        # The last event is the end: until the file is old enough there is no need to read it.
         return self._old(now) and self.state().ended is not None and self._old(now)
 
     def _old(self, now: float) -> bool:
@@ -348,7 +346,7 @@ class Listed:
         state = self._begun.read(self.mark)
         gone = self._begun.alive.why() if state.ended is None else None
         if gone is not None:
-            state = self._begun.read()  # its last words may have come in between
+            state = self._begun.read()  # its last facts may have come in between
         self.closed = state.ended is not None
         if gone is not None and not self.closed:
             state = apply(state, Lost(self.changed, gone))
@@ -360,7 +358,7 @@ class Listed:
             wrote = max(map(_written, self.folder.rank_logs(islice(ranks, _MOST_LOGS))), default=0.0)
             return apply(state, Wrote(wrote)) if wrote else state
         self._begun = None
-        # Of each metric the newest value, which a list shows, without the course that they took
+        # Only the newest value of each metric, which a list shows, without the earlier ones
         spoken = state.spoken
         series: NumberedMapping[Series] = NumberedMapping()
         if spoken.points:
@@ -369,29 +367,29 @@ class Listed:
         return replace(state, series=series, variables={}, uses=NumberedMapping())
 
     def _record(self) -> int:
-        """Return what tells it from a later job of its name: a number, as thousands are remembered."""
+        """Return what tells it from a later job with its name: a number, as thousands are remembered."""
         return hash(_mark(os.stat(f"{self._home}/{self.name}/job.json")))
 
 
 class _Begun:
     """What was read of a job that goes on."""
 
-    # No dataclass: to make one takes longer than to list a hundred jobs.
+    # Not a dataclass: creating the class takes longer than listing a hundred jobs.
     __slots__ = ("alive", "events", "known", "seen")
 
     def __init__(self, folder: JobDirectory) -> None:
         self.alive = liveness.Liveness(folder)
         self.events = EventFile(folder)
         info = folder.info()
-        # Of its code only what its cells are called: a line says where a rank stops.
+        # Of its sources only the cells' labels: a list's line says where a rank is stopped.
         labels = {file: (label, "") for file, (label, _) in info.sources.items()}
         self.known = replace(_blank(), info=replace(info, sources=labels, variant=""))
-        self.seen: Mark | None = None  # how its events were, or before, when they were read last
+        self.seen: Mark | None = None  # of its events when they were last read, or from before that
 
     def read(self, mark: Mark | None = None) -> JobState:
-        """Return what is known now, or, while its events have the same ``mark``, what was known.
+        """Return the state now, or the one returned before while its events have the same ``mark``.
 
-        Of the reports of its ranks that is some, of an ended job's the newest.
+        It has only some of the ranks' reports; for an ended job, the newest.
         """
         if mark is not None and mark == self.seen:
             return self.known
@@ -404,11 +402,11 @@ class _Begun:
 
 @cache
 def _blank() -> JobState:
-    """Return the state of any job of which nothing is known: to copy it takes a tenth of making one."""
+    """Return the state of a job without facts: copying it takes a tenth of the time of making one."""
     return JobState(JobInfo(""))
 
 
-# Most mappings of most jobs are empty, and most texts are another job's, too.
+# Most mappings of most jobs are empty, and most strings occur in other jobs, too.
 _EMPTY: Mapping[type, Any] = {dict: {}, list: [], NumberedMapping: NumberedMapping()}
 
 
@@ -421,18 +419,18 @@ def _compact(known: V) -> V:
         else:
             alike[name] = value if value else _EMPTY.get(type(value), value)
     new = object.__new__(type(known))
-    object.__setattr__(new, "__dict__", alike)  # what ``replace`` makes has twice the room that it needs
+    object.__setattr__(new, "__dict__", alike)  # a dict that ``replace`` makes has twice the room it needs
     return new
 
 
 @lru_cache(maxsize=256)
 def _one(part: bytes) -> Any:
-    """Return the same object for the same part of a spec: of most jobs nearly all parts are alike."""
+    """Return the same object for equal parts of specs: most jobs have nearly all parts in common."""
     return marshal.loads(part)
 
 
 def _written(log: str) -> float:
-    """When a log was written last; 0 where there is none."""
+    """Return when a log was last written; 0 if there is none."""
     try:
         return os.stat(log).st_mtime
     except FileNotFoundError:
@@ -440,5 +438,5 @@ def _written(log: str) -> float:
 
 
 def _mark(stat: os.stat_result) -> Mark:
-    # File systems give a number to the next file once its file is gone, but hardly in the same instant.
+    # A file system may reuse a deleted file's inode number, but hardly in the same instant.
     return stat.st_ino, stat.st_size, stat.st_mtime_ns

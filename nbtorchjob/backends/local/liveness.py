@@ -1,4 +1,4 @@
-"""Whether a job still has a supervisor, and why it will never be closed if it hasn't."""
+"""Whether a job still has a supervisor, and if not, why it will never be closed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def alive(job: JobDirectory) -> bool:
 
 
 class Liveness:
-    """Whether one job has a supervisor, asked time and again: who that is, is read once."""
+    """Whether a job still has a supervisor; caches which process that is."""
 
     def __init__(self, job: JobDirectory) -> None:
         self._job = job
-        self._known: tuple[tuple[int, int], Process] | None = None  # and which file said so
+        self._known: tuple[tuple[int, int], Process] | None = None  # with the file that it was read from
 
     def why(self) -> str | None:
         """Explain as :func:`why` does."""
@@ -42,13 +42,13 @@ class Liveness:
         return gone
 
     def _which(self) -> tuple[int, int]:
-        """Tell the file from a later one, which may have its number."""
+        """Return what tells the file from a later one, which may have the same inode number."""
         status = os.stat(f"{self._job.path}/supervisor.json")
         return status.st_ino, status.st_mtime_ns
 
 
 def why(job: JobDirectory) -> str | None:
-    """Explain why the job will never be closed; None while somebody supervises it, or is about to."""
+    """Explain why the job will never be closed; None while it has a supervisor, or is about to get one."""
     try:
         supervisor = job.supervisor()
         if supervisor is not None:
@@ -60,17 +60,17 @@ def why(job: JobDirectory) -> str | None:
             job.path.stat()
             if job.maker().alive() or queued(job.path.name):
                 return None
-            asked = job.handover()  # it may have done so just before it ended
+            asked = job.handover()  # the maker may have handed it over just before it ended
         if asked is None:
             return _UNASKED
         if asked.pool.alive() and not asked.kernel.alive():
-            # What the pool was sent, it may have yet to read.
+            # The pool may have yet to read what it was sent.
             return None if directory.uptime() - asked.at < _READ_WITHIN_S else _UNASKED
     except FileNotFoundError:
         return "the job was deleted"
     if asked.pool.alive():
         return None
-    # It may have handed the job over just before it ended.
+    # The pool may have started the supervisor just before it ended.
     supervisor = job.supervisor()
     if supervisor is not None and _at_work(job, supervisor):
         return None
@@ -82,7 +82,7 @@ def _at_work(job: JobDirectory, supervisor: Process) -> bool:
 
 
 def queued(name: str) -> bool:
-    """Whether a job waits for its turn, or whoever gave it one is to start it."""
+    """Whether a job waits for its turn, or has its turn."""
     folder = directory.queue_dir()
     return (folder / "waiting" / name).exists() or (folder / "running" / name).exists()
 

@@ -1,4 +1,4 @@
-"""An ended job once more: its payload, byte for byte, in a new folder."""
+"""Runs an ended job once more: its payload, byte for byte, in a new folder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _PIECE = 1 << 30  # bytes that the kernel copies at once
 
 
 def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInfo:
-    """Start what an ended job ran as a new job, its code as it was swapped; return what is written down.
+    """Start an ended job's payload as a new job, with its code as swapped; return the new job's record.
 
-    With ``resume`` it begins with a copy of the checkpoints. Raises ``SpecError`` for what the site has
-    locked or limited since, ``SubmitError``.
+    With ``resume`` it begins with a copy of the checkpoints. Raises ``SpecError`` for options that the site
+    has locked or limited since, and ``SubmitError``.
     """
     info = job.info()
     profiles.admitted(info.asked)
@@ -62,7 +62,7 @@ def _fill(new: JobDirectory, old: JobDirectory, *, resume: bool) -> None:
         ) from exc
 
     def no_part(folder: str, names: list[str]) -> list[str]:
-        """Return what is no part of a checkpoint: files on their way, pipes, sockets."""
+        """Return what is no part of a checkpoint: partial files, pipes, sockets."""
         modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
         kinds = (stat.S_ISREG, stat.S_ISDIR, stat.S_ISLNK)
         return [
@@ -70,19 +70,19 @@ def _fill(new: JobDirectory, old: JobDirectory, *, resume: bool) -> None:
         ]
 
     if resume:
-        # Not shared: each job removes, and writes over, its own.
+        # Not shared: each job removes and overwrites its own checkpoints.
         shutil.copytree(
             old.checkpoints, new.checkpoints, symlinks=True, ignore=no_part, copy_function=_cloned
         )
         _redirect_links(os.path.realpath(old.checkpoints), os.path.realpath(new.checkpoints))
     with suppress(OSError):
         os.link(old.checkout, new.checkout)
-    # Of those that are saved the oldest go first, and the two share a file.
+    # The oldest saved payloads are removed first, and the two jobs share a file.
     os.utime(new.payload)
 
 
 def _redirect_links(old: str, new: str) -> None:
-    """Have the links in a copied folder that lead into the old one lead to the same place in the copy."""
+    """Make links in a copied folder that lead into the old one lead to the same place in the copy."""
     for folder, folders, files in os.walk(new):
         for link in (os.path.join(folder, name) for name in (*folders, *files)):
             if os.path.islink(link):
@@ -95,7 +95,7 @@ def _redirect_links(old: str, new: str) -> None:
 
 
 def _cloned(source: str, target: str) -> None:
-    """Copy a file; where the file system can, both share what neither changes."""
+    """Copy a file; if the file system can, both share the data that neither changes."""
     with open(source, "rb", opener=plain) as old, open(target, "wb") as new:
         try:
             while os.copy_file_range(old.fileno(), new.fileno(), _PIECE):

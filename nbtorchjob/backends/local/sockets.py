@@ -1,4 +1,4 @@
-"""The nodes of a job on this machine are asked at their sockets: all of them at once, or one for longer."""
+"""Asks the nodes of a job on this machine at their sockets: all of them at once, or one for longer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbtorchjob.state import JobState
 from nbtorchjob.state.nodes import Node
 
 _CHUNK = 1 << 16
-_SENDING_S = 10.0  # for a node to take a part of what is sent
+_SENDING_S = 10.0  # for a node to accept part of the data that is sent
 _ENDED = "it has ended meanwhile"
 _FULL = "too many ask it already, and it takes no more"
 
@@ -25,7 +25,7 @@ _FULL = "too many ask it already, and it takes no more"
 def ask(
     job: JobDirectory, state: JobState, conversations: Iterable[Conversation], timeout: float
 ) -> Iterator[NodeAnswer]:
-    """Yield what the nodes answer, as they do."""
+    """Yield the nodes' answers as they arrive."""
     until = time.monotonic() + timeout
     waiting: dict[int, tuple[socket.socket, Conversation]] = {}
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def ask(
 
 
 def line(job: JobDirectory, node: int) -> SocketLine:
-    """Return a connection to a node's socket; raises ``OSError``, as :func:`trouble` says it."""
+    """Return a connection to a node's socket; raises ``OSError``, which :func:`trouble` explains."""
     peer = socket.socket(socket.AF_UNIX)
     try:
         _connect(peer, job, node)
@@ -65,7 +65,7 @@ def line(job: JobDirectory, node: int) -> SocketLine:
 
 
 def trouble(exc: OSError, node: Node) -> str:
-    """Say what keeps from connecting to a node's socket."""
+    """Return why connecting to a node's socket failed."""
     if isinstance(exc, FileNotFoundError | ConnectionRefusedError):  # not there yet, or an earlier attempt's
         return OLDER if node.working else STARTING
     return _FULL if isinstance(exc, BlockingIOError) else f"its socket can't be used: {exc.strerror or exc}"
@@ -90,7 +90,7 @@ def _exchange(peer: socket.socket, talk: Conversation) -> None:
 class SocketLine:
     """A connection that carries a conversation (``talk.Line``)."""
 
-    beat = math.inf  # who has left is known at once
+    beat = math.inf  # a peer that has left is noticed at once
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
@@ -102,7 +102,7 @@ class SocketLine:
         """See ``talk.Line``."""
         try:
             self._sender.sendall(data)
-        except OSError as exc:  # what it said before is still to be heard
+        except OSError as exc:  # what the node sent before can still be received
             self._why = f"{_ENDED}: {exc.strerror or exc}"
 
     def receive(self, seconds: float) -> bytes:

@@ -1,8 +1,8 @@
-"""Which names code has surely set itself, at each of its instructions, and which it surely reads.
+"""Which names code is sure to have set, at each of its instructions, and which it is sure to read.
 
-It follows the bytecode's own control flow, so that branches, loops, ``with`` that may swallow what is
-raised, ``try``, ``match`` and ``:=`` need no rules of their own. A deleted name counts as set: what it
-was before the code ran is gone.
+The analysis follows the bytecode's control flow, so that branches, loops, ``with`` that may swallow
+exceptions, ``try``, ``match`` and ``:=`` need no rules of their own. A deleted name counts as set: its value
+from before the code ran is gone.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _LEAVES = {
     *("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"),
 }
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-# Their jumps are for what is raised (before Python 3.11), or for a loop that is over.
+# Instructions that jump to an exception handler (before Python 3.11), or behind a finished loop.
 _SKIPS = re.compile("SETUP_|FOR_ITER")
 _ENDS = ("RETURN_VALUE", "RETURN_CONST")
 
 
 class Names:
-    """Sets of names as bits of an int: a cell of ten thousand lines may have as many names."""
+    """Sets of names as bits of an int: a cell of ten thousand lines may have that many names."""
 
     def __init__(self) -> None:
         self._bits: dict[str, int] = {}
 
     def bit(self, name: str) -> int:
-        """Return the set of that name alone."""
+        """Return the set that contains only ``name``."""
         return self._bits.setdefault(name, 1 << len(self._bits))
 
 
 @dataclass
 class _Block:
-    """Instructions that run one after the other; what raises in them goes to ``handlers``."""
+    """Instructions that run one after the other; exceptions in them go to ``handlers``."""
 
     code: list[dis.Instruction] = field(default_factory=list)
     sets: int = 0
@@ -50,17 +50,17 @@ class _Block:
 
 
 def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
-    """Yield each instruction, with the names that ``code`` has surely set before it.
+    """Yield each instruction, with the names that ``code`` is sure to have set before it.
 
     Instructions that can't be reached aren't yielded.
     """
     blocks = _blocks(code, names)
-    # Find what is known at the beginning of each block, whichever way it is reached
+    # Find the names that are set at the beginning of each block, whichever way it is reached.
     waiting = [min(blocks)]
     blocks[waiting[0]].known = 0
     while waiting:
         block = blocks[heappop(waiting)]
-        # It may raise before it has set anything.
+        # A block may raise before it has set anything.
         ways = [(at, block.known | block.sets) for at in block.follows]
         ways += [(at, block.known) for at in block.handlers]
         for offset, known in ways:
@@ -80,7 +80,7 @@ def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
 
 
 def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
-    """Return the blocks of ``code`` by the offset that they begin at."""
+    """Return the blocks of ``code`` by their start offsets."""
     listing = list(dis.get_instructions(code))
     # Before 3.11 there is no table: SETUP_FINALLY and the like read as jumps.
     table = getattr(dis.Bytecode(code), "exception_entries", ())
@@ -108,19 +108,19 @@ def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
 
 
 def surely(code: CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions that every way through ``code`` to its end passes.
+    """Yield the instructions that every path through ``code`` to its end executes.
 
-    A loop is taken to run for something, and nothing to raise: what may not be there is looked for where
-    it is wanted. Of code that has no other end, what it raises is one, and so is each turn of its loop.
+    Loops are assumed to run at least once, and nothing to raise: code checks for what may be missing where it
+    needs it. In code that never returns, raising counts as an end, and so does jumping back in a loop.
     """
     blocks = _blocks(code, Names())
     bits = {offset: 1 << index for index, offset in enumerate(blocks)}
-    passed = {min(blocks): 0}  # by block, which others lie on each way to it
+    passed = {min(blocks): 0}  # by block: the blocks on every path to it
     waiting = [*passed]
     while waiting:
         offset = heappop(waiting)
         mine = passed[offset] | bits[offset]
-        # Where a block leads: into the body of its loop, and from there on behind it
+        # Where a block leads: into the body of its loop, and from the body's end behind the loop.
         last = blocks[offset].code[-1]
         follows = [
             target

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own), and return the exit code."""
     try:
-        # The import may take a second, in which a Ctrl-C may come. What it brings stays: to look through that
-        # for garbage took a short command a fifth longer.
+        # The import may take a second, during which Ctrl-C may arrive. The imported objects stay alive:
+        # searching them for garbage made a short command take a fifth longer.
         gc.disable()
         try:
             from nbtorchjob.frontends.cli import terminal
@@ -18,7 +18,7 @@ def main(words: Sequence[str] | None = None) -> int:
             gc.enable()
         run = terminal.main
         if words is None:
-            gc.freeze()  # nor at its end
+            gc.freeze()  # so that they aren't searched at exit either
         return run(words)
     except KeyboardInterrupt:
         return 130

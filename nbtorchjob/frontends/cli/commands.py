@@ -1,6 +1,6 @@
 """The command's verbs, those of ``%torchjob`` and a few of its own: words, options, help and completion.
 
-Tab completion in bash, zsh and fish is a few lines for each, which ask the command itself.
+Tab completion in bash, zsh and fish is a few lines each, which call the command itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nbtorchjob.spec import option
 from nbtorchjob.text.words import columns
 
 SHELLS = ("bash", "zsh", "fish")
-# Options for a notebook's cell; a command has arguments instead, and a shell that keeps its output.
+# Options for a notebook's cell; a command has arguments and stdout instead.
 CELLS_ONLY = ("arg", "out", "push", "pull", "swap", "or-back", "within")
 
 _RUN = replace(
@@ -74,7 +74,7 @@ EXITS: Mapping[int, str] = {
 
 
 def command(word: str) -> Verb:
-    """Return the verb that a word stands for; raises ``LineError`` with near ones."""
+    """Return the verb that a word stands for; raises ``LineError`` with similar ones."""
     return table.named(word, COMMANDS)
 
 
@@ -100,9 +100,9 @@ calls f(0.1, lr=3, fast=True); a word that isn't a Python literal is a string. R
 (with --json, to stderr); the job's status goes to stderr."""
 
 
-ASKED = "__complete"  # the verb that the shells ask with: the words so far, the last one unfinished
+ASKED = "__complete"  # the verb that the shells call with the words so far, the last one unfinished
 
-# Where nothing is offered, each falls back on file names: a script's, a folder's.
+# Without candidates, all of them fall back on file names: a script's, a folder's.
 _SCRIPTS = {
     "bash": r"""_nbtorchjob() {
     local word
@@ -128,7 +128,7 @@ complete -c nbtorchjob -a '(__nbtorchjob_complete)'""",
 
 
 def script(words: Sequence[str]) -> str:
-    """Return what a shell sources; raises ``LineError`` for a shell that isn't known."""
+    """Return the script for a shell to source; raises ``LineError`` for an unknown shell."""
     (shell,) = COMMANDS["completion"].parse(words).words
     if shell not in _SCRIPTS:
         raise LineError(f"nbtorchjob completion: unknown shell {shell!r}; available: {', '.join(SHELLS)}")
@@ -136,7 +136,7 @@ def script(words: Sequence[str]) -> str:
 
 
 def candidates(words: Sequence[str]) -> Iterable[str]:
-    """Return what the last of ``words`` could become."""
+    """Return the completions of the last of ``words``."""
     *before, word = words or [""]
     if "--" in before:
         return []

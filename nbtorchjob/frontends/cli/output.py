@@ -15,12 +15,12 @@ from nbtorchjob.errors import ClusterError, JobFailedError, NBTorchJobError, Unw
 from nbtorchjob.text import Filter, shown, shows, words
 
 _DEEPEST = 100  # levels: JSON's own writer takes some more before it gives up
-_log = Filter()  # of what a log that a terminal shows has open
-_MOST_BITS = 14_283  # of a number: Python writes none of more than 4,300 digits
+_log = Filter()  # knows what a log has left open on a terminal
+_MOST_BITS = 14_283  # of a number: Python writes no number of more than 4,300 digits
 
 
 def encodable() -> None:
-    """Write "?" for what the locale's encoding lacks: a "×" would otherwise end the command."""
+    """Write "?" for characters that the locale's encoding lacks: a "×" would otherwise end the command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -37,7 +37,7 @@ def data(document: Any) -> None:
 
 
 def beside(text: str) -> None:
-    """Write lines to stderr; if that fails, nobody is there to read them."""
+    """Write lines to stderr; failures are ignored, as nobody is there to read them."""
     with suppress(UnwritableError):
         _write(sys.stderr, f"{text}\n")
 
@@ -62,22 +62,22 @@ def settle() -> None:
 
 def error(exc: NBTorchJobError) -> None:
     """Write an error to stderr; for a failed job, the job's own traceback."""
-    asks = exc.grant.splitlines() if isinstance(exc, ClusterError) else []  # of an administrator
+    asks = exc.grant.splitlines() if isinstance(exc, ClusterError) else []  # to request from an administrator
     message = "\n".join([str(exc), *asks])
     whose = isinstance(exc, JobFailedError) or message.startswith("nbtorchjob ")
     beside(message if whose else f"nbtorchjob: {message}")
 
 
 def nowhere(stream: TextIO) -> None:
-    """Redirect a broken stream to nowhere, as Python would else complain about it at exit."""
-    with suppress(OSError):  # a stream without a descriptor, as io.StringIO
+    """Redirect a broken stream to the null device; Python would otherwise complain about it at exit."""
+    with suppress(OSError):  # a stream without a descriptor, such as io.StringIO
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Send everything written to stdout meanwhile to stderr: by Python, libraries and processes."""
-    if sys.stdout is None:  # its descriptor may be another file's by now
+    """Redirect stdout to stderr meanwhile, for Python, libraries and child processes."""
+    if sys.stdout is None:  # its descriptor may belong to another file by now
         yield
         return
     sys.stdout.flush()
@@ -96,14 +96,14 @@ def text(value: Any) -> str:
     """Return a value as ``print`` shows it; if it can't be shown, a line that describes it."""
     try:
         return str(value)
-    except Exception:  # a user's __str__ may raise anything, Python's for a number of 5,000 digits
+    except Exception:  # a user's __str__ may raise anything, and Python's raises for 5,000 digits
         return words.short(value)
 
 
 def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
     """Return a value for JSON; numbers that JSON lacks become null, other objects a line of text.
 
-    ``within`` are the ids of what contains it: an object that contains itself becomes a line of text, too.
+    ``within`` are the ids of its containers: an object that contains itself becomes a line of text, too.
     """
     if id(value) in within or len(within) > _DEEPEST:
         return words.short(value)

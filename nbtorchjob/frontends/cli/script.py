@@ -3,7 +3,7 @@
 The script becomes ``__main__``, as a notebook is: so its functions and classes travel by value, and
 a value that comes back finds its classes. Code under ``if __name__ == "__main__"`` isn't run.
 
-What follows ``--`` are the arguments of the function. On a terminal, or in the log of a CI run, a job's own
+The words after ``--`` are the function's arguments. On a terminal, or in the log of a CI run, a job's own
 log is written to stdout, its status to stderr.
 """
 
@@ -41,9 +41,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def arguments(
     fn: Callable[..., Any], words: Sequence[str], parameters: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments in ``0.1 --lr 3 --fast``; raises ``LineError`` where ``fn`` can't take them.
+    """Return the arguments in ``0.1 --lr 3 --fast``; raises ``LineError`` if ``fn`` can't take them.
 
-    Nor beside what a run is ``given``.
+    ``fn`` has to take them together with a run's own ``parameters``.
 
     A word is a Python literal, else text; for a parameter annotated as ``str`` it is always text.
     """
@@ -59,7 +59,7 @@ def arguments(
     while left:
         word = left.popleft()
         if not word.startswith("--"):
-            # The parameter that takes the positional argument of that index, if there is one
+            # The parameter that takes the positional argument of that index, if there is one.
             index = len(args)
             named = [parameter for parameter in taken.values() if parameter.kind in _POSITIONAL]
             others = [parameter for parameter in taken.values() if parameter.kind is parameter.VAR_POSITIONAL]
@@ -79,7 +79,7 @@ def arguments(
 
 
 def _value(text: str, parameter: Sequence[inspect.Parameter]) -> Any:
-    """Return the value of a word for its parameter, if it has one."""
+    """Return the value of a word; ``parameter`` has the parameter that takes it, if there is one."""
     if any(taker.annotation is str or taker.annotation == "str" for taker in parameter):
         return text
     try:
@@ -119,7 +119,7 @@ class Target(NamedTuple):
     def call(self, words: Sequence[str], rows: Rows) -> tuple[capture.Call, list[dict[str, Any]]]:
         """Load the script, and capture a call of the function with ``words`` as its arguments.
 
-        Return also what each run of a group is given, which ``rows`` makes with the script's names. Raises
+        Also return the values of each run of a group, which ``rows`` makes with the script's names. Raises
         ``CaptureError``, ``LineError`` and ``SpecError``.
         """
         space = vars(load(self.path))
@@ -146,7 +146,7 @@ def load(path: Path) -> ModuleType:
         raise CaptureError("".join(traceback.format_exception_only(exc)).strip()) from None
     except (OSError, ValueError) as exc:
         raise CaptureError(f"{path} can't be read: {exc}") from None
-    # The text travels along, as a notebook's cells do: a pod has no such file to draw a traceback from.
+    # The text travels along, as a notebook's cells do: a pod lacks the file, which tracebacks quote.
     linecache.cache[str(path)] = (len(text), None, text.splitlines(True), str(path))
     sys.modules["__main__"] = module
     sys.path.insert(0, str(path.parent))
@@ -175,7 +175,7 @@ class _Imported(ast.NodeTransformer):
         return ast.copy_location(ast.Constant(isinstance(node.ops[0], ast.NotEq)), node)
 
     def visit_FunctionDef(self, node: ast.AST) -> ast.AST:
-        """Leave it as it is."""
+        """Leave functions unchanged."""
         return node
 
     visit_AsyncFunctionDef = visit_Lambda = visit_FunctionDef
@@ -195,10 +195,10 @@ _RANK_0 = LogRequest()
 
 
 class Stream:
-    """What was asked for of the logs as it comes, and a line for each phase (a ``View``).
+    """The requested part of the logs as it arrives, and a line for each phase (a ``View``).
 
-    The log is written in the thread that follows the job, so that a slow reader slows that down and
-    nothing piles up here.
+    The log is written in the thread that follows the job, so that a slow reader slows that thread down and
+    no output piles up here.
     """
 
     tells = False
@@ -215,7 +215,7 @@ class Stream:
         self._tell = tell
         self._request = request
         self._splitters: dict[int, Splitter] = {}  # by rank
-        self._there: set[tuple[int, int]] = set()  # of the node that was asked for: rank and round
+        self._there: set[tuple[int, int]] = set()  # rank and round, on the requested node
         self._line_open = False
         self._phase: Phase | None = None
         self._stops = Stops()
@@ -252,7 +252,7 @@ class Stream:
             self._tell(stops.rstrip("\n"))
 
     def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
-        """Print how the job ended, or its status when it is left."""
+        """Print how the job ended, or if it continues, its status."""
         self._say(state)
 
     def _say(self, state: JobState) -> None:

@@ -1,6 +1,6 @@
-"""``nbtorchjob tend``: looks after jobs until a signal ends it, and reports on stderr what it does.
+"""``nbtorchjob tend``: tends jobs until a signal ends it, and reports on stderr what it does.
 
-A module of its own: the tender's pod on a cluster imports it, and has few libraries.
+A separate module, as the tender's pod in a cluster imports it and has few libraries.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import state_dir
 
 LOG = "nbtorchjob.tending"
-_POOLS_S = 5.0  # between two looks whether jobs were sent to pools
+_POOLS_S = 5.0  # between two checks for jobs that were sent to pools
 _BASE, _OURS = "kustomization.yaml", "# Written by nbtorchjob tend --kustomize\n"
 
 
 def tend(options: Mapping[str, Any]) -> None:
-    """Look after jobs until SIGTERM or Ctrl-C; or print or write what has a cluster do it."""
+    """Tend jobs until SIGTERM or Ctrl-C, or print or write manifests that make a cluster do it."""
     if "manifests" in options or "kustomize" in options:
         manifests = tended().tenders(options.get("namespace", ()), options.get("image"))
         if "kustomize" in options:
@@ -34,8 +34,8 @@ def tend(options: Mapping[str, Any]) -> None:
         else:
             output.answer(manifests)
         return
-    processes.raise_open_files()  # here, too: a tender's pod has no other part of the command
-    # Where it says how it is; raises ``LineError`` for what more than this machine could ask
+    processes.raise_open_files()  # here, too: a tender's pod runs no other part of the command
+    # The address of its health and metrics; one that other machines could reach is refused.
     listen = options.get("listen")
     if listen is None:
         listen = str(state_dir() / f"tend-{os.getpid()}.sock")
@@ -61,7 +61,7 @@ def tend(options: Mapping[str, Any]) -> None:
     pools: Any = None
     while not stopped.is_set():
         if pools is None and any(resending.unfinished()):
-            from nbtorchjob.pools import Sender  # late: a tender's pod has none, nor what that imports
+            from nbtorchjob.pools import Sender  # late: a tender's pod has no such jobs, nor its imports
 
             pools = Sender(options.get("namespace", ()))
         if pools is not None:
@@ -72,12 +72,12 @@ def tend(options: Mapping[str, Any]) -> None:
 
 
 def _write_base(folder: Path, manifests: str) -> None:
-    """Write a kustomization and a file for each object; the folder's own files from before are replaced.
+    """Write a kustomization and a file for each object, replacing those of an earlier call.
 
-    Raises ``LineError`` for a folder of anything else, or one that can't be written.
+    Raises ``LineError`` for a folder with other content, or one that can't be written.
     Source: kustomize 5.5, ``kustomize.config.k8s.io/v1beta1``.
     """
-    from nbtorchjob.backends.kubernetes.objects import from_yaml  # late, as all of the backend
+    from nbtorchjob.backends.kubernetes.objects import from_yaml  # late, like all of the backend
 
     files = {}
     for text in manifests.split("---\n"):

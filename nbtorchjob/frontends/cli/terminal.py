@@ -1,6 +1,6 @@
 """The command in a terminal: which verb does the work, and the exit code that results.
 
-Above that is the terminal as verbs see it: how a job is found, a call captured, and the outcome shown.
+``Terminal`` is the terminal as verbs see it: how a job is found, a call captured, and the outcome shown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Terminal:
         self._json = json
 
     def find(self, name: str) -> Job[Any]:
-        """Return the job of that name, of "" the newest; raises ``JobNotFoundError``."""
+        """Return the job of that name, for "" the newest; raises ``JobNotFoundError``."""
         if name:
             return api.attach(name)
         with front.warned() as notes:
@@ -98,25 +98,25 @@ class Terminal:
         if not options.dry_run:
 
             def warm_up() -> None:
-                with suppress(NBTorchJobError, OSError):  # the submission runs into it again, and reports it
+                with suppress(NBTorchJobError, OSError):  # the submission fails the same way, and reports it
                     backends.warm_up(spec.backend)
 
             threading.Thread(target=warm_up, name="nbtorchjob-warm-up", daemon=True).start()
         on = running.ask_lab(options, list, self)
-        with output.aside():  # what a script prints while it is loaded is no part of the answer
+        with output.aside():  # a script's output while it is loaded isn't part of the answer
             call, rows = target.call(behind, lambda look_up: running.rows(options, look_up, self))
         return RunRequest(call, spec, options, target.origin, on, rows)
 
     def namespace(self) -> dict[str, Any]:
-        """Return nothing: a script's variables go with its functions."""
+        """Return an empty namespace: a script's variables go with its functions."""
         return {}
 
     def origin(self, call: Call) -> Origin:
-        """Return nothing: what is promoted was written in notebooks."""
+        """Return an empty origin: promoted cells were written in notebooks."""
         return Origin()
 
     def asks(self, question: str) -> bool | None:
-        """Ask whoever is at the keyboard."""
+        """Ask the person at the keyboard; return None if there is no keyboard."""
         if not (sys.stdin and sys.stdin.isatty()):
             return None
         self.say(f"{question} [y/N]")
@@ -139,7 +139,7 @@ class Terminal:
     def log(self, job: Job[Any], request: LogRequest) -> None:
         """Write the log's bytes as they are."""
         if request.follow:
-            from nbtorchjob.frontends.cli.script import Stream  # late, as what draws a card is
+            from nbtorchjob.frontends.cli.script import Stream  # late: most verbs follow no job
 
             Stream(job, write=output.log, tell=self.say, request=request)
             job.wait()
@@ -149,15 +149,15 @@ class Terminal:
 
     @contextmanager
     def sending(self, request: RunRequest) -> Iterator[Output]:
-        """Write once what is sent."""
+        """Write, once, what is sent."""
         from nbtorchjob.ui.card.sending import Output, said  # late: most verbs send nothing
 
         with nullcontext() if request.options.quiet else said(request.call, self.say):
             yield Output()
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
-        """Write the log as it comes, and a line for each phase."""
-        from nbtorchjob.frontends.cli.script import Stream  # late: most verbs show no job that goes on
+        """Write the log as it arrives, and a line for each phase."""
+        from nbtorchjob.frontends.cli.script import Stream  # late: most verbs follow no job
         from nbtorchjob.ui.card import view
 
         # A program that reads the JSON has no use for the log, but a person may.
@@ -166,18 +166,18 @@ class Terminal:
 
     @contextmanager
     def reading(self, job: Job[Any]) -> Iterator[None]:
-        """Report that the job continues where nobody reads the output any more."""
+        """Report that the job continues if nobody reads the output any more."""
         try:
             yield
         except (BrokenPipeError, UnwritableError) as exc:
-            if isinstance(exc, JobFailedError):  # a rank's own
+            if isinstance(exc, JobFailedError):  # raised by a rank
                 raise
             self.say(f"Output closed; {job.name} continues: {hint('attach', job.name)} follows it")
             raise
 
     @contextmanager
     def failing(self, job: Job[Any]) -> Iterator[None]:
-        """Report a job that fails, or whose value can't be read, to a program."""
+        """With ``json``, also write a document if the job fails or its value can't be read."""
         try:
             yield
         except (JobFailedError, ResultError) as exc:
@@ -203,7 +203,7 @@ class Terminal:
             except (JobFailedError, ResultError) as exc:
                 outcome = {"error": str(exc)}
                 self.good &= state.stopped_early
-                if isinstance(exc, ResultError):  # the view has told of those that failed
+                if isinstance(exc, ResultError):  # the view has reported failed runs
                     self.say(f"nbtorchjob: {exc}")
             if self._json:
                 output.data({"job": _record(state), "given": dict(state.info.given), **outcome})
@@ -247,7 +247,7 @@ _COMMAND = hints.Wording("nbtorchjob", "nbtorchjob run SCRIPT.py:FUNCTION", "nbt
 _REFUSED = 4
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
 
-# The first that fits counts.
+# The first matching type counts.
 _CODES: Mapping[type[NBTorchJobError], int] = {
     JobFailedError: 1,
     ResultError: 1,
@@ -285,7 +285,7 @@ def main(words: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as exc:
             Terminal().say(str(exc) or "Interrupted.")
             return _INTERRUPTED
-        except NBTorchJobError as exc:  # first: a job's may be of any type that its rank raised
+        except NBTorchJobError as exc:  # first: a job's error may also be of the type that a rank raised
             output.error(exc)
             return next(code for type_, code in _CODES.items() if isinstance(exc, type_))
         except BrokenPipeError:
@@ -311,7 +311,7 @@ def _verb(name: str, words: list[str]) -> int:
         output.answer(commands.script(words))
         return 0
     if verb.name == "tend":
-        from nbtorchjob.frontends.cli import tending  # late: it is seldom asked for
+        from nbtorchjob.frontends.cli import tending  # late: it is rarely used
 
         tending.tend(verb.parse(words).options)
         return 0

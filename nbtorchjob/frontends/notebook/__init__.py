@@ -43,7 +43,7 @@ class LateMagic:
 
 
 class Extension:
-    """What one shell got."""
+    """What is registered with one shell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -71,7 +71,7 @@ class Extension:
         formatter.for_type_by_name("nbtorchjob.job", "Job", mimebundle)
 
     def take_back(self) -> None:
-        """Leave no trace in the shell."""
+        """Remove everything from the shell again."""
         for kind in ("line", "cell"):
             self._shell.magics_manager.magics[kind].pop(_NAME, None)
         with suppress(ValueError):
@@ -112,6 +112,6 @@ def _matcher(context: Any) -> Any:
     return completion.matcher(context)
 
 
-# IPython's second matcher API: a plain function would be taken for the first, which gets only the text.
+# IPython's second matcher API: a plain function is taken for one of the first, which gets only the text.
 _matcher.matcher_api_version = 2  # type: ignore[attr-defined]
 _matcher.matcher_identifier = "nbtorchjob"  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""``%%torchjob`` and ``%torchjob``: they split the line, and call what does the work."""
+"""``%%torchjob`` and ``%torchjob``: they split the line, and call the code that does the work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nbtorchjob.runs import Runs
 
 
-# As jupyter_client numbers what it sends (8.10): session, process, count; frontends in JavaScript send UUIDs.
+# Message ids of jupyter_client (8.10): session, process, count; frontends in JavaScript send UUIDs.
 _PYTHONS = re.compile(r".+_\d+_\d+")
 _CELL = "%%torchjob [options] [-- args]"
 _RUNS_CELL = "run the cell on every rank and return rank 0's value; args become its sys.argv"
@@ -118,7 +118,7 @@ class TorchJobMagics:
         return str(self.shell.var_expand(line, depth))
 
     def _look_up(self, expression: str) -> Any:
-        """Return what an expression gives in the notebook."""
+        """Return the value of an expression in the notebook."""
         return eval(expression, dict(self.shell.user_ns))  # a copy: a walrus must not set variables
 
     def _cell(self, line: str, cell: str) -> Any:
@@ -164,7 +164,7 @@ class TorchJobMagics:
             raise
 
     def _show_choice(self, earlier: Job[Any], request: RunRequest, filename: str, line: str) -> None:
-        """Show what can be done with a cell whose name is that of a job that still runs something else."""
+        """Show what can be done with a cell if a job of its name still runs something else."""
         name = request.spec.name or ""
         named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
         other = f"--name {naming.beside(name, earlier.name)}"
@@ -186,11 +186,11 @@ class TorchJobMagics:
             return None
 
     def origin(self, call: capture.Call) -> Origin:
-        """Return which notebook and cell it is of."""
+        """Return the notebook and cell that a call comes from."""
         return identity.origin_in(self.shell, call.sources, {call.filename: self._label})
 
     def find(self, name: str) -> Job[Any]:
-        """Return the job of that name, of "" this session's last, or one left by the last session."""
+        """Return the job of that name; for "" this session's newest, or one left by the last session."""
         if name:
             return api.attach(name)
         if newest_here := front.newest():
@@ -230,11 +230,11 @@ class TorchJobMagics:
         return RunRequest(call, spec, cell_options, self.origin(call), on, rows)
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Print a text."""
         view.say(text)
 
     def show(self, answer: Answer) -> None:
-        """Draw it, where a page can show more than text."""
+        """Show an answer, as HTML if it has any."""
         html = answer.html() if callable(answer.html) else answer.html
         if html:
             display({"text/html": html, "text/plain": safe(answer.text)}, raw=True)
@@ -242,7 +242,7 @@ class TorchJobMagics:
             view.say(answer.text)
 
     def log(self, job: Job[Any], request: LogRequest) -> None:
-        """Print it; a cell that follows a job shows its card, so to follow is the command's alone."""
+        """Print the log; only the command follows one, as a cell that follows a job shows its card."""
         who = "the ranks" if request.rank is None else f"rank {request.rank}"
         has = "have" if request.rank is None else "has"
         wrote = "nothing" if request.wanted == ALL else "no such line"
@@ -252,26 +252,26 @@ class TorchJobMagics:
 
     @contextmanager
     def sending(self, request: RunRequest) -> Iterator[Output]:
-        """Draw it where the card will be, in a terminal say it once."""
+        """Show the sending where the card will be, or in a terminal as text."""
         output = Output()
         shown = drawn(request.call, output) if self._page else said(request.call, view.say)
         with nullcontext() if request.options.quiet else shown:
             yield output
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
-        """Draw a card, in a terminal the log."""
+        """Return a view that draws a card, or in a terminal the log."""
         if options.quiet:
             return view.Silent()
         return view.Card(table.OFFERS, place, lambda: job.trusted) if self._page else view.Terminal()
 
     def view_runs(self, runs: Runs[Any], options: CellOptions, place: Output) -> view_runs.RunsView:
-        """Draw a card, in a terminal a line for each run that ends."""
+        """Return a view that draws a card, or in a terminal a line for each run that ends."""
         if options.quiet:
             return view_runs.Silent(view.say)
         return view_runs.Card(place) if self._page else view_runs.Terminal(view.say)
 
     def give_runs(self, runs: Runs[Any], out: str | None, *, ended: bool) -> Any:
-        """Return the runs, or None where they go to the variable ``out``."""
+        """Return the runs, or None if they go to the variable ``out``."""
         if out is None:
             runs.drawn = ended
             return runs
@@ -284,8 +284,8 @@ class TorchJobMagics:
     def _page(self) -> bool:
         """Whether an output can be updated; not in a console: ``jupyter console``, Qt's, Spyder's.
 
-        These are jupyter_client with somebody at the keyboard. What runs notebooks from Python (nbclient) has
-        none.
+        These are jupyter_client with somebody at the keyboard; programs that run notebooks (nbclient) have
+        nobody there.
         """
         request: Mapping[str, Any] = self.shell.get_parent() if hasattr(self.shell, "get_parent") else {}
         asked, header = request.get("content") or {}, request.get("header") or {}
@@ -293,24 +293,24 @@ class TorchJobMagics:
         return hasattr(self.shell, "kernel") and not console
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:
-        """Watch nothing: a kernel's output is read for as long as it runs."""
+        """Do nothing: a kernel's output is read for as long as it runs."""
         return nullcontext()
 
     def failing(self, job: Job[Any]) -> AbstractContextManager[None]:
-        """Show nothing: the error is the cell's."""
+        """Do nothing: the error is the cell's."""
         return nullcontext()
 
     def detached(self, job: Job[Any], out: str | None) -> Any:
-        """Return the job itself; stored under a name it wouldn't be shown anywhere."""
+        """Return the job itself; if it is stored under a name, and so not shown, say how to follow it."""
         if out is not None:
             view.say(f"Not waiting for {job.name}: {hint('attach', job.name)} follows it.")
         return self.give(job, job, out)
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
-        """Return the cell's value: ``value``, or None where it goes to the variable ``out``."""
+        """Return the cell's value: ``value``, or None if it goes to the variable ``out``."""
         if out is None:
             return value
-        # Stored under a name it isn't echoed as well, as with ipyparallel's %%px; Out[n] has it, too.
+        # A value stored under a name isn't echoed as well, as with ipyparallel's %%px; Out[n] has it, too.
         self.shell.user_ns[out] = value
         if value is not None:
             self.shell.displayhook.update_user_ns(value)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ConfigPanel:
-    """A form for ``spec``; without one, for what a bare ``%%torchjob`` uses.
+    """A form for ``spec``, by default for the settings that a bare ``%%torchjob`` uses.
 
-    What it shows is the session's default from then on: a bare ``%%torchjob`` uses it, and options on a
-    magic's line override it. Invalid entries leave the default as it was. Raises ``NotInstalledError``
-    where ipywidgets isn't, ``SpecError`` where the default profile is wrong.
+    From then on, the form's settings are the session's default: a bare ``%%torchjob`` uses them, and options
+    on a magic's line override them. Invalid entries leave the default as it was. Raises ``NotInstalledError``
+    if ipywidgets isn't installed, and ``SpecError`` if the default profile is invalid.
     """
 
     def __init__(self, spec: JobSpec | Launch | None = None) -> None:
@@ -44,7 +44,7 @@ class ConfigPanel:
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         bundle: dict[str, Any] = self._window.box._repr_mimebundle_(**options)
-        # Where no widget shows, the reader of a saved notebook sees what was set.
+        # Without widgets, the reader of a saved notebook still sees the settings.
         return {**bundle, "text/plain": self._window.line.text}
 
     def __repr__(self) -> str:

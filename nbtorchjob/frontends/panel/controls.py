@@ -1,6 +1,6 @@
-"""One control for each form that an option takes, with its help and its error; each holds an entry.
+"""A control for each kind of option, with its help and its error; a control holds an entry.
 
-Here is also how things are shown: the panel's style, sections that fold, and text that can be copied.
+Also the panel's presentation: its style, sections that fold, and text that can be copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nbtorchjob.frontends.panel.form import LAUNCH, Entry
 from nbtorchjob.spec import Option
 from nbtorchjob.spec.config import Elastic
 
-_FEW_NODES = 16  # the slider's end, until somebody enters more
+_FEW_NODES = 16  # the slider's end, until a larger number is entered
 _LAUNCHES = {
     "Elastic: torchrun's nodes": "Elastic",
     "PyTorch: a master and workers": "PyTorch",
@@ -32,16 +32,16 @@ class Control(Protocol):
 
     @property
     def entry(self) -> Entry:
-        """What it holds."""
+        """The current entry."""
 
     def put(self, entry: Entry) -> None:
-        """Hold something else."""
+        """Replace the entry."""
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` whenever its value changes."""
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Show what can be chosen; any other valid value can still be typed."""
+        """Show the choices; any other valid value can still be typed."""
 
 
 def control(o: Option) -> Control:
@@ -70,12 +70,12 @@ class Single:
 
     @property
     def entry(self) -> Entry:
-        """The text in it."""
+        """The input's value."""
         value: Entry = self.widget.value
         return value
 
     def put(self, entry: Entry) -> None:
-        """Write it in."""
+        """Set the input's value."""
         self.widget.value = entry
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Single:
         self.widget.observe(lambda _: changed(), "value")
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Put them below the text."""
+        """Offer the choices below the text."""
         if isinstance(self.widget, widgets.Combobox):
             self.widget.options = [choice.value for choice in choices]
 
@@ -100,7 +100,7 @@ class Pick(Single):
         self.offer(())
 
     def put(self, entry: Entry) -> None:
-        """Choose it; an empty entry is the default."""
+        """Select ``entry``; an empty one means the default."""
         self.widget.value = entry or self._default
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -108,10 +108,10 @@ class Pick(Single):
         self.widget.observe(lambda _: None if self._relabelling else changed(), "value")
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Append to each value what is known of it."""
+        """Append the choices' notes to the labels of the values."""
         notes = {choice.value: f" ({choice.note})" for choice in choices}
         chosen = self.widget.value
-        # New labels choose the first value for a moment.
+        # Setting new labels selects the first value for a moment.
         self._relabelling = True
         self.widget.options = [
             *self._none,
@@ -122,7 +122,7 @@ class Pick(Single):
 
 
 class Nodes(Single):
-    """How many nodes, fewest and most: a slider for the usual, a text for any number."""
+    """The fewest and most nodes: a slider for common numbers, a text for any number."""
 
     def __init__(self, o: Option) -> None:
         text = widgets.Text(description=o.key, placeholder=o.default)
@@ -152,15 +152,15 @@ class Nodes(Single):
         return str(self._text.value)
 
     def put(self, entry: Entry) -> None:
-        """Write it; the slider follows."""
+        """Set the text; the slider follows."""
         self._text.value = entry
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Report changes of either."""
+        """Report changes, typed or by the slider."""
         self._text.observe(lambda _: changed(), "value")
 
     def offer(self, choices: Sequence[Choice]) -> None:
-        """Numbers aren't listed anywhere."""
+        """Do nothing: no source lists numbers of nodes."""
 
     def _range(self) -> tuple[int, int] | None:
         try:
@@ -171,7 +171,7 @@ class Nodes(Single):
 
 
 class Rows:
-    """A list: a text for each of its rows, and one to add."""
+    """A list: a text for each of its rows, and a button to add one."""
 
     def __init__(self, o: Option) -> None:
         self._option = o
@@ -189,7 +189,7 @@ class Rows:
         return tuple(row.children[0].value for row in self._rows.children if row.children[0].value)
 
     def put(self, entry: Entry) -> None:
-        """Make a row for each."""
+        """Make a row for each text."""
         assert isinstance(entry, tuple)
         self._set([self._row(text) for text in entry])
 
@@ -250,7 +250,7 @@ name();"""
 
 
 def style() -> Any:
-    """Return a widget that brings the panel's style along."""
+    """Return a widget that adds the panel's style to the page."""
     css = resources.files("nbtorchjob.frontends.panel").joinpath("panel.css").read_text("utf-8")
     return widgets.HTML(f'<style onload="{escape(_NAMES)}">{css}</style>')
 
@@ -274,12 +274,12 @@ class Copyable:
         self.text = text
         footer = f"<div>{escape(note)}</div>" if note else ""
         more = self._beside(text) if self._beside else ""
-        # What scrolls must be reachable by keyboard.
+        # Scrollable content must be reachable by keyboard.
         self.widget.value = f'{self._button}Copy</button>{more}<pre tabindex="0">{escape(text)}</pre>{footer}'
 
 
 class Field:
-    """A control, what it is for, and what is wrong with what it holds."""
+    """A control with its help, and the error in its entry."""
 
     def __init__(self, control: Control, help: str) -> None:
         self.control = control
@@ -296,10 +296,10 @@ class Field:
 
 
 class Fold:
-    """A title that shows and hides what is below it: a button, so that keys reach it, too.
+    """A title that shows and hides the part below it: a button, so that it is reachable by keyboard.
 
-    ``build`` makes the body when it is first shown: the half a thousand widgets of a form with all its
-    sections take half a second to make.
+    ``build`` makes the body when it is first shown: making all 500 widgets of a form with all its sections
+    takes half a second.
     """
 
     def __init__(self, title: str, build: Callable[[], Sequence[Any]], *, opened: bool = False) -> None:

@@ -79,7 +79,7 @@ _MOST = 60  # characters of a name
 
 
 def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
-    """Return it as HTML; ``namespace`` holds the notebook's variables."""
+    """Return, as HTML, how the packages in the images compare with those of the notebook's ``namespace``."""
     try:
         every = submission.images_of(spec, capture.of_notebook(namespace))
     except (NBTorchJobError, ImportError) as exc:
@@ -102,7 +102,7 @@ _LAUNCH_HELP = "Elastic: nodes as in torchrun; PyTorch: a master and workers wit
 
 
 class Window:
-    """All that a panel shows. ``verdict`` is what its entries amount to now."""
+    """All that a panel shows. ``verdict`` is the result of its current entries."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.verdict = form.Verdict(None)
@@ -115,9 +115,9 @@ class Window:
         self._lookup, self._dry_run = Latest(), Latest()
         self._asked: tuple[str, ...] = ()
         self._offered: Mapping[str, Sequence[Choice]] = {}
-        # Choices come in another thread, maybe while a section is built: each field is to have the newest.
+        # Choices arrive in another thread, maybe while a section is built; each field must get the newest.
         self._offering = threading.Lock()
-        self._fields: dict[str, Field] = {}  # of the sections that were opened
+        self._fields: dict[str, Field] = {}  # of the sections that have been opened
         self._filling = False
         self._base, self._held = spec, form.entries(spec)
         self._sections = [
@@ -143,7 +143,7 @@ class Window:
         self.put(spec)
 
     def put(self, spec: JobSpec) -> None:
-        """Show ``spec``, whatever was there before."""
+        """Show ``spec`` in place of the current settings."""
         self._base, self._held = spec, form.entries(spec)
         self._filling = True
         for key, field in self._fields.items():
@@ -194,10 +194,10 @@ class Window:
                 self._preview_manifests()
             if self._imports.body.children:
                 self._preview_imports()
-        # Ask the cluster for choices, once for each context and namespace
+        # Ask the cluster for choices, once for each context and namespace.
         target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
         wrong_place = {"context", "namespace"} & self.verdict.errors.keys()
-        # A half-typed name leads nowhere.
+        # A half-typed context doesn't exist.
         known = ("", *(choice.value for choice in self._offered.get("context", ())))
         if not PLACES[target[0]].has_pods or target == self._asked or wrong_place or target[1] not in known:
             return
@@ -211,18 +211,18 @@ class Window:
             show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
 
     def _preview_imports(self) -> list[Any]:
-        """Look the imports up, and return what shows them."""
+        """Look up the imports, and return the widgets that show them."""
         spec = self.verdict.spec
         if spec is not None:
             self._image.value = table(spec, vars(sys.modules["__main__"]))
         return [self._image]
 
     def _preview_manifests(self) -> list[Any]:
-        """Begin to make the manifests, and return what shows them."""
+        """Start making the manifests, and return the widgets that show them."""
         spec = self.verdict.spec
 
         def manifests(spec: JobSpec) -> str:
-            # For an empty cell: what the function takes along is known only when it is sent.
+            # For an empty cell: what the function takes along is only known when it is sent.
             try:
                 return submission.dry_run(capture.from_cell("None", {}), spec)
             except (NBTorchJobError, ImportError) as exc:
@@ -240,7 +240,7 @@ class Window:
 
 
 def _noted(wrong: int, filled: int) -> str:
-    """Say of a section how many of its fields are wrong, or else are set."""
+    """Say how many fields of a section are wrong, or if none is, how many are set."""
     return f"{wrong} wrong" if wrong else f"{filled} set" if filled else ""
 
 
@@ -248,7 +248,7 @@ def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
     try:
         chosen = backend(spec.backend)
         return chosen.choices(spec) if isinstance(chosen, Images) else {}
-    except (NBTorchJobError, ImportError):  # what the doctor is for
+    except (NBTorchJobError, ImportError):  # the doctor reports these
         return {}
 
 

@@ -1,13 +1,13 @@
 """The extension as Jupyter Server sees it: its table of routes, and what an administrator can set.
 
-The app registers the routes, and the OpenAPI 3.1 document is made of the same table.
+The app registers the routes, and the OpenAPI 3.1 document is made from the same table.
 
 Notices that jobs have changed are Jupyter events from the server's own ``/api/events/subscribe``. Readers of
 that stream may not be allowed to see jobs, so an event carries nothing about them: its listeners request what
 is new.
 
-This user's jobs are looked after while the server runs, with every notebook closed, in a thread of its own:
-to import a backend takes a second, and which ones this user has used shows only in time.
+This user's jobs are tended while the server runs, even with every notebook closed, in a thread of its own:
+importing a backend takes a second, and which ones this user uses shows only over time.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Answer(FrozenDataclass):
     media: str = ""
 
     def describe(self) -> Document:
-        """Return it as a Response Object."""
+        """Return the answer as an OpenAPI Response Object."""
         response: Document = {"description": self.status.phrase}
         if self.shape:
             response["content"] = {"application/json": {"schema": ref(self.shape)}}
@@ -98,7 +98,7 @@ SOCKET = Answer(HTTPStatus.SWITCHING_PROTOCOLS)
 
 
 def shaped(shape: str, status: HTTPStatus = HTTPStatus.OK) -> Answer:
-    """Return the answer that is JSON of that shape."""
+    """Return an answer that is JSON of that shape."""
     return Answer(status, shape)
 
 
@@ -114,11 +114,11 @@ class Route(FrozenDataclass):
 
     @property
     def rule(self) -> tuple[str, type[web.RequestHandler]]:
-        """Return what Jupyter Server registers."""
+        """The rule that Jupyter Server registers."""
         return _BASE + re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(self.path)), self.handler
 
     def describe(self) -> Document:
-        """Return it as a Path Item Object."""
+        """Return the route as an OpenAPI Path Item Object."""
         parameters = [*self._parameters("path", re.findall(r"{(\w+)}", self.path))]
         created = ("created",) if self.path.startswith(_JOB) else ()
         parameters += self._parameters("query", (*created, *self.query))
@@ -210,7 +210,7 @@ class OpenApiHandler(Api):
 
 _JOB = "jobs/{id}"
 
-# Where two match a path, the first one counts.
+# If two match a path, the first one counts.
 ROUTES = (
     Route("jobs", jobs.JobsHandler, {"GET": shaped("Jobs")}, (HTTPStatus.BAD_REQUEST,), ("known",)),
     Route(_JOB, jobs.JobHandler, {"GET": shaped("Job"), "DELETE": DONE}, OF_A_JOB),
@@ -244,23 +244,23 @@ SCHEMA_ID = "https://events.nbtorchjob.dev/jobs/v1"
 SCHEMA = Path(__file__).with_name("events.yaml")
 
 
-_FIND_S = 10.0  # between two looks whether this user has sent jobs somewhere
+_FIND_S = 10.0  # between two checks for backends that this user has sent jobs to
 _log = logging.getLogger(__name__)
 
 
 class Tenders:
-    """What looks after jobs, one for each backend that this user has used."""
+    """The tenders of this user's jobs, one for each backend that the user has used."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nbtorchjob-tending", daemon=True)
 
     def begin(self) -> None:
-        """Begin as soon as there may be a job."""
+        """Begin to tend as soon as there may be a job."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; may take seconds."""
+        """Stop tending; may take seconds."""
         self._stopping.set()
         self._thread.join()
 
@@ -312,7 +312,7 @@ class TorchJobApp(ExtensionApp):
     document: Document
 
     def initialize_settings(self) -> None:
-        """Open the lanes in which requests wait, and begin to watch jobs once somebody asks."""
+        """Create the lanes and the watch, which begins once a page asks; begin to tend jobs if enabled."""
         server = cast("Any", self.serverapp)
         server.event_logger.register_event_schema(SCHEMA)
         self.lanes = Lanes(self.patience_s, self.at_once)
@@ -334,7 +334,7 @@ class TorchJobApp(ExtensionApp):
             self.tenders.begin()
 
     async def stop_extension(self) -> None:
-        """Stop watching, and looking after jobs."""
+        """Stop watching and tending jobs."""
         await self.watch.stop()
         if self.tenders is not None:
             await asyncio.to_thread(self.tenders.stop)

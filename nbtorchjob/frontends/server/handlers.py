@@ -1,11 +1,11 @@
 """What all routes share: who may ask, where the work is done, and how an error is reported.
 
-A job's id in a URL: its backend and its address, as in ``local:NAME``.
+A job's id in a URL is its backend and its address, as in ``local:NAME``.
 
-Blocking work beside the server's event loop, which serves everybody's kernels and files.
+Blocking work runs in threads beside the server's event loop, which serves everybody's kernels and files.
 
-Each lane runs a limited number at once, so that a cluster that hangs delays neither this machine nor
-another cluster, and doesn't start endless threads. Requests that wait for room hold no thread.
+Each lane runs a limited number of requests at once, so that a cluster that hangs delays neither this machine
+nor another cluster, and doesn't use up endless threads. Requests that wait for room hold no thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JobId(FrozenDataclass):
 
     @classmethod
     def parse(cls, text: str) -> JobId:
-        """Read what ``JobInfo.id`` returned; raises ``MalformedError``."""
+        """Parse what ``JobInfo.id`` returned; raises ``MalformedError``."""
         name, _, address = text.partition(":")
         if name not in ROWS or not re.fullmatch(ROWS[name].address, address):
             raise MalformedError(
@@ -66,12 +66,12 @@ class JobId(FrozenDataclass):
 
     @property
     def lane(self) -> str:
-        """Where requests about it go: this machine, or one cluster."""
+        """The lane of requests about it: this machine's, or one cluster's."""
         return lane(self.backend, "/".join(self.address.split("/")[:-2]))
 
     @property
     def scope(self) -> str:
-        """Where it is listed: one of its backend's ``scopes``."""
+        """The one of its backend's ``scopes`` in which it is listed."""
         return self.address.rpartition("/")[0]
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def lane(backend: str, context: str | None) -> str:
 
 
 def number(name: str, text: str) -> int:
-    """Read a number that counts something; raises ``MalformedError``."""
+    """Parse a whole number, 0 or more; raises ``MalformedError``."""
     if not _NUMBER.fullmatch(text):
         raise MalformedError(f"{name}: got {text[:_MOST_SHOWN]!r}, but it must be a whole number, 0 or more")
     return int(text)
@@ -97,7 +97,7 @@ ZIP = "application/zip"
 BYTES = "application/octet-stream"
 
 
-# The first that fits counts.
+# The first matching type counts.
 _STATUS: Mapping[type[NBTorchJobError], HTTPStatus] = {
     MalformedError: HTTPStatus.BAD_REQUEST,
     JobNotFoundError: HTTPStatus.NOT_FOUND,
@@ -110,7 +110,7 @@ _STATUS: Mapping[type[NBTorchJobError], HTTPStatus] = {
 
 
 def installed(work: Callable[[], T]) -> T:
-    """Do the work; raises ``NotInstalledError`` where a package that it needs is missing."""
+    """Do the work; raises ``NotInstalledError`` if a package that it needs is missing."""
     try:
         return work()
     except NotInstalledError as exc:
@@ -119,13 +119,13 @@ def installed(work: Callable[[], T]) -> T:
 
 def _check(backend: Backend, name: str, run: str) -> None:
     there = backend.info(name)
-    # Of a lab's turn it may be known only later when it was taken.
+    # When a lab's turn was accepted may be known only later.
     if there.run != run and not there.of_lab:
         raise naming.replaced(there)
 
 
 class Api(ExtensionHandlerMixin, APIHandler):
-    """What all routes share."""
+    """The base of all routes' handlers."""
 
     auth_resource = "nbtorchjob"
     _track_activity = False  # a page that polls mustn't keep an idle server from being culled
@@ -136,18 +136,18 @@ class Api(ExtensionHandlerMixin, APIHandler):
         self.set_header("Cache-Control", "no-store")
 
     async def ask(self, lane: str, work: Callable[[], T], once: str = "") -> T:
-        """Run what blocks beside the event loop; see :meth:`Lanes.run`."""
+        """Run blocking work beside the event loop; see :meth:`Lanes.run`."""
         lanes: Lanes = cast("Any", self.extensionapp).lanes
         return await lanes.run(lane, lambda: installed(work), once)
 
     async def of(self, job: JobId, work: Callable[[Backend, str], T], once: str = "") -> T:
-        """Ask a job's backend about it; raises ``JobNotFoundError`` where it isn't the one that is meant."""
+        """Do work on a job with its backend; raises ``JobNotFoundError`` if another job has the id now."""
         run = self.run
 
         def ask() -> T:
             at = backend_of(job.backend, job.address)
             if run:
-                with suppress(DamagedError):  # it is to be deleted all the same
+                with suppress(DamagedError):  # a damaged job can be deleted all the same
                     _check(at, job.address, run)
             return work(at, job.address)
 
@@ -155,7 +155,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
 
     @property
     def run(self) -> str:
-        """Which of the jobs that have had the id one after the other is meant; ``""``: the present one."""
+        """Which of the jobs that had the id one after the other is meant; ``""`` for the present one."""
         text: str = self.get_argument("created", "")
         if text and not re.fullmatch(CREATED, text):
             raise MalformedError(
@@ -168,12 +168,12 @@ class Api(ExtensionHandlerMixin, APIHandler):
         return below(record(state, time.time()), cast("Any", self.extensionapp).roots)
 
     def finish_empty(self) -> None:
-        """Answer that it was done."""
+        """Answer 204: it was done."""
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Answer one of our own errors with the status of its kind; leave others to Jupyter Server."""
+        """Answer one of our own errors with the status of its type; leave others to Jupyter Server."""
         error = kwargs.get("exc_info", (None, None))[1]
         if not isinstance(error, NBTorchJobError):
             super().write_error(status_code, **kwargs)
@@ -188,7 +188,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Leave an error that is an answer to the access log: our frames would add nothing."""
+        """Leave errors that are answers to the access log: a traceback of our frames would add nothing."""
         if not isinstance(value, NBTorchJobError):
             super().log_exception(typ, value, tb)
 
@@ -207,14 +207,14 @@ class Lanes:
         """Return what ``work`` returns, or raise what it raises; ``NoAnswerError`` if it takes too long.
 
         Work that gets no room in time is never begun; once begun, it keeps its room until it ends. While
-        work named ``once`` is under way, also if nobody waits for it any more, no other of that name
-        begins: this waits for that instead.
+        work named ``once`` is under way, even if nobody waits for it any more, no other work of that name
+        begins: this call waits for that work instead.
         """
         room = self._room.setdefault(lane, asyncio.Semaphore(self._width))
         try:
             async with loop.timeout(self._patience):
                 return await self._run(room, work, once)
-        except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
+        except asyncio.TimeoutError:  # the builtin TimeoutError only from Python 3.11 on
             raise NoAnswerError(
                 f"{lane} didn't answer within {self._patience:g} s; the request may still take effect: "
                 "check again later"
@@ -249,7 +249,7 @@ class Lanes:
         thread = threading.Thread(target=_finish, args=(done, work), name="nbtorchjob-server", daemon=True)
         try:
             thread.start()
-        except RuntimeError as exc:  # this user may start no more of them
+        except RuntimeError as exc:  # no more threads can be started
             done.set_exception(exc)
         return await asyncio.wrap_future(done)
 

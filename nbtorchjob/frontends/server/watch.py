@@ -1,9 +1,9 @@
-"""All jobs of this machine and of the clusters: polled while anybody asks, and which have changed.
+"""All jobs of this machine and of the clusters: polled while pages ask for them, with what has changed.
 
-Each scope is polled by itself, so that one that hangs or refuses delays no other. What is known is
-returned at once; when nobody has asked for a while, nothing is polled.
+Each scope is polled on its own, so that one that hangs or refuses delays no other. Known jobs are returned at
+once; when no page has asked for a while, nothing is polled.
 
-An answer goes only to callers with our permission.
+Only callers with this extension's permission get an answer.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from nbtorchjob.ui.record import Record, as_of, below, record
 
 
 class Poller:
-    """Does ``work`` at an interval as long as it is ``wanted``, never twice at a time."""
+    """Does ``work`` at an interval while it is ``wanted``, never twice at a time."""
 
     def __init__(self, work: Callable[[], Awaitable[None]], every: float, wanted: Callable[[], bool]) -> None:
         self._work, self._every, self._wanted = work, every, wanted
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
-        self._ended = asyncio.Event()  # another one each time
+        self._ended = asyncio.Event()  # a new event each time
         self._stopped = False
-        self.fresh = False  # whether work that began after the last reason has ended
+        self.fresh = False  # whether work that began after the last ``again`` has ended
 
     def begin(self) -> None:
-        """Start, unless it is running."""
+        """Start polling, unless that is running."""
         if not self._going:
             self._ended, self._stopped = asyncio.Event(), False
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def again(self) -> None:
-        """Do the work at once, or once more as soon as it is done."""
+        """Do the work at once, or if it is under way, once more as soon as it is done."""
         self.fresh = False
         self._again.set()
 
     async def caught_up(self) -> None:
-        """Wait until work that began after the last reason has ended."""
+        """Wait until work that began after the last :meth:`again` has ended."""
         while self._going and not self.fresh:
             await self._ended.wait()
 
     async def stop(self) -> None:
         """Stop, even in the middle of the work."""
         if self._task is not None:
-            # Until Python 3.12 ``wait_for`` loses a cancellation that comes when what it waits for has ended.
+            # Before Python 3.12, ``wait_for`` loses a cancellation that comes when its awaitable has ended.
             self._stopped = True
             self._again.set()
             self._task.cancel()
@@ -94,12 +94,12 @@ class BackendScope(FrozenDataclass):
 
     @property
     def lane(self) -> str:
-        """The lane of looks at it: they take no room from what is done to one job."""
+        """The lane of looks at it, which take no room from what is done to single jobs."""
         return f"{self.backend}:{self.name} (all jobs)"
 
     @property
     def ids(self) -> str:
-        """How ids of its jobs begin."""
+        """The beginning of its jobs' ids."""
         return f"{self.backend}:{self.name}/" if self.name else f"{self.backend}:"
 
     def __str__(self) -> str:
@@ -107,14 +107,14 @@ class BackendScope(FrozenDataclass):
 
 
 class Note(FrozenDataclass):
-    """Why jobs whose ids begin so may be missing, or not as they are by now; a line."""
+    """A line on why jobs whose ids begin with ``ids`` may be missing or outdated."""
 
     ids: str
     text: str
 
 
 class Changes(FrozenDataclass):
-    """What a look found that the one before didn't: records, and ids of jobs that are gone."""
+    """What changed since the last look: records, and ids of jobs that are gone."""
 
     changed: Sequence[Record] = ()
     removed: Sequence[str] = ()
@@ -124,13 +124,13 @@ class Changes(FrozenDataclass):
 
 
 class Look(FrozenDataclass):
-    """What was seen: records by id, as their backend made them and as pages have them."""
+    """What a look saw: records by id, as the backend made them and as pages get them."""
 
     made: Mapping[str, Record] = field(default_factory=dict)
     records: Mapping[str, Record] = field(default_factory=dict)
 
     def again(self, scope: BackendScope, roots: Sequence[str]) -> tuple[Look, Changes]:
-        """Look once more; raises what the backend does."""
+        """Look once more; raises what the backend raises."""
         jobs = {job["id"]: job for job in backend(scope.backend).summaries(record, scope=scope.name)}
         # This machine returns the same record of an ended job each time, and there may be thousands.
         records = {
@@ -140,7 +140,7 @@ class Look(FrozenDataclass):
         changed = []
         for id_, job in records.items():
             before = self.records.get(id_)
-            # Pages count the clock's numbers themselves.
+            # Pages advance what depends on the clock themselves.
             if before is not job and (before is None or _lasting(before) != _lasting(job)):
                 changed.append(job)
         gone = [id_ for id_ in self.records if id_ not in records]
@@ -168,11 +168,11 @@ class History:
     """Numbers changes, and remembers each job's newest."""
 
     def __init__(self) -> None:
-        self._born = secrets.token_hex(4)  # a mark of another server's means nothing here
+        self._born = secrets.token_hex(4)  # another server's marks mean nothing here
         self._number = 0
         self._changed: dict[str, int] = {}
         self._removed: dict[str, int] = {}  # the oldest first
-        self._forgotten = 0  # up to here it isn't known what was removed
+        self._forgotten = 0  # up to this number, it isn't known what was removed
 
     def add(self, changes: Changes) -> None:
         """Record what a look found."""
@@ -188,7 +188,7 @@ class History:
             self._forgotten = self._removed.pop(next(iter(self._removed)))
 
     def since(self, known: str, records: Sequence[Record]) -> News:
-        """Return what in ``found``, all jobs as they are, is new to a page with the mark ``known``."""
+        """Return which of ``records``, all present jobs, are new to a page with the mark ``known``."""
         mark = f"{self._born}.{self._number}"
         born, _, number = known.partition(".")
         newest = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1
@@ -200,19 +200,19 @@ class History:
 
 T = TypeVar("T")
 
-_INTEREST_S = 150.0  # a page asks every minute, and a lost answer doesn't make it blind
-_FIND_S = 10.0  # between two searches for scopes to which kernels have newly sent jobs
-PATIENCE_S = 2.0  # with what isn't here
+_INTEREST_S = 150.0  # a page asks every minute, and may miss one answer
+_FIND_S = 10.0  # between two searches for new scopes that kernels have sent jobs to
+PATIENCE_S = 2.0  # with scopes that aren't on this machine
 
 
 def _finds(name: str) -> str:
-    """Return the lane in which a backend's scopes are found."""
+    """Return the lane of searches for a backend's scopes."""
     return f"{name} (scopes)"
 
 
 @dataclass
 class _Watched:
-    """A scope that is watched, and what was seen there last."""
+    """A watched scope, and what was last seen there."""
 
     scope: BackendScope
     poller: Poller
@@ -240,18 +240,18 @@ class Watch:
         self._roots, self._clock, self._patience = roots, clock, patience
         self.history = History()
         self._asked = float("-inf")
-        self._answered = False  # whether any page has seen what was known
+        self._answered = False  # whether any page has had an answer
         self._watched: dict[BackendScope, _Watched] = {}
-        # By lane. What a server has never seen may be there.
+        # By lane. Jobs may be there that this server has never seen.
         self._notes = {_finds(name): Note(f"{name}:", f"jobs ({name}) aren't listed yet") for name in every}
-        self._logged: dict[str, str] = {}  # what went wrong in a lane when it was looked at last
-        # Where a new kernel sends its jobs isn't known before it sends one.
+        self._logged: dict[str, str] = {}  # by lane: what went wrong at the last look
+        # The scopes of a new kernel's jobs are unknown until it sends one.
         self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._wanted) for name in every}
 
     async def jobs(self) -> tuple[list[Record], list[Note]]:
         """Return the records of all jobs, oldest first, and why some may be missing or outdated.
 
-        It reflects whatever was done through this server. It waits for a cluster only so long.
+        It reflects whatever was done through this server. A cluster has ``patience`` seconds to answer.
         """
         self._asked = self._clock()
         for poller in (*self._finding.values(), *(watched.poller for watched in self._watched.values())):
@@ -274,7 +274,7 @@ class Watch:
         return job_record and as_of(job_record, time.time())
 
     def again(self, job: JobId) -> None:
-        """Look again at a job's scope, as something was done to the job."""
+        """Look again at a job's scope, after something was done to the job."""
         watched = self._watched.get(BackendScope(job.backend, job.scope))
         if watched is not None:
             watched.poller.again()
@@ -288,7 +288,7 @@ class Watch:
         return self._clock() - self._asked < _INTEREST_S
 
     def _late(self, watched: _Watched) -> Note | None:
-        """Return a note on a scope that hasn't answered since somebody asks again, unless it has refused."""
+        """Return a note on a scope that hasn't answered since pages ask again, unless it has refused."""
         scope = watched.scope
         if scope.lane in self._notes or self._clock() - watched.seen < _INTEREST_S:
             return None
@@ -296,14 +296,14 @@ class Watch:
         return Note(scope.ids, f"jobs in {scope} {known}: it hasn't answered")
 
     async def _caught_up(self, name: str) -> None:
-        with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
+        with suppress(asyncio.TimeoutError):  # the builtin TimeoutError only from Python 3.11 on
             async with loop.timeout(self._patience if PLACES[name].remote else None):
                 await self._finding[name].caught_up()
                 those = [watched for scope, watched in self._watched.items() if scope.backend == name]
                 await asyncio.gather(*(watched.poller.caught_up() for watched in those))
 
     async def _find(self, name: str) -> None:
-        """Start watching new scopes, and stop where this user has no jobs any more."""
+        """Start watching new scopes, and stop watching those where this user has no jobs any more."""
         names = await self._ask(_finds(name), f"{name}:", name, lambda: backend(name).scopes())
         if names is None:
             return
@@ -332,12 +332,12 @@ class Watch:
     def _announce(self, changes: Changes) -> None:
         if changes:
             self.history.add(changes)
-        # Before the first answer there is no page that this could be news to.
+        # Before the first answer, this is news to no page.
         if changes and self._answered:
             self._tell(changes)
 
     async def _ask(self, lane: str, ids: str, where: str, work: Callable[[], T]) -> T | None:
-        """Do it in its lane; if that fails, a note on these ``ids`` says why until it succeeds."""
+        """Do ``work`` in its lane; if that fails, a note on these ``ids`` says why until it succeeds."""
         try:
             result = await self._lanes.run(lane, lambda: installed(work))
         except NBTorchJobError as exc:

@@ -1,1 +1,1 @@
-"""What the code of a rank calls: reports, checkpoints, artifacts, displays, leaving."""
+"""The functions that a rank's code calls: reports, checkpoints, artifacts, displays, leaving."""

@@ -1,16 +1,16 @@
-"""A folder of this node whose files go to a store, and come from there: one ``Mirror`` a node and URL.
+"""Sends a folder of this node to a store, and fetches it from there: one ``Mirror`` per node and URL.
 
-Each file arrives whole or not at all, and none takes its place before all that are new were sent: who is
-killed meanwhile leaves what was there. Of two nodes that write the same one the last to send it wins. A
-file is whole once no process has it open for writing and it stays as it is while it is sent: the first
-thing a writer does is to empty the file, and it may pause at any point before the end.
+Each file arrives whole or not at all, and none takes its place before all new files were sent: if the process
+is killed meanwhile, the old files stay. If two nodes write the same file, the last to send it wins. A file is
+whole once no process has it open for writing and it doesn't change while it is sent: the first thing a writer
+does is to empty the file, and it may pause at any point before the end.
 
 Programs remove an old checkpoint once a newer one is complete, and may write several while one is sent. So
-new files are held open until they were sent, which keeps their bytes if they are removed here meanwhile;
-and what was removed here is removed there only after all was sent that may have taken its place.
+new files are held open until they are sent, which keeps their bytes if they are removed here meanwhile; and
+files removed here are removed there only after all files that may have taken their place were sent.
 
-What was sent and fetched is written down beside the folder, which also is the lock by which a node's
-processes take turns.
+A file beside the folder records what was sent and fetched; it is also the lock by which a node's processes
+take turns.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set,
 
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 
-# The clock of files stands still for up to 10 ms (Linux before 6.13 knows no finer one): what is written
-# twice within that has one time.
+# File times have steps of up to 10 ms (Linux before 6.13 has no finer ones): two writes within one step have
+# the same time.
 _TICK_S = 0.05
 QUIET_S = 2.0
 _MOST_HELD = 256  # files open at once
 
-# Of a file here, in ns: when it was written and changed; its size and inode.
+# A local file's times of modification and change in ns, its size and its inode.
 _Stamp = List[int]
-_Known = Dict[str, Dict[str, Any]]  # by name: how it was when it was last the same here and there
+_Known = Dict[str, Dict[str, Any]]  # by name: a file's state when it was last the same here and there
 
 
 class Mirror:
-    """``folder``, which needn't be there yet, and the store at ``url`` (one for fsspec).
+    """``folder``, which needn't exist yet, and the store at ``url`` (one for fsspec).
 
-    Raises what fsspec raises for a URL it can't use: ``ImportError``, ``ValueError``. A file without a change
-    for ``quiet_s`` seconds counts as whole where nobody can say whether it is open.
+    Raises what fsspec raises for a URL it can't use: ``ImportError``, ``ValueError``. If the file system
+    can't tell whether a file is open, it counts as whole after ``quiet_s`` seconds without a change.
     """
 
     def __init__(self, url: str, folder: str, quiet_s: float = QUIET_S) -> None:
-        # Loaded late: it is needed by jobs with a store only, and not every image has it.
+        # Imported late: only jobs with a store need it, and not every image has it.
         core: Any = importlib.import_module("fsspec.core")
         spec: Any = importlib.import_module("fsspec.spec")
         self._fs, self._root = core.url_to_fs(url)
-        # A store of objects copies; gcsfs has a `mv` of its own, which takes patterns as well (2026.10).
+        # An object store copies; gcsfs has its own `mv`, which takes patterns as well (2026.10).
         own_mv = type(self._fs).mv is not spec.AbstractFileSystem.mv
         self._renames = own_mv and not self._fs.async_impl
         self._folder = folder
         self._quiet_s = quiet_s
-        self._removed: Set[str] = set()  # here, as the last ``send`` saw
+        self._removed: Set[str] = set()  # files that the last ``send`` found removed here
 
     def fill(self, below: str = "") -> None:
-        """Fetch what this node doesn't have: files of an earlier attempt, and other nodes'.
+        """Fetch the files that this node lacks: those of an earlier attempt, and of other nodes.
 
-        With ``below`` those alone that lie in the folder of that name. A file that was written here and not
-        sent yet stays. Raises what the store raises.
+        With ``below``, only those in the folder of that name. A file that was written here and not sent yet
+        stays. Raises whatever the store raises.
         """
         os.makedirs(self._folder, exist_ok=True)
         with self._turn() as known:
@@ -77,7 +77,7 @@ class Mirror:
                     known[name] = {"here": _stamp(self._here(name)), "there": key}
                     fetched = True
             if fetched:
-                time.sleep(_TICK_S)  # what a rank writes over one of them now has another time
+                time.sleep(_TICK_S)  # a rank's write to one of them then gets another time
 
     def send(
         self,
@@ -86,20 +86,20 @@ class Mirror:
         held: Callable[[], bool] = lambda: False,
         may_place: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Send what was written since the last time, oldest first, and remove what was removed.
+        """Send the files written since the last call, oldest first, and remove those that were removed.
 
-        A file that isn't whole yet is left for the next time; none takes its place before all are there.
-        ``ended`` says that whoever wrote has ended; until they have, nothing is sent while it is ``held``.
-        ``may_place`` is asked once all is there, and beside its place. Raises what the store raises.
+        A file that isn't whole yet is left for the next call; none takes its place before all are there.
+        ``ended`` means that all writers have ended; before that, nothing is sent while ``held`` returns true.
+        ``may_place`` is called once all are there, beside their places. Raises whatever the store raises.
         """
         if not os.path.isdir(self._folder):
-            return  # nobody asked for it yet
+            return  # no rank has requested it yet
         with self._turn() as known:
             stamps = self._stamps()
             if held() and not ended:
-                return  # looked at after: what was found may be half of what belongs together
+                return  # checked after listing: the list may have half of what belongs together
             new = [name for name in stamps if name not in known or known[name]["here"] != stamps[name]]
-            # What is written last, such as a list of the files before it, comes last.
+            # Files that are written last, such as a list of the files before them, come last.
             new.sort(key=lambda name: stamps[name])
             sent, complete = self._put_all(new, stamps, ended=ended)
             if not may_place():
@@ -108,7 +108,7 @@ class Mirror:
                 self._place(name, known)
                 known[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
             removed = known.keys() - stamps.keys()
-            # What took its place may be too young to be sent at once, and isn't by the next time.
+            # The file that took its place may be too new to be sent now, but not at the next call.
             due = removed if ended else removed & self._removed
             if complete:
                 for name in due:
@@ -116,11 +116,11 @@ class Mirror:
                 self._removed = removed - due
 
     def _put_all(self, new: List[str], stamps: Dict[str, Any], *, ended: bool) -> Tuple[List[str], bool]:
-        """Put files beside their places; return those that are whole, and whether all were still there."""
+        """Put files beside their places; return those that are whole, and whether all still existed."""
         sent = []
         with ExitStack() as files:
             held_open = {name: self._open(name, files) for name in new[:_MOST_HELD]}
-            # Else the list was made while something was removed, and has only a part of that.
+            # Otherwise, files were removed while the list was made, and it has only some of them.
             complete = stamps.keys() <= self._stamps().keys()
             for name in new:
                 with ExitStack() as own:
@@ -144,30 +144,30 @@ class Mirror:
                 file.truncate()
                 file.write(json.dumps(known))
                 file.flush()
-                fcntl.flock(file, fcntl.LOCK_UN)  # a fork, such as a worker of a loader, has it open as well
+                fcntl.flock(file, fcntl.LOCK_UN)  # a fork, such as a DataLoader's worker, has it open as well
 
     def _stored(self, below: str) -> Dict[str, str]:
         """Return the store's paths by name."""
         top = self._there(below) if below else self._root
         self._fs.invalidate_cache()
         try:
-            # fsspec's `find` takes a store that can't be reached for an empty one (2026.9).
+            # fsspec's `find` treats a store that can't be reached as an empty one (2026.9).
             self._fs.ls(top, detail=False)
         except FileNotFoundError:
             return {}
         paths = [path for path in self._fs.find(top) if not path.endswith(PARTIAL)]
         stored = {path[len(self._root) :].lstrip("/"): path for path in paths}
         for name in stored:
-            # A store of objects takes any name, from anybody who may write there.
+            # An object store accepts any name, from anybody who may write there.
             if not {".", ".."}.isdisjoint(name.split("/")):
                 raise ValueError("a file in %s leads out of it: remove %r there" % (self._root, name[:200]))
         return stored
 
     def _stamps(self) -> Dict[str, _Stamp]:
-        """Return the stamps of the files that are here by name."""
+        """Return the stamps of the local files, by name."""
 
         def refuse(exc: OSError) -> None:
-            # A folder that can't be read isn't an empty one, whose files were all removed.
+            # A folder that can't be read must not pass for an empty one, whose files were all removed.
             raise exc
 
         stamps = {}
@@ -186,7 +186,7 @@ class Mirror:
             return None
 
     def _put(self, name: str, file: BinaryIO, stamp: _Stamp, *, ended: bool) -> bool:
-        """Put a file beside its place in the store, if it is whole; return whether that is so."""
+        """Put a file beside its place in the store, if it is whole; return whether it is."""
         target = self._there(name)
         quiet_s = 0.0 if ended else self._quiet_s
         time.sleep(max(0.0, _TICK_S - _age(stamp)))
@@ -194,9 +194,9 @@ class Mirror:
         quiet = _age(stamp) >= quiet_s if written is None else not written
         if not (quiet and _is_as_before(file, stamp)):
             return False
-        if target.startswith("/"):  # else it is a bucket's name: s3fs makes one that is misspelt (2026.9)
+        if target.startswith("/"):  # else a bucket comes first: s3fs creates a misspelt one (2026.9)
             self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        # By this path a file can be read that has lost its own (Linux).
+        # A file that was removed can still be read by this path (Linux).
         self._fs.put_file("/proc/self/fd/%d" % file.fileno(), target + PARTIAL)
         if not _is_as_before(file, stamp):  # written to meanwhile
             self._fs.rm_file(target + PARTIAL)
@@ -204,15 +204,15 @@ class Mirror:
         return True
 
     def _place(self, name: str, known: _Known) -> None:
-        """Have a file that was put beside its place take it."""
+        """Move a file that was put beside its place into its place."""
         target = self._there(name)
         if not self._renames:
-            # As fsspec's own `mv` does (2026.9), which takes a name for a pattern, and puts a file into a
+            # As fsspec's own `mv` does (2026.9), which also treats names as patterns, and puts a file into a
             # folder of its name.
             self._fs.cp_file(target + PARTIAL, target)
             self._fs.rm_file(target + PARTIAL)
             return
-        if self._fs.isdir(target):  # a store with folders keeps one for files that were here once
+        if self._fs.isdir(target):  # a store with folders keeps that of files which are gone
             for inner in [other for other in known if other.startswith(name + "/")]:
                 self._remove(inner, known)
             for folder in sorted({target, *self._fs.find(target, withdirs=True)}, reverse=True):
@@ -222,7 +222,7 @@ class Mirror:
     def _remove(self, name: str, known: _Known) -> None:
         target = self._there(name)
         try:
-            if self._fs.ukey(target) == known[name]["there"]:  # else it is another node's by now
+            if self._fs.ukey(target) == known[name]["there"]:  # else another node has sent it since
                 self._fs.rm_file(target)
         except FileNotFoundError:
             pass
@@ -236,7 +236,7 @@ class Mirror:
 
 
 def unsent(folder: str, below: str) -> Set[str]:
-    """Return the files below a path in a mirror's folder that weren't sent yet, by their relative paths."""
+    """Return the relative paths of the files below a path in a mirror's folder that weren't sent yet."""
     try:
         with open(folder + ".json", encoding="utf-8") as file:
             known = _parsed(file.read())
@@ -260,7 +260,7 @@ def _stamp(path: "str | int") -> Optional[_Stamp]:
 
 def _is_as_before(file: BinaryIO, stamp: _Stamp) -> bool:
     now, removed = _stamp(file.fileno()), os.fstat(file.fileno()).st_nlink == 0
-    # That it was removed counts as a change, but not of what is in it.
+    # A file's removal counts as a change, but not of its content.
     return now is not None and (now == stamp or (removed and (now[0], now[2:]) == (stamp[0], stamp[2:])))
 
 
@@ -270,10 +270,10 @@ def _age(stamp: _Stamp) -> float:
 
 
 def _is_written(file: BinaryIO) -> Optional[bool]:
-    """Whether a process has the file open for writing; None where the file system doesn't say.
+    """Whether a process has the file open for writing; None if the file system can't tell.
 
     Linux leases a file to a reader only if there is no writer (fcntl(2)). The lease is given back at once:
-    a writer that comes between waits for that, and the signal that tells of it is one that is ignored.
+    a writer that opens the file in between waits for that, and the signal that announces it is ignored.
     """
     try:
         fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
@@ -289,6 +289,6 @@ def _is_written(file: BinaryIO) -> Optional[bool]:
 def _parsed(text: str) -> _Known:
     try:
         known: _Known = json.loads(text)
-    except ValueError:  # a new one, or whoever wrote it was killed: what is here counts as new
+    except ValueError:  # a new one, or its writer was killed: all local files count as new
         return {}
     return known

@@ -1,20 +1,20 @@
-"""Calls that all ranks of a job make equally often: at one that none has passed they change together.
+"""Calls that all ranks of a job make equally often: at one that none has passed, they change together.
 
 A node and its ranks share a page of numbers for a round, so that such a call costs a rank well below a
 microsecond when there is nothing to do. There are three kinds of calls (``LEAVING``, ``POINT``, ``REPORT``),
 and two *words* that may hold from one call on: that the ranks leave (``LEAVE``), and that they go on with
-other code (``SWAP``). Of each kind, word and rank the page has
+other code (``SWAP``). For each kind, word and rank, the page has
 
-    HALT+kind    the first call that has to look further: the least bound of a word of that kind
-    BOUND+word   the first call that has to wait until it is known at which one the word holds
+    HALT+kind    the first call that has to look further: the lowest bound of a word of that kind
+    BOUND+word   the first call that has to wait until it is known at which call the word holds
     AT+word      that call, the same on every rank of the job; 0 as long as it isn't known
-    CALLS+kind   how often the rank has called, in a block of its own; READY is what it has done of a swap
+    CALLS+kind   how often the rank has called, in a block of its own; READY is how far it is with a swap
 
-A rank writes how often it has called before it reads the bound. So once a node has set a bound, and some
-time has passed for it to be seen, each rank's number is either below it, or there to be read. The nodes tell
-each other their bounds (``Agreement``), and the largest is the call at which the word holds: no rank has
-passed it, as each waits at its own node's bound until it is known. A rank that waits so holds nobody up for
-long: nodes agree without them.
+A rank writes how often it has called before it reads the bound. So once a node has set a bound, and enough
+time has passed for it to be seen, each rank's number is either below it, or can be read. The nodes tell each
+other their bounds (``Agreement``), and the largest is the call at which the word holds: no rank has passed
+it, as each waits at its own node's bound until the call is known. Such a wait isn't long: nodes agree without
+their ranks.
 
 Two of the calls are here: ``leaving()`` tells ranks that their node is about to end, and at ``swap_point()``
 they may go on with other code. The third is ``report()`` (``report.py``).
@@ -33,10 +33,10 @@ KINDS = LEAVING, POINT, REPORT = range(3)
 NAMES = ("leaving()", "swap_point()", "report()")  # by kind
 LEAVE, SWAP = range(2)
 
-# Where the numbers lie. UNTIL is until when ranks may save, in nanoseconds of the host's monotonic clock;
-# ASKS is 1 once a rank has ``leaving`` in hand: it may be in its first step, and call after it. NUMBER and
-# KIND are of the swap: which one it is in this round, and where it is to be done. Of it nodes decide
-# twice: VERDICT says whether ranks make the change, TRIAL whether that stays.
+# The places of the numbers. UNTIL is the time until which ranks may save, in nanoseconds of the host's
+# monotonic clock; ASKS is 1 once a rank imports ``leaving``: it may be in its first step, and call it after
+# that. NUMBER and KIND belong to the swap: which one of this round it is, and the kind of call to do it at.
+# Nodes decide on it twice: VERDICT says whether ranks make the change, TRIAL whether the change stays.
 UNTIL, ASKS, NUMBER, KIND, VERDICT, TRIAL = range(6)
 HALT = 6
 BOUND = HALT + len(KINDS)
@@ -47,8 +47,8 @@ BLOCK = len(KINDS) + 1
 
 NO_BOUND = (1 << 63) - 1
 PAUSE_S = 0.001
-_NUMBER = 8  # bytes, each written at once where it is aligned
-_SEEN_S = 0.002  # for what one process writes to be seen by another: a matter of nanoseconds
+_NUMBER = 8  # bytes of a number; an aligned one is written at once
+_SEEN_S = 0.002  # for a write of one process to be seen by another: a matter of nanoseconds
 
 
 class Page:
@@ -61,9 +61,9 @@ class Page:
 
     @classmethod
     def create(cls, folder: str, ranks: int) -> "Page":
-        """Make the page of a new round, whose folder this is."""
+        """Make the page of a new round, in the round's folder."""
         with open(os.path.join(folder, PAGE), "wb") as file:
-            file.write(bytes((CALLS + ranks * BLOCK) * _NUMBER))  # a hole could end a rank, on a full disk
+            file.write(bytes((CALLS + ranks * BLOCK) * _NUMBER))  # on a full disk, a hole could end a rank
         page = cls(folder)
         for at in range(HALT, AT):
             page[at] = NO_BOUND
@@ -77,7 +77,7 @@ class Page:
 
     @property
     def asks(self) -> bool:
-        """Whether a rank calls ``leaving()``, as far as is known by now."""
+        """Whether a rank calls ``leaving()``, as far as is known so far."""
         return self[ASKS] > 0 or self.most(LEAVING) > 0
 
     def calls(self, kind: int) -> List[int]:
@@ -85,15 +85,15 @@ class Page:
         return [int(number) for number in self.numbers[CALLS + kind :: BLOCK]]
 
     def most(self, kind: int) -> int:
-        """Return how often the rank has called that is furthest; 0 where none ever has."""
+        """Return how often the rank that is furthest has called; 0 if no rank has."""
         return max(self.calls(kind), default=0)
 
     def ready(self, rank: int) -> int:
-        """Return what the rank, from 0, has done of a swap."""
+        """Return how far the rank, from 0, is with a swap."""
         return self[CALLS + rank * BLOCK + READY]
 
     def bind(self, word: int, kind: int) -> int:
-        """Have ranks wait at a call that none of them has passed; return its number."""
+        """Make ranks wait at a call that none of them has passed; return its number."""
         while self.most(kind) >= self[BOUND + word] or self[BOUND + word] == NO_BOUND:
             self[BOUND + word] = self.most(kind) + 1
             self._halt()
@@ -101,12 +101,12 @@ class Page:
         return self[BOUND + word]
 
     def release(self, word: int) -> None:
-        """Have nobody wait for that word any more."""
+        """Make no rank wait for that word any more."""
         self[BOUND + word] = NO_BOUND
         self._halt()
 
     def watch(self, every_call: bool) -> None:
-        """Have ranks look further at every call of every kind, or at those alone that words name."""
+        """Make ranks look further at every call of every kind, or only at the calls that words have bound."""
         self._every_call = every_call
         self._halt()
 
@@ -118,7 +118,7 @@ class Page:
             self[HALT + kind] = min(words, default=NO_BOUND)
 
     def tell(self, call: int, seconds: float) -> None:
-        """Tell ranks from that call of ``leaving()`` on that they have so many seconds."""
+        """Tell ranks, from that call of ``leaving()`` on, that they have ``seconds`` left."""
         self[UNTIL] = time.monotonic_ns() + int(seconds * 1e9)
         self[AT + LEAVE] = call
 
@@ -134,7 +134,7 @@ class Agreement:
         self._bound = page.bind(word, kind) if page.most(kind) or kind == LEAVING else 0
 
     def look(self) -> int:
-        """Return the call; 0 as long as other nodes haven't said their bound."""
+        """Return the call's number; 0 until the other nodes have told their bounds."""
         bounds = self._peers.say(self._name, str(self._bound))
         if bounds is not None:
             self.bounds = [int(bound) for bound in bounds]
@@ -151,13 +151,13 @@ class Point:
         self._mine = self._halt = 0
 
     def begin(self, page: Optional[Page], rank: int) -> None:
-        """Count anew on a page; on none do nothing."""
+        """Restart the count on a page; without a page, calls do nothing."""
         self.calls = 0
         self._numbers = None if page is None else page.numbers
         self._mine, self._halt = CALLS + rank * BLOCK + self.kind, HALT + self.kind
 
     def passed(self) -> bool:
-        """Count a call, and do what is to be done at it; return whether there may be more to look at."""
+        """Count a call, and do whatever is due at it; return whether there may be more to look at."""
         numbers = self._numbers
         if numbers is None:
             return False
@@ -173,17 +173,17 @@ page: Optional[Page] = None
 folder = ""  # the page's
 rank = 0  # of this process, on its node
 of = tuple(map(Point, KINDS))  # by kind
-# Set by what takes part in swaps: does swap ``number`` at that call of this rank; settles what of an earlier
-# one is on trial.
+# Set by ``rank/swapping.py``: `on_swap` does the swap of that number at that call of this rank; `on_trial`
+# settles an earlier swap that is on trial.
 on_swap: Optional[Callable[[int, int], None]] = None
 on_trial: Optional[Callable[[], None]] = None
-_swapped = 0  # the newest swap of this page that this rank is through with
+_swapped = 0  # the newest swap of this page that this rank has done
 
 
 def begin(of_round: str, local_rank: int) -> None:
-    """Let this process share its node's page, in a round's folder, as the rank of that number there.
+    """Make this process share its node's page, in a round's folder, as the rank of that number there.
 
-    It does so in this process, and in no child of it.
+    Its child processes don't share it.
     """
     global page, folder, rank, _swapped
     if page is None:
@@ -201,24 +201,24 @@ def _forget() -> None:
 
 
 def tell_ready(what: int) -> None:
-    """Tell the node what this rank has done of a swap."""
+    """Tell the node how far this rank is with a swap."""
     if page is not None:
         page[CALLS + rank * BLOCK + READY] = what
 
 
 def _hold(point: Point) -> None:
-    """Wait where it isn't known yet what is to be done at this call, and do it."""
+    """Wait until it is known what to do at this call, and do it."""
     global _swapped
     shared, call = page, point.calls
     assert shared is not None
     while call >= shared[HALT + point.kind]:
         if on_trial is not None:
-            on_trial()  # before another swap, which begins with what became of this one
+            on_trial()  # before another swap, which begins from this one's outcome
         swap = shared[NUMBER]
         if swap > _swapped and point.kind == shared[KIND] and call >= shared[BOUND + SWAP]:
             at = shared[AT + SWAP]
             if at and call >= at:
-                _swapped = swap  # first: what is done may itself call this
+                _swapped = swap  # first: the swap may itself call this
                 if on_swap is not None:
                     on_swap(swap, call)
             elif not at:
@@ -229,45 +229,45 @@ def _hold(point: Point) -> None:
         time.sleep(PAUSE_S)
 
 
-_SHORTEST_S = 0.1  # what is left is true as a condition, also at the last moment
+_SHORTEST_S = 0.1  # never 0, so that it is true as a condition, even at the last moment
 _leaving_point = of[LEAVING]
 
 
 class Leaving(BaseException):
-    """A rank raises it that has saved, as its node is about to end: it leaves, without success or failure.
+    """Raised by a rank that has saved as its node is about to end: it leaves, without success or failure.
 
-    As ``SystemExit`` it is no ``Exception``: code that goes on after those of a step ends with it.
+    Like ``SystemExit``, it isn't an ``Exception``: it also ends code that goes on after a step's exceptions.
     """
 
 
 def expect() -> None:
-    """Have the node know that this rank is going to ask."""
+    """Let the node know that this rank is going to call ``leaving()``."""
     if page is not None:
         page[ASKS] = 1
 
 
 def leaving() -> "float | bool":
-    """Return False, or once a node of the job is about to end or to join, how many seconds there are to save.
+    """Return False, or the seconds left to save, once a node of the job is about to end or to join.
 
-    All ranks of the job that call it as often get the same answer: so call it once a step on each of them,
-    save together, and raise :class:`Leaving`, or return. Ranks that never call are ended once those have left
-    that do. A node ends when its host is drained, when it is
-    preempted or suspended, or by SIGTERM. Outside a job it is False, so the code runs in a notebook, too.
+    All ranks of the job that have called it equally often get the same answer: so call it once a step on each
+    of them, save together, and raise :class:`Leaving`, or return. Ranks that never call it are ended once
+    those that do have left. A node ends when its host is drained, when it is preempted or suspended, or by
+    SIGTERM. Outside a job it is False, so the code runs in a notebook, too.
     """
     return left() if _leaving_point.passed() and first_call() else False
 
 
-leaving.__module__ = "nbtorchjob"  # so it comes from there with the cell, too: the rank is going to ask
+leaving.__module__ = "nbtorchjob"  # so that a cell's pickle, too, gets it from there, which calls `expect`
 
 
 def left() -> float:
-    """Return how many seconds there are still to save."""
+    """Return how many seconds are left to save."""
     assert page is not None
     return max(_SHORTEST_S, (page[UNTIL] - time.monotonic_ns()) / 1e9)
 
 
 def first_call() -> int:
-    """Return the number of the call that was the first to be told, if this rank has heard it; else 0."""
+    """Return the number of the first call that told ranks to leave, if this rank has made it; else 0."""
     if page is None or not 0 < page[AT + LEAVE] <= _leaving_point.calls:
         return 0
     return page[AT + LEAVE]
@@ -276,13 +276,13 @@ def first_call() -> int:
 KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
 KEPT_AT = "NBTORCHJOB_KEPT_SWAPS"  # where that is, for ranks and the processes that they start
 MARK = "nbtorchjob_swaps"  # in an optimizer's groups: which swaps have set a value of it
-# How a name came by its new value, in the order of what says most. With REBOUND the name alone stands for it:
-# whoever holds the old one keeps that.
+# How a name got its new value, the most telling way last. With REBOUND, only the name has the new value:
+# other references keep the old one.
 HOWS = SAME, ADDED, REPLACED, LATER, REBOUND = "same", "added", "replaced", "later", "rebound"
 
 
 def merged(names: Iterable[Mapping[str, str]]) -> Dict[str, str]:
-    """Return how each name changed; of ranks among which that differs what says most."""
+    """Return how each name changed; if that differs between ranks, the most telling way."""
     together: Dict[str, str] = {}
     for of in names:
         for name, how in of.items():
@@ -291,14 +291,14 @@ def merged(names: Iterable[Mapping[str, str]]) -> Dict[str, str]:
 
 
 _swap_point = of[POINT]
-_optimizers: Any = weakref.WeakSet()  # each of whose steps is such a point
+_optimizers: Any = weakref.WeakSet()  # each of their steps is such a point
 
 
 def swap_point(optimizer: Any = None) -> None:
     """Let this job's code be swapped here; call it equally often on each rank, once a step.
 
-    With an ``optimizer`` of torch's each of its steps is such a point from now on, after it has stepped.
-    ``leaving()`` and, where all ranks call it, ``report()`` are such points, too. A call takes well below a
+    With an ``optimizer`` of torch, each of its steps is such a point from now on, after it has stepped.
+    ``leaving()`` and, if all ranks call it, ``report()`` are such points, too. A call takes well below a
     microsecond. Outside a job it does nothing.
     """
     if optimizer is None:
@@ -310,7 +310,7 @@ def swap_point(optimizer: Any = None) -> None:
         optimizer.register_step_post_hook(_stepped)
 
 
-swap_point.__module__ = "nbtorchjob"  # so it comes from there with the cell, too: the rank counts its calls
+swap_point.__module__ = "nbtorchjob"  # so that a cell's pickle, too, gets it from there
 
 
 def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:

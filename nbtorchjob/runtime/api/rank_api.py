@@ -1,4 +1,4 @@
-"""What ``import nbtorchjob`` gives on a rank: the payload carries this file as the package itself."""
+"""The package that ``import nbtorchjob`` imports on a rank: the payload has this file in its place."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
     "swap_point",
 ]
 
-leaving: Callable[[], "float | bool"]  # from below
+leaving: Callable[[], "float | bool"]  # see `__getattr__`
 
-# Each is imported when it is first asked for: two of them import torch, of which DCP takes a second more, and
-# who lists jobs at home needs only the names.
+# Each is imported on first use: two of them import torch, whose DCP takes a second more, and listing jobs
+# needs only the names.
 _HOMES = {
     "GlobalBatchSampler": "api.sampler",
     "Leaving": "api.points",
@@ -48,13 +48,13 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "leaving":
-        from nbtorchjob.runtime.api import points  # late, as below
+        from nbtorchjob.runtime.api import points  # imported late, as below
 
         points.expect()
         return points.leaving
     if name in _HOMES:
         value = getattr(importlib.import_module("nbtorchjob.runtime." + _HOMES[name]), name)
-        globals()[name] = value  # a loop of training may ask for it in each step
+        globals()[name] = value  # a training loop may look it up in each step
         return value
     raise AttributeError(
         "nbtorchjob.%s works in the notebook only; on a rank there are %s" % (name, ", ".join(__all__))

@@ -11,20 +11,20 @@ from nbtorchjob.runtime.facts import APPEND, EVENTS, emit
 from nbtorchjob.runtime.facts.injected import FOLDER
 
 ROUND = "NBTORCHJOB_ROUND"
-# What counts, and what may be reported beside it to say how many there will be.
+# Metrics that count, and for each the metric that may be reported beside it for the total.
 TOTALS = {"epoch": "epochs", "step": "steps"}
 
 _point = points.of[points.REPORT]
-sent = 0  # how many so far: a sign that the rank goes on
-last: Dict[str, float] = {}  # the newest
-# Values that were swapped, which are reported beside what the code reports: what reads one, by its name.
+sent = 0  # how many reports so far: a sign that the rank makes progress
+last: Dict[str, float] = {}  # the newest report
+# Functions that read values that were swapped, by name: these are reported beside the code's own metrics.
 watched: Dict[str, Callable[[], Any]] = {}
 
 
 def report(**metrics: Any) -> None:
     """Send numbers (int, float, or anything with ``item()``, as tensors have) to the notebook.
 
-    ``step`` and ``epoch`` count how far the job is, and ``steps`` and ``epochs`` are how many there will be.
+    ``step`` and ``epoch`` count how far the job is, and ``steps`` and ``epochs`` are their totals.
     Processes that a rank starts report as that rank.
     Outside a job it only checks them, so a function that reports also runs in the notebook.
     Raises ``TypeError`` for a metric that isn't a number.
@@ -47,10 +47,10 @@ def report(**metrics: Any) -> None:
 
 
 def tell(event: str, rank: int, **fields: Any) -> int:
-    """Emit an event with its number in this round, which is returned.
+    """Emit an event with its number in this round; return the number.
 
-    The rank and the processes that it starts count together, by a byte for each in a file. It is opened each
-    time: its position is that of one call alone, also among threads and after a fork.
+    The rank and the processes that it starts count together: each event adds a byte to a file. The file is
+    opened for each event, so that no other thread or forked process moves its position.
     """
     round_ = int(os.environ[ROUND])
     fd = os.open("%s/round-%d/rank-%d.%s" % (os.environ[FOLDER], round_, rank, event), APPEND, 0o600)
@@ -64,14 +64,14 @@ def tell(event: str, rank: int, **fields: Any) -> int:
 
 
 def begin() -> None:
-    """Forget what was reported: a rank that stays begins another turn."""
+    """Forget all reports: a rank that stays begins another turn."""
     global last
     last = {}
     watched.clear()
 
 
 def total(unit: str, metrics: Mapping[str, float]) -> Optional[float]:
-    """Return how many of a unit there will be, by the newest metrics; None where they don't say."""
+    """Return the total number of a unit, by the newest metrics; None if they don't have it."""
     most = metrics.get(TOTALS.get(unit, ""), 0)
-    # What a count has passed is no total of it, only called like one.
+    # A number that the count has passed isn't its total, but only has that name.
     return most if 0 < most < math.inf and -math.inf < metrics.get(unit, math.nan) <= most else None

@@ -1,8 +1,8 @@
 """``GlobalBatchSampler``: the order in which a training sees its samples, however many ranks share them.
 
-An epoch's order follows from the seed and the epoch alone, and is cut into global batches. Ranks divide
+An epoch's order depends only on the seed and the epoch, and is cut into global batches. Ranks divide
 each global batch among themselves, in its order, so a training that goes on with more or fewer ranks sees
-the same samples at the same steps. Where a batch doesn't divide evenly, each share has a weight: the
+the same samples at the same steps. If a batch doesn't divide evenly, each share has a weight: the
 average over ranks of ``weight * loss`` is then the mean loss of the global batch.
 """
 
@@ -16,12 +16,12 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sized, Tuple
 
 try:
     from torch.utils.data import Dataset, Sampler
-except ImportError:  # a host that only submits: there is nobody to create one
+except ImportError:  # a host that only submits, and creates no sampler
     Dataset = Sampler = object
 
 
 class Share(NamedTuple):
-    """What a rank does of a global batch in one pass: ``size`` samples from place ``begin`` of the epoch."""
+    """A rank's part of a global batch in one pass: ``size`` samples from place ``begin`` of the epoch."""
 
     begin: int
     size: int
@@ -36,17 +36,17 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     Pass it as ``DataLoader(dataset, batch_sampler=sampler)``. Each rank gets its share of every global
     batch of ``batch_size`` samples, as lists of indices. ``microbatch_size`` cuts a global batch into
     pieces of that many samples, at places that don't depend on the number of ranks either; a rank gets its
-    pieces one after the other, all ranks the same number. Random numbers are seeded for each share, so only
-    with pieces are those of dropout the same at another size.
+    pieces one after the other, all ranks the same number. Random numbers are seeded for each share, so those
+    of dropout stay the same with another number of ranks only if there are pieces.
 
-    ``seed``, and the epoch, give the order; with ``shuffle=False`` it is the dataset's. ``drop_last``
+    ``seed`` and the epoch determine the order; with ``shuffle=False`` it is the dataset's. ``drop_last``
     leaves out an epoch's last samples if they don't fill a batch. ``num_replicas`` and ``rank`` are those
     of the default process group, unless a training with tensor parallelism passes those of its
     data-parallel group, both as for torch's ``DistributedSampler``. The dataset needs a length.
 
-    An iteration yields what is left of the epoch behind ``position``, which counts samples of all ranks. Only
+    An iteration yields the rest of the epoch after ``position``, which counts samples of all ranks. Only
     :class:`ResumableTraining` moves it, once they were trained on: a loader's workers may have fetched more.
-    ``len()`` is the number of a whole epoch's batches on a rank.
+    ``len()`` is the number of batches of a whole epoch on a rank.
 
     Raises ``ValueError`` for sizes below 1, a rank that doesn't exist, and a dataset without a batch;
     ``RuntimeError`` for a rank that has no process group yet.
@@ -129,7 +129,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         self.position = min(self.position + self.batch_size, self.length)
 
     def shares(self) -> Iterator[Share]:
-        """Yield this rank's shares of what is left of the epoch, in the order of their batches."""
+        """Yield this rank's shares of the rest of the epoch, in the order of their batches."""
         for begin in range(self.position, self.length, self.batch_size):
             size = min(self.batch_size, self.length - begin)
             even, more = divmod(self._count(size), self.num_replicas)
@@ -143,21 +143,21 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
                 yield Share(begin + place, count, weight, self._derived(begin + place), number == passes - 1)
 
     def seeded(self, dataset: Any) -> Any:
-        """Return the dataset with random numbers that follow from the seed and a sample's place in the order.
+        """Return the dataset with random numbers that depend on the seed and a sample's place in the order.
 
-        What its ``__getitem__`` draws from ``random``, ``torch`` and ``numpy.random`` is then the same
-        whichever rank or worker fetches the sample. Pass what it returns to the loader that has this
-        sampler.
+        The numbers that its ``__getitem__`` draws from ``random``, ``torch`` and ``numpy.random`` are then
+        the same, whichever rank or worker fetches the sample. Pass the returned dataset to the loader that
+        has this sampler.
         """
         self._seeds_samples = True
         return _Seeded(dataset)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return what the order follows from, and the position in it."""
+        """Return the values that determine the order, and the position in it."""
         return {**self._fixed(), "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go to a position. Raises ``ValueError`` if it is one in another order."""
+        """Go to a position. Raises ``ValueError`` if it belongs to another order."""
         for name, mine in self._fixed().items():
             if state[name] != mine:
                 message = (
@@ -175,7 +175,7 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         return _mixed(self.seed, self.epoch, place)
 
     def _count(self, size: int) -> int:
-        """Return how many pieces a batch of ``size`` samples has; some may be repeated (``_of_batch``)."""
+        """Return how many pieces a batch of ``size`` samples has; some may be repeated (``shares``)."""
         return (
             min(self.num_replicas, size) if self.microbatch_size is None else -(-size // self.microbatch_size)
         )
@@ -192,11 +192,11 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         return -(-self._count(size) // self.num_replicas)
 
 
-GlobalBatchSampler.__module__ = "nbtorchjob"  # so it comes from there with the cell, too
+GlobalBatchSampler.__module__ = "nbtorchjob"  # so that a cell's pickle, too, gets it from there
 
 
 class _Seeded(Dataset):  # type: ignore[misc]
-    """A dataset that seeds random numbers for each sample; indices bring the seeds."""
+    """A dataset that seeds random numbers for each sample; the seeds come with the indices."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -224,15 +224,15 @@ def seed(number: int) -> None:
 
 
 def _mixed(*parts: Any) -> int:
-    """Return a number of 63 bits that follows from the parts, without any relation between neighbours."""
+    """Return a number of 63 bits derived from the parts; those of neighbouring parts aren't related."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def group() -> Tuple[int, int]:
-    """Return the size of the default process group and the rank in it; 1 and 0 in a process of its own.
+    """Return the size of the default process group and the rank in it; 1 and 0 for a single process.
 
-    Raises ``RuntimeError`` for a rank of several that has no process group yet.
+    Raises ``RuntimeError`` for one of several ranks that has no process group yet.
     """
     from torch import distributed
 

@@ -1,7 +1,7 @@
 """``ResumableTraining``: a training loop that goes on where its newest checkpoint was saved, at any size.
 
-What makes it exact: the state is that between two steps, at a position in the global order of samples
-(``sampler.py``), saved by all ranks together (``dcp.py``); random numbers are seeded for each share of a
+It is exact because the state is that between two steps, at a position in the global order of samples
+(``sampler.py``), saved by all ranks together (``dcp.py``), and random numbers are seeded for each share of a
 batch, by its place in that order. Nothing depends on which rank did what, or how often the ranks began
 anew.
 """
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.dcp import Checkpoints
 
 _FOLDER = "training"
-_LEAVING_S = 10.0  # for all ranks to leave a loop and save: a rank that raises is the only one that does
+_LEAVING_S = 10.0  # for all ranks to leave a loop and save: a rank that raises may be the only one to leave
 _TOGETHER_S = 1800.0  # for all ranks to call ``save``, as torch waits in a collective operation
-# Where the loops are: outside of them, in an epoch ahead of its batches, in a step, or behind the batches.
+# The position in the loops: outside of them, in an epoch before its batches, in a step, or after the batches.
 _OUTSIDE, _EPOCH, _STEP, _TAIL = range(4)
 
 
@@ -45,7 +45,7 @@ class ResumableTraining:
     ``model`` is a plain module, or one in ``DistributedDataParallel`` or sharded by ``fully_shard``;
     ``optimizer`` is one or several. ``others`` are further objects with ``state_dict`` and
     ``load_state_dict``, by name, such as a ``GradScaler``. Each state is saved whole, whatever is in it, and
-    each rank's own where they differ; then only the same number of ranks can load it. Creating it loads the
+    each rank's own if they differ; then only the same number of ranks can load it. Creating it loads the
     newest whole checkpoint, if there is one, on all ranks together. :meth:`epochs` and :meth:`batches` are
     the loops::
 
@@ -61,12 +61,12 @@ class ResumableTraining:
                     optimizer.zero_grad()
             scheduler.step()
 
-    It saves ``every`` so many steps, beside the training, and keeps the newest ``keep`` checkpoints (one
-    more while it is written). When the job's ranks have to leave, or are about to be joined by another
+    It saves every ``every`` steps, while the training goes on, and keeps the newest ``keep`` checkpoints
+    (one more while it is written). When the job's ranks have to leave, or are about to be joined by another
     node, all save after the same step and raise :class:`Leaving`. Checkpoints go to ``folder``, by default
     a folder in ``checkpoint_dir()``; in a notebook nothing is saved or loaded unless ``folder`` is set.
 
-    Raises ``ValueError`` if the checkpoint belongs to another order of samples, and what
+    Raises ``ValueError`` if the checkpoint belongs to another order of samples, and whatever
     ``checkpoint_dir()`` raises; ``RuntimeError`` if its state does not fit these objects, or this number of
     ranks. The format is that of ``torch.distributed.checkpoint``.
     """
@@ -99,11 +99,11 @@ class ResumableTraining:
         self._weighs = sampler.is_even  # whether the loop uses weights, or needs none
         self._stepped = False  # whether an optimizer has stepped on the current batch
         self._where = _OUTSIDE
-        self._saves_next = False  # once the step, or the epoch, is over
-        self._saved: Dict[str, Any] = {}  # where in the training the newest checkpoint was saved
+        self._saves_next = False  # whether to save once the step, or the epoch, is over
+        self._saved: Dict[str, Any] = {}  # the position at which the newest checkpoint was saved
         for optimizer in self._optimizers:
             _notice_steps(optimizer, self)
-        group()  # raises where this rank is one of several and has none yet
+        group()  # raises if this rank is one of several and has no process group yet
         if folder is None and ROUND not in os.environ:
             self._checkpoints = None  # in a notebook
         else:
@@ -112,8 +112,8 @@ class ResumableTraining:
             from nbtorchjob.runtime.api.dcp import Checkpoints
 
             path = checkpoint_dir() / _FOLDER if folder is None else folder
-            # Threads of ranks meet in this group, as that of NCCL has no backend for CPUs. Where the default
-            # group has none DCP refuses to save, also of a single rank.
+            # Threads of ranks meet in this group, as NCCL's has no backend for CPUs. If the default group has
+            # none, DCP refuses to save, even for a single rank.
             together = distributed.is_available() and distributed.is_initialized()
             own = distributed.new_group(backend="gloo") if together else None
             self._checkpoints = Checkpoints(os.fspath(path), keep, own)
@@ -127,15 +127,15 @@ class ResumableTraining:
     def weight(self) -> float:
         """The factor for a batch's mean loss that makes the average over ranks the global batch's mean.
 
-        It is 1 where ranks have equal shares, and 0 where a rank only takes part in collectives.
+        It is 1 if ranks have equal shares, and 0 if a rank only takes part in collectives.
         """
         self._weighs = True
         return self._weight
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Yield the numbers of the epochs that are left of ``total``, from 0, and save once they are over.
+        """Yield the numbers, from 0, of the epochs that are left of ``total``, and save once they are over.
 
-        An epoch is over when the next one is requested. A loop that is left by a ``break`` is saved only if
+        An epoch is over when the next one is requested. After a ``break``, the state is saved only if
         :meth:`save` was called.
         """
         while self._sampler.epoch < total:
@@ -152,13 +152,13 @@ class ResumableTraining:
         self.save()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield what ``loader`` has of this rank's shares of the current epoch that are left.
+        """Yield the batches of ``loader`` for the shares of the current epoch that this rank has left.
 
-        A batch counts as trained on when the next one is requested; that is when it saves. Where the loop is
-        left before, by a ``break`` or an exception, it counts if an optimizer has stepped on it, and is
-        yielded again otherwise. Raises ``ValueError`` for a loader that doesn't have this training's sampler,
-        or returns batches out of order; :class:`Leaving` once all ranks have saved because they have to
-        leave; ``RuntimeError`` after a first step without ``weight`` if shares are uneven.
+        A batch counts as trained on when the next one is requested; that is also when the state is saved. If
+        a ``break`` or an exception ends the loop before, the batch counts if an optimizer has stepped on it,
+        and is yielded again otherwise. Raises ``ValueError`` for a loader that doesn't have this training's
+        sampler, or returns batches out of order; :class:`Leaving` once all ranks have saved because they have
+        to leave; ``RuntimeError`` after a first step without ``weight`` if shares are uneven.
         """
         ours = getattr(loader, "batch_sampler", None) is self._sampler
         if not ours or not getattr(loader, "in_order", True):
@@ -169,12 +169,12 @@ class ResumableTraining:
         outside = self._where = _OUTSIDE if self._where == _OUTSIDE else _TAIL
         for batch, share in zip(loader, self._sampler.shares()):
             self._weight, self.accumulated = share.weight, share.last
-            seed(share.seed)  # only now: the loader has drawn its own
+            seed(share.seed)  # only now: the loader has drawn random numbers of its own
             self._where, self._stepped = _STEP, False
             try:
                 with self._gradients_of(share):
                     yield batch
-            except GeneratorExit:  # a break, or an exception: who left the loop can't be told from here
+            except GeneratorExit:  # a break, or an exception: which of them is unknown here
                 self._where = outside
                 if self._stepped:
                     self._count(share)
@@ -201,11 +201,11 @@ class ResumableTraining:
                     self._checkpoints.finish(wait=False)
 
     def save(self) -> None:
-        """Save the state, unless it is saved already, and wait for it.
+        """Save the state, unless it is saved already, and wait for the save.
 
-        Within a step it does so once the step is over, and behind an epoch's batches once the epoch is: when
+        Within a step, it saves once the step is over; after an epoch's batches, once the epoch is over: when
         the next one is requested, or the loop is left. All ranks call it together, and leave a loop within
-        10 s of each other: an exception of a single rank waits for the others that long, and saves nothing.
+        10 s of each other: an exception in a single rank waits for the others that long, and saves nothing.
         """
         if self._where in (_STEP, _TAIL):
             self._saves_next = True
@@ -219,7 +219,7 @@ class ResumableTraining:
             self._checkpoints.finish()
 
     def _leave(self, within: float = _TOGETHER_S) -> None:
-        """Go out of an epoch, and save what was to be saved behind its batches."""
+        """Leave an epoch, and save if that was requested after its batches."""
         self._where = _OUTSIDE
         if self._saves_next:
             self._save_now(within)
@@ -237,7 +237,7 @@ class ResumableTraining:
             self._checkpoints.save(self.step, self._state(), others)
 
     def _gradients_of(self, share: Share) -> ContextManager[Any]:
-        """Have the model average gradients over ranks only after a rank's last piece of a batch."""
+        """Make the model average gradients over ranks only after a rank's last piece of a batch."""
         if self._sampler.microbatch_size is None:
             return contextlib.nullcontext()
         if hasattr(self._model, "set_requires_gradient_sync"):  # fully_shard
@@ -247,7 +247,7 @@ class ResumableTraining:
         return contextlib.nullcontext()
 
     def _state(self) -> Dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import get_state_dict  # late, as it is slow to import
+        from torch.distributed.checkpoint.state_dict import get_state_dict  # late: it is slow to import
 
         with _without_gradients(self._optimizers):
             model, optimizer = get_state_dict(self._model, self._optimizers)
@@ -266,15 +266,16 @@ class ResumableTraining:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         progress = {"training": self._progress([])}
-        checkpoints.load(path, progress)  # ahead of the rest, which changes the model
+        checkpoints.load(path, progress)  # before the rest, which changes the model
         self._sampler.load_state_dict(progress["training"])
         self.step = progress["training"]["step"]
         self._saved = self._progress([])
-        if checkpoints.has(path, MARK):  # else it would be left out, as what isn't asked for
+        if checkpoints.has(path, MARK):  # else it would be left out, as only requested entries are loaded
             for group in (group for own in self._optimizers for group in own.param_groups):
                 group.setdefault(MARK, [])
         state = {**self._state(), "others": checkpoints.blank(self._others)}
-        # torch has given each parameter a state, and insists on that. One that never had a gradient has none.
+        # torch has given each parameter a state, and insists on loading it; but a parameter that never had a
+        # gradient has none in the checkpoint.
         optimizer, stateless = state["optimizer"], progress["training"]["stateless"]
         aside = {name: optimizer["state"].pop(name, {}) for name in stateless}
         checkpoints.load(path, state)
@@ -292,7 +293,7 @@ class ResumableTraining:
 
 
 def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
-    """Have the training know of an optimizer's steps, for as long as there is one."""
+    """Tell the training about an optimizer's steps, for as long as the training exists."""
     here = weakref.ref(training)
 
     def note(*_: Any) -> None:
@@ -301,18 +302,18 @@ def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
             training._stepped = True
 
     own = getattr(optimizer, "optimizer", optimizer)  # accelerate (1.15) wraps it, and takes no hooks
-    if hasattr(own, "register_step_post_hook"):  # as torch's have; of others only whole steps are known
+    if hasattr(own, "register_step_post_hook"):  # as torch's do; of others, only whole steps are known
         own.register_step_post_hook(note)
 
 
 def _names(optimizer: Dict[str, Any]) -> List[str]:
-    """Return the names of an optimizer's parameters in their order, of its state as DCP has it."""
+    """Return the names of an optimizer's parameters in order, from its state as DCP has it."""
     return [name for group in optimizer["param_groups"] for name in group["params"]]
 
 
 @contextlib.contextmanager
 def _without_gradients(optimizers: Sequence[Any]) -> Iterator[None]:
-    """Put gradients aside of optimizers without a state, which torch describes by a step with zeros."""
+    """Put aside the gradients of optimizers without a state, for which torch makes a step with zeros."""
     groups = [group for optimizer in optimizers if not optimizer.state for group in optimizer.param_groups]
     gradients = [(parameter, parameter.grad) for group in groups for parameter in group["params"]]
     for parameter, _ in gradients:
@@ -322,4 +323,4 @@ def _without_gradients(optimizers: Sequence[Any]) -> Iterator[None]:
         parameter.grad = gradient
 
 
-ResumableTraining.__module__ = "nbtorchjob"  # so it comes from there with the cell, too
+ResumableTraining.__module__ = "nbtorchjob"  # so that a cell's pickle, too, gets it from there

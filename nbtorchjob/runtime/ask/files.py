@@ -1,12 +1,12 @@
 """Lists and reads what a node's ranks have written below ``artifacts_dir()`` and ``checkpoint_dir()``.
 
-One question with ``list`` is answered at once. Without it a session begins, in which the asker goes on:
+A question with ``list`` is answered at once. One without begins a session, in which the asker goes on:
 
     asker  {"list": PATH}                  files below a path, {"files": [[path, size, seconds], ...]}...
     node   {"listed": COUNT, "shared": ..} after the last of them
     asker  {"read": PATH, "offset": N, "span": S, "sha256": HEX}
     node   {"size": ..., "from": ...}      it begins at N if the S bytes before N have that digest, else at 0
-    node   bytes...                        as many as the file had when it was opened
+    node   bytes...                        up to the size that the file had when it was opened
     node   {"sha256": HEX, "changed": ..}  of those S bytes and all that followed
 
 A request that can't be met is answered by {"refused": WHY}, and the session goes on.
@@ -31,9 +31,9 @@ ARTIFACTS, CHECKPOINTS = "artifacts", "checkpoints"  # what a path begins with
 MOST_FILES = 10_000  # listed at once
 PART_BYTES = 1 << 18  # of a file in a message
 _NAMES = 1 << 16  # characters of names in a record
-_QUIET_S = 120.0  # for which an asker may be silent
-_LISTEN_S = 5.0  # between two looks at whether the asker is still there
-_PROGRESS_BYTES = 1 << 28  # that are hashed before a sign of life
+_QUIET_S = 120.0  # that an asker may be silent
+_LISTEN_S = 5.0  # between two checks that the asker is still there
+_PROGRESS_BYTES = 1 << 28  # that are hashed between two signs of life
 
 Answer = Union[Dict[str, Any], bytes]
 
@@ -96,11 +96,11 @@ def _list(below: str) -> Iterator[Answer]:
 
 
 def plain_files(word: str, root: str, below: str) -> Iterator[Tuple[str, os.stat_result]]:
-    """Yield the plain files of a place that are at or below a path, in the order of their names.
+    """Yield the plain files of a root that are at or below a path, sorted by name.
 
-    They are named as the path is, also where that leads through a link: then the asker knows them again.
-    ``word`` is what all names begin with, ``root`` has no link in it, and ``below`` is "" or begins with a
-    word.
+    Their names begin with the path as it was given, even if it leads through a link, so that the asker
+    recognises them. ``word`` is what all names begin with, ``root`` contains no link, and ``below`` is "" or
+    begins with a word.
     """
     first, _, rest = below.partition("/")
     if first not in ("", word):
@@ -167,7 +167,7 @@ def _read(question: Question, request: Dict[str, Any]) -> Iterator[Answer]:
 
 
 def opened(root: str, rest: str) -> BinaryIO:
-    """Open a plain file below a folder, whose path has no link in it; raises ``RefusedPath``."""
+    """Open a plain file below ``root``, a path without links in it; raises ``RefusedPath``."""
     target = _within(root, rest)
     try:
         return open(target, "rb", opener=wire.plain)
@@ -176,7 +176,7 @@ def opened(root: str, rest: str) -> BinaryIO:
 
 
 def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield so many bytes, or fewer where the file has become shorter."""
+    """Yield the next ``size`` bytes, or fewer if the file has become shorter."""
     while size > 0:
         piece = file.read(min(size, PART_BYTES))
         if not piece:

@@ -1,12 +1,12 @@
-"""Carries connections to a port of this node over one conversation, and half of that on the asker's side.
+"""Carries connections to ports of this node over one conversation; the asker's side uses ``Channels``, too.
 
 asker  {"open": N, "port": P}     a new connection, numbered by the asker
 node   {"opened": N}              or {"failed": N, "why": ...}
 both   N in 4 bytes, and data     at most ``WINDOW`` bytes ahead of what the other side has passed on
-both   {"room": N, "bytes": B}    so many more may be sent
+both   {"room": N, "bytes": B}    B more bytes may be sent
 both   {"close": N}               no more data from this side; the other direction stays open
 both   {"drop": N}                the connection is broken
-asker  {"listens": P}             node {"listens": P, "yes": true, false or null where it can't be known}
+asker  {"listens": P}             node {"listens": P, "yes": true, false, or null if it is unknown}
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _open(channels: "Channels", number: int, port: int) -> Message:
 
 
 def _is_listening(port: int) -> Optional[bool]:
-    """Return whether a process listens at a port, without connecting to it."""
+    """Return whether a process listens at a port, without connecting to it; None if that is unknown."""
     try:
         for table in _TABLES:
             with open(table) as file:
@@ -83,19 +83,19 @@ def _is_listening(port: int) -> Optional[bool]:
 
 
 class _Channel:
-    """One connection, whose ``room`` is how many bytes the other side takes now."""
+    """One connection; ``room`` is how many bytes the other side accepts now."""
 
     def __init__(self, peer: socket.socket) -> None:
         self.peer = peer
-        self.out = bytearray()  # heard, and to be written
+        self.out = bytearray()  # received, and still to be written
         self.room = WINDOW
-        self.passed = 0  # written since the other side was told
+        self.passed = 0  # bytes written since the last "room" message
         self.events = 0
         self.said_all = self.heard_all = self.shut = False
 
 
 class Channels:
-    """The connections on one side: what a socket gives is said, and what is heard is written to it."""
+    """The connections on one side: sends what it reads from sockets, and writes what it receives to them."""
 
     def __init__(self, say: Callable[[Message], object]) -> None:
         self.selector = selectors.DefaultSelector()
@@ -112,13 +112,13 @@ class Channels:
         self._watch(number)
 
     def hear(self, message: Message) -> None:
-        """Take what the other side says; an empty message is a sign of life."""
+        """Handle a message of the other side; an empty one is a sign of life."""
         if isinstance(message, bytes):
             if len(message) >= _NUMBER.size:
                 number = _NUMBER.unpack_from(message)[0]
                 data = message[_NUMBER.size :]
                 channel = self._channels.get(number)
-                # it was dropped here meanwhile
+                # None: it was dropped here meanwhile
                 if channel is not None:
                     channel.out += data
                     if len(channel.out) > WINDOW:
@@ -140,7 +140,7 @@ class Channels:
             self._forget(number)
 
     def act(self, seconds: float) -> List[Any]:
-        """Wait for something to do, and do it; return the data of other files that are ready."""
+        """Wait until connections are ready, and serve them; return the data of other files that are ready."""
         others = []
         for key, events in self.selector.select(seconds):
             if not isinstance(key.data, int):
@@ -198,7 +198,7 @@ class Channels:
         self._watch(number)
 
     def _watch(self, number: int) -> None:
-        """Wait for what the connection can do next, or end it once both directions are closed."""
+        """Register for the connection's next events, or end it once both directions are closed."""
         channel = self._channels[number]
         if channel.said_all and channel.shut:
             self._forget(number)

@@ -1,14 +1,14 @@
-"""The cache of fetched data on a host or a volume: who uses what, and what makes room for something new.
+"""The cache of fetched data on a host or a volume: what is in use, and what makes room for new data.
 
-Data lies in a folder, below a name that follows from where it comes from and its version (``place``), and
-has that name once it is complete. Beside it are
+Data lies in a folder whose name follows from its source and its version (``place``); it gets that name once
+it is complete. Beside it are
 
-    NAME.partial    what has come so far
-    NAME.lock       held by whoever fetches it; says what it is
-    NAME.used       shared by whoever uses it, for as long as its node lives; its time is when that began
+    NAME.partial    what has been fetched so far
+    NAME.lock       held by the process that fetches it; says what it is
+    NAME.used       a lock that its users share while their nodes live; its time is when the last use began
 
-Whoever removes data holds both locks. So what a job uses stays, and what a killed node used is free. Where a
-file system has no locks nothing is removed.
+Data is removed only under both locks. So data that a job uses stays, and data that a killed node used is
+free. On a file system without locks nothing is removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Callable, Iterator, List, NamedTuple, Optional
 
-UNUSED_S = 30 * 24 * 3600.0  # after which data goes
+UNUSED_S = 30 * 24 * 3600.0  # after which data is removed
 SHARE = 0.5  # of its disk that a cache takes at most
 _LOOK_S = 0.2
 _LOCK, _USED, _PARTIAL = ".lock", ".used", ".partial"
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 def place(cache: str, where: str, version: str) -> str:
-    """Return where a version of some data lies in a cache, once it is complete."""
+    """Return the path of a version of some data in a cache, once it is complete."""
     key = "\n".join((where, version))
     return os.path.join(cache, hashlib.sha256(key.encode()).hexdigest()[:32])
 
@@ -51,12 +51,12 @@ def partial(path: str) -> str:
 
 
 def use(path: str) -> Optional[IO[str]]:
-    """Return what keeps data from being removed until it is closed; None where it isn't there."""
+    """Return a file that keeps data from being removed until it is closed; None if there is no such data."""
     if not os.path.isdir(path):
         return None
     try:
         file = _held(path + _USED, fcntl.LOCK_SH)
-    except OSError:  # a cache that can't be written to, or without locks: nobody removes anything there
+    except OSError:  # a cache that can't be written to, or without locks: nothing is removed there
         return open(os.devnull) if os.path.isdir(path) else None
     if not os.path.isdir(path):
         file.close()
@@ -68,21 +68,21 @@ def use(path: str) -> Optional[IO[str]]:
 
 @contextmanager
 def alone(path: str, waits: Callable[[], None]) -> Iterator[IO[str]]:
-    """Be the only one on this host, or volume, that fetches it; raises ``OSError`` without locks.
+    """Be the only process on this host, or volume, that fetches some data; raises ``OSError`` without locks.
 
-    ``waits`` is called once if others fetch it.
+    ``waits`` is called once if another process is fetching it.
     """
     with _held(path + _LOCK, fcntl.LOCK_EX, waits) as file:
         yield file
 
 
 def _held(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[str]:
-    """Open and lock a file, which whoever held it before may have removed."""
+    """Open and lock a file that the previous holder of the lock may have removed."""
     announced = False
     while True:
         try:
             file = open(path, "a+")  # noqa: SIM115 - whoever asked closes it
-        except PermissionError:  # another user's: a shared lock needs no more than to read it
+        except PermissionError:  # another user's: reading it is enough for a shared lock
             if how != fcntl.LOCK_SH:
                 raise
             file = open(path)  # noqa: SIM115 - as above
@@ -116,7 +116,7 @@ def _is_at(file: IO[str], path: str) -> bool:
 
 
 def describe(file: IO[str], where: str, size: int) -> None:
-    """Note in a lock that is held alone what it is of."""
+    """Write into an exclusive lock which data it is for."""
     file.seek(0)
     file.truncate()
     json.dump({"where": where, "size": size}, file)
@@ -124,21 +124,21 @@ def describe(file: IO[str], where: str, size: int) -> None:
 
 
 def entries(cache: str) -> List[Entry]:
-    """Return what is in a cache, also what was fetched in part, longest unused first."""
+    """Return the data in a cache, even if only partly fetched, longest unused first."""
     try:
         names = os.listdir(cache)
     except FileNotFoundError:
         return []
     entries = []
     for path in (os.path.join(cache, name[: -len(_LOCK)]) for name in names if name.endswith(_LOCK)):
-        with suppress(OSError):  # somebody removes it meanwhile
+        with suppress(OSError):  # it may be removed meanwhile
             with open(path + _LOCK) as file:
                 used = os.fstat(file.fileno()).st_mtime
                 text = file.read()
                 try:
                     record = json.loads(text)
                     where, size = str(record["where"]), int(record["size"])
-                except (ValueError, KeyError, TypeError):  # cut off, or somebody else's
+                except (ValueError, KeyError, TypeError):  # truncated, or not one of ours
                     where, size = "", 0
             if os.path.isdir(partial(path)):
                 size = folder_size(partial(path))
@@ -149,19 +149,19 @@ def entries(cache: str) -> List[Entry]:
 
 
 def is_idle(entry: Entry) -> bool:
-    """Return whether nobody uses or fetches some data."""
+    """Return whether nothing uses or fetches some data."""
     used = entry.path + _USED
     return _alone_with([used] if os.path.exists(used) else [], entry, lambda: None)
 
 
 def remove(entry: Entry) -> bool:
-    """Remove data that nobody uses or fetches; return whether it is gone."""
+    """Remove data unless something uses or fetches it; return whether it is gone."""
 
     def do() -> None:
         for folder in (entry.path, partial(entry.path)):
-            # Remove a folder whose parts can't be written to
+            # Remove a folder whose contents are read-only
             if os.path.isdir(folder):
-                # It isn't complete any more.
+                # From here on it is incomplete.
                 doomed = folder if folder.endswith(_PARTIAL) else partial(folder)
                 if doomed != folder:
                     os.chmod(folder, 0o755)
@@ -177,7 +177,7 @@ def remove(entry: Entry) -> bool:
 
 
 def _alone_with(used: List[str], entry: Entry, do: Callable[[], None]) -> bool:
-    """Do something while nobody uses or fetches some data; return whether it could be done."""
+    """Call ``do`` while nothing uses or fetches some data; return whether that was possible."""
     try:
         with ExitStack() as held:
             for path in (*used, entry.path + _LOCK):
@@ -191,10 +191,10 @@ def _alone_with(used: List[str], entry: Entry, do: Callable[[], None]) -> bool:
 
 
 def trim(cache: str, needs: int, now: float) -> List[Entry]:
-    """Remove what was unused for long, and what was used longest ago until there is room for ``needs`` bytes.
+    """Remove long-unused data, and the longest unused of the rest until there is room for ``needs`` bytes.
 
-    There is where the disk has them, and the cache takes no more than its share. Return what went for room:
-    nothing where all of it would not be enough.
+    There is room if the disk has it, and the cache stays within its share. Returns what was removed for room:
+    nothing if even removing all of it wouldn't be enough.
     """
     left, gone = [], []
     for entry in entries(cache):

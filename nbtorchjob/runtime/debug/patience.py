@@ -1,11 +1,11 @@
-"""Collectives wait on while a rank is stopped in the debugger, though their time is over.
+"""Collectives go on waiting while a rank is stopped in the debugger, though their time is over.
 
 A call that waits can't be given more time (gloo and NCCL): its time-out is part of it. So the
-process groups of a job whose ranks may stop are made with one that never passes, and the time-out that the
-code asked for is kept here: a thread looks what is pending (torch's flight recorder has collectives, gloo's
-sends and receives are known by who waits for them), and has the rank fail as torch would have it. How
-many ranks are stopped stands in the store that the round's groups meet in. A time-out that a call itself is
-given (``wait(timeout)``, ``monitored_barrier``) stays torch's.
+process groups of a job whose ranks may stop are made with a time-out that never passes, and this module
+enforces the one that the code asked for: a thread checks which calls are pending (torch's flight recorder has
+collectives, gloo's sends and receives are known from the threads that wait in them), and has the rank fail as
+torch would. The number of stopped ranks is in the store where the round's groups meet. A time-out that is
+passed to a call itself (``wait(timeout)``, ``monitored_barrier``) stays torch's.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from nbtorchjob.runtime.look import recorder
 
 _NEVER = timedelta(days=30)
 _EVERY_S = 0.25
-_UNNAMED = "operation"  # what a thread waits for, where that isn't known
+_UNNAMED = "operation"  # what a thread waits for, if that is unknown
 _STORE_S = 10.0
 _STOPPED, _CHANGES, _WHO = "stopped", "changes", "who"  # in the store, of each round
 
-# What is waited for: its name, since when by the monotonic clock, and for how long it may be.
+# What a thread waits for: its name, since when by the monotonic clock, and how long it may take.
 _Wait = Tuple[str, float, float]
 
 
 class Patience:
-    """Keeps the time-outs of this process's collectives.
+    """Enforces the time-outs of this process's collectives.
 
-    Other ranks of the round ``round_`` are heard of at ``address``, a store.
-    ``fail`` is called with what torch would raise, in a thread, and doesn't return.
+    The ranks of the round ``round_`` share their state in the store at ``address``.
+    ``fail`` is called in a thread with the exception that torch would raise, and doesn't return.
     """
 
     def __init__(self, address: str, round_: int, fail: Callable[[BaseException], Any]) -> None:
         self._address = address
-        # All jobs of a pool share one store, and a rank that is killed as it is stopped takes nothing back.
+        # All jobs of a pool share one store, and a rank that is killed while stopped doesn't reset its words.
         self._word = "nbtorchjob/debug/round-%d/%%s" % round_
         self._fail = fail
         self._store: Any = None
         self._limits: Dict[str, float] = {}  # by group
         self._inside: Dict[int, _Wait] = {}  # by thread
         self._begun: Dict[Tuple[str, int, float], float] = {}  # when the pending calls were seen first
-        self._since = 0.0  # nobody was stopped from then on
+        self._since = 0.0  # no rank was stopped from then on
         self._changes = 0
         self._said = False
         self._meeting = threading.Lock()
         self.installed = False
 
     def install(self) -> None:
-        """Have all groups be made with a time-out that never passes."""
+        """Have all groups made with a time-out that never passes."""
         self.installed = True
         c10d: Any = importlib.import_module("torch.distributed.distributed_c10d")
         for detail in (torch_versions.NEW_GROUP, torch_versions.STORE_BARRIER):
@@ -78,7 +78,7 @@ class Patience:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             if args or kwargs or not self._limits:
                 return inner(work, *args, **kwargs)
-            # Of which group it is nobody says.
+            # Its group is unknown.
             with self._within(_UNNAMED, timedelta(seconds=max(self._limits.values()))):
                 return inner(work)
 
@@ -94,7 +94,7 @@ class Patience:
             results = inner(*args, **{**options, "timeout": max(asked, _NEVER)})
             with self._within("init_process_group", asked):
                 first = next(results)
-            yield first  # whose store keeps it: NCCL's ranks find each other there at their first call
+            yield first  # its store keeps that time-out: NCCL's ranks meet there at their first call
             yield from results
 
         return rendezvous
@@ -111,7 +111,7 @@ class Patience:
             self._limit(name, asked)
             options = bound.arguments.get("backend_options")
             if torch_versions.OPTIONS_TIMEOUT.get(options) == asked:
-                torch_versions.OPTIONS_TIMEOUT.set(options, _NEVER)  # else torch warns that they differ
+                torch_versions.OPTIONS_TIMEOUT.set(options, _NEVER)  # or torch warns that they differ
             bound.arguments["timeout"] = max(asked, _NEVER)
             with self._within("init_process_group" if name in ("0", "default_pg") else "new_group", asked):
                 return inner(*bound.args, **bound.kwargs)
@@ -124,7 +124,7 @@ class Patience:
             world = torch_versions.WORLD.get()
             group = world.default_pg if group is None else group
             if group is None:
-                inner(timeout)  # which says that there is none
+                inner(timeout)  # which raises that there is none
             self._limit(str(world.pg_names.get(group)), timeout)
 
         return set_timeout
@@ -147,7 +147,7 @@ class Patience:
 
     @contextmanager
     def stopped(self, rank: int) -> Iterator[None]:
-        """Have other ranks wait on as long as this one is stopped, if time-outs are kept here."""
+        """Have other ranks go on waiting while this one is stopped, if time-outs are enforced here."""
         if not self.installed:
             yield
             return
@@ -163,8 +163,8 @@ class Patience:
                 store = self._connected()
                 if by > 0:
                     store.set(self._word % _WHO, str(rank))
-                # Before the rank counts as stopped, or as going on: who looks between the two finds either
-                # that it is stopped, or that something has changed.
+                # First, before the rank counts as stopped, or as going on: a look between the two calls finds
+                # either that it is stopped, or that something has changed.
                 store.add(self._word % _CHANGES, 1)
                 store.add(self._word % _STOPPED, by)
         except Exception:  # the round ends
@@ -182,7 +182,7 @@ class Patience:
         return self._store
 
     def _watch(self) -> None:
-        # The user's code may block signals and wait for them: none may come here instead.
+        # The user's code may block signals and wait for them: this thread mustn't take them instead.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             time.sleep(_EVERY_S)
@@ -190,7 +190,7 @@ class Patience:
                 late = self._late()
                 if late is None or self._put_off(late):
                     continue
-            except Exception:  # what nobody thought of is nothing to the job
+            except Exception:  # something unforeseen mustn't affect the job
                 continue
             name, _, limit = late
             text = "Timed out waiting %.0fms for %s to complete" % (1000 * limit, name)
@@ -203,14 +203,14 @@ class Patience:
             pending = []
         else:
             calls = [call for call in recorder.open_calls() if 0 < call.timeout < _NEVER.total_seconds()]
-            # torch says by the wall clock when they began, and that may be set while they wait.
+            # torch dates their begin by the wall clock, which may be set while they wait.
             known = [(call.op, call.seq, call.since) for call in calls]
             self._begun = {call: self._begun.get(call, now) for call in known}
             pending = [
                 ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
                 for key, call in zip(known, calls)
             ]
-        # A thread waits from a moment before its call is seen here, so it may be late before the call is.
+        # A thread begins to wait a moment before its call is seen here, so it may be late before the call is.
         known_by = {_UNNAMED: pending[0][0]} if len(pending) == 1 else {}
         inside = [
             (known_by.get(name, name), since, most) for name, since, most in list(self._inside.values())
@@ -234,7 +234,7 @@ class Patience:
 
 
 def _where() -> Optional[TracebackType]:
-    """Return the main thread's stack as the traceback of what it might have raised."""
+    """Return the main thread's stack as the traceback of an exception that it might have raised."""
     frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
     traceback = None
     while frame is not None and frame.f_code.co_filename == HERE + "debug/patience.py":

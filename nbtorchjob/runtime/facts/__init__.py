@@ -1,6 +1,6 @@
-"""One fact, one line: how a node and its ranks tell what happens.
+"""One fact, one line: how a node and its ranks report events.
 
-Each event is one ``write`` of one JSON line to a file opened with O_APPEND, so lines of all the
+Each event is one ``write`` of one JSON line to a file opened with O_APPEND, so the lines of all
 processes of a job stay whole (Linux appends a write to a local file atomically).
 """
 
@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, Set
 
 EVENTS = "NBTORCHJOB_EVENTS"
-LONGEST_FACT = 1 << 20  # bytes of an event's JSON: more is nobody's
+LONGEST_FACT = 1 << 20  # bytes of an event's JSON: no event is longer
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -30,10 +30,10 @@ def emit(event: str, **fields: Any) -> None:
 
 
 def append(path: str, record: Dict[str, Any], *, once: bool = False) -> None:
-    """Append one record to ``path``; a full disk is met by giving up the job's ballast file.
+    """Append one record to ``path``; on a full disk, free the job's ballast file for it.
 
-    The file stays open for the next one, unless it is to be written ``once``: who writes of many jobs may
-    meet another one at the path of one that was deleted.
+    The file stays open for the next record, unless it is written ``once``: for a process that writes to the
+    files of many jobs, a path may later belong to another job than the deleted one.
     """
     if once:
         fd = os.open(path, APPEND, 0o600)
@@ -43,7 +43,7 @@ def append(path: str, record: Dict[str, Any], *, once: bool = False) -> None:
             os.close(fd)
         return
     if path not in _fds:
-        # Whoever puts a pipe in its place mustn't hold up who tells.
+        # A pipe that was put in its place mustn't block the writer.
         _fds[path] = os.open(path, APPEND, 0o600)
     _write(_fds[path], path, record)
 
@@ -60,7 +60,7 @@ def _write(fd: int, path: str, record: Dict[str, Any]) -> None:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
     _torn.add(path)
-    # The last words of a job on a full disk still fit: a file beside holds room for that.
+    # The last words of a job still fit on a full disk: a ballast file beside this one reserves room for them.
     try:
         os.unlink(os.path.join(os.path.dirname(path), "ballast"))
     except FileNotFoundError:
@@ -73,12 +73,12 @@ def _write(fd: int, path: str, record: Dict[str, Any]) -> None:
 
 
 def tear() -> None:
-    """Begin the next fact on a line of its own, as another process may have left half of one."""
+    """Begin the next fact on a new line, as another process may have left half a line."""
     _torn.add(os.environ.get(EVENTS, ""))
 
 
 def renew() -> None:
-    """Open the files anew that the user's code has closed, or whose numbers it has given to others."""
+    """Reopen the files that the user's code has closed, or whose descriptors it has reused."""
     for path, fd in list(_fds.items()):
         try:
             if os.path.samestat(os.fstat(fd), os.stat(path)):

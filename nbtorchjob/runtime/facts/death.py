@@ -1,8 +1,7 @@
 """The end of a process: none outlives its parent, and a node's first failure outlives the node.
 
-The kubelet keeps 4096 bytes of it, the last ones if there are more, so it is cut here, and stays JSON.
-
-That failure goes into the container's termination message, where the API server keeps it.
+That failure goes into the container's termination message, which the API server keeps.
+The kubelet keeps only the last 4096 bytes of it, so it is shortened here in a way that it stays JSON.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ _FAILURES = ("RankFailed", "RankExited", "NodeFailed")
 
 
 class LastWords:
-    """Keeps the file up to date: a node may be killed before it knows that it ends."""
+    """Keeps the termination message up to date: a node may be killed before it knows that it ends."""
 
     def __init__(self, path: Optional[str]) -> None:
         self._path = path
         self._first: Optional[Dict[str, Any]] = None
 
     def note(self, record: Dict[str, Any]) -> None:
-        """Take in an event; what failed before the workers were started again is past."""
+        """Take in an event; failures before the workers were started again are dropped."""
         if record.get("event") == "WorkersStarted":
             if self._first is not None:
                 self._write(None)
@@ -43,21 +42,21 @@ class LastWords:
         self._first = record
         if self._path:
             try:
-                # In place: the file is a mount of its own.
+                # In place: the file is itself a mount point.
                 with open(self._path, "wb") as file:
                     file.write(cut(record) if record else b"")
-            except OSError:  # there is no such file here; the event itself says it all
+            except OSError:  # there is no such file here; the event itself is complete
                 self._path = None
 
 
 def _order(record: Dict[str, Any]) -> Tuple[bool, float]:
-    # A rank whose peer died fails too, and may say so first.
+    # A rank whose peer died fails too, and may report that first.
     error = record.get("error")
     return error is not None and Error.from_json(error).lost_peer, record.get("time", 0.0)
 
 
-# Frames (the innermost, without their variables), characters of a message, and exceptions behind it: ever
-# less of each.
+# Limits for frames (the innermost, without their variables), characters of a message, and exceptions behind
+# it, each row smaller.
 _CUTS = ((60, 16_384, 8), (16, 2000, 2), (6, 1000, 1), (3, 600, 0), (1, 300, 0))
 
 
@@ -88,26 +87,26 @@ _TRACKER, _MANAGER = b"multiprocessing.resource_tracker", b"torch_shm_manager"
 _CLEANING_S, _LOOK_S = 2.0, 0.002
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_kept: List[Any] = []  # what C calls: it mustn't be collected
+_kept: List[Any] = []  # callbacks that C calls: they mustn't be garbage-collected
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends (Linux; elsewhere nothing happens).
 
-    torch asks for SIGINT there, which a rank that waits in a collective never gets to see.
+    torch requests SIGINT for that, which a rank that waits in a collective never handles.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Have orphaned descendants become this process's children, as those of PID 1 do anyway (Linux)."""
+    """Make orphaned descendants this process's children, as PID 1 gets them anyway (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def before_abort(act: Callable[[], None]) -> None:
-    """Have ``act`` run where an exception of C++ code would end this process, as gloo's threads' do.
+    """Have ``act`` called when an exception in C++ code ends this process, as in gloo's threads.
 
-    No signal's handler could do that: what aborts may hold malloc's lock. Where no C++ code is loaded,
+    A signal handler couldn't do that: the aborting thread may hold malloc's lock. If no C++ code is loaded,
     nothing happens.
     """
     try:
@@ -123,7 +122,7 @@ def before_abort(act: Callable[[], None]) -> None:
         try:
             act()
         finally:
-            before[0]()  # prints what was thrown, and aborts
+            before[0]()  # prints the exception, and aborts
 
     _kept.append(handler(end))
     before.append(handler(set_terminate(ctypes.cast(_kept[-1], ctypes.c_void_p))))
@@ -136,10 +135,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_children() -> None:
-    """End every child of this process, and the orphans that come to it by that, until there are none.
+    """End every child of this process, and the orphans that it adopts by that, until there are none.
 
-    What removes the shared memory that these leave behind ends by itself: Python's tracker when they have,
-    torch's manager, which nobody waits for, two seconds later.
+    The processes that remove leftover shared memory end by themselves: Python's tracker when its users have,
+    torch's manager two seconds later, for which this doesn't wait.
     """
     until = time.monotonic() + _CLEANING_S
     while True:
@@ -149,7 +148,7 @@ def kill_children() -> None:
         except ChildProcessError:
             return
         left = [pid for pid in children() if not _is(_MANAGER, pid)]
-        if not left:  # or no /proc to look in
+        if not left:  # or there is no /proc
             return
         users = [pid for pid in left if not _is(_TRACKER, pid)]
         if not users and time.monotonic() < until:
@@ -173,14 +172,14 @@ def _is(program: bytes, pid: int) -> bool:
 
 
 def children() -> List[int]:
-    """Return the ids of this process's children, orphans that it was given included (Linux)."""
+    """Return the ids of this process's children, including adopted orphans (Linux)."""
     pids: List[int] = []
     try:
-        # The kernel lists them in 0.1 ms; it may know no such list (CONFIG_PROC_CHILDREN).
+        # The kernel lists them in 0.1 ms, unless it lacks that list (CONFIG_PROC_CHILDREN).
         for thread in os.listdir("/proc/self/task"):
             with open("/proc/self/task/%s/children" % thread) as file:
                 pids += map(int, file.read().split())
-    except OSError:  # that, or a thread that ended meanwhile
+    except OSError:  # no such list, or a thread that ended meanwhile
         pids = []
     if pids:
         return pids

@@ -1,14 +1,14 @@
-"""A value in a line of text, for somebody who can't look at it: what a variable was when a rank failed.
+"""A value as a line of text, for users who can't inspect it: what a variable was when a rank failed.
 
-It is somebody else's object in a process that has failed: nothing of its class runs but its ``repr``, and
-that only of types that aren't known here. So a type is found by its C slots (a metaclass may answer for its
-classes, ``isinstance`` asks ``__class__``), built-in containers are read by the methods of their own types,
-and no library is imported: what isn't loaded has no objects.
+The value is the user's object in a process that has failed: of its class, only ``repr`` is run, and only for
+types that aren't handled here. So a type is read from its C slots (a metaclass may lie about its classes, and
+``isinstance`` asks ``__class__``), built-in containers are read by the methods of their own types, and no
+library is imported: one that isn't loaded has no objects.
 
 ``with_variables`` does so for all variables in the user's frames of a failed rank. A ``repr`` may block or
-take for ever, so threads call it, and are left behind where they hang, as the process ends anyway. What holds
-Python's lock in C for ever hangs all threads: then Python's own watchdog ends the process, which needs no
-lock, and whose failure was told before.
+take for ever, so it is called in threads, which are abandoned if they hang, as the process ends anyway. C
+code that holds Python's lock for ever hangs all threads: then Python's own watchdog, which needs no lock,
+ends the process, whose failure was reported before.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ _MOST = 460  # characters of a container
 _ITEMS = 5
 _DEPTH = 3
 _READ = 4096  # characters of a repr
-_BITS = 1024  # a bigger number isn't written out: Python refuses to from 4300 digits on
-_VALUES = 1 << 18  # of a bigger tensor some are read: 10 ms
+_BITS = 1024  # a bigger number isn't written out: Python refuses to do so from 4300 digits on
+_VALUES = 1 << 18  # of a bigger tensor only some values are read: 10 ms
 _MODULES = 100_000
 
-# Of the type itself: ``cls.__mro__`` would ask a metaclass.
+# From the type itself: ``cls.__mro__`` would ask a metaclass.
 _mro = type.__dict__["__mro__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
 _function_name = types.FunctionType.__dict__["__qualname__"].__get__
 
 
 def described(value: Any, name: str = "") -> str:
-    """Return a line about a value; no more than its type where that is all that may be told (``hidden``).
+    """Return a line about a value; only its type if the value must stay hidden (``hidden``).
 
-    A ``repr`` that raises is told of. One may take for ever: see ``with_variables``.
+    A ``repr`` that raises is mentioned. A ``repr`` may take for ever: see ``with_variables``.
     """
     text = _described(value, name, 0)
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
 
 
 def hidden(value: Any, name: str) -> bool:
-    """Whether a value's name looks secret, and it may be: numbers, tensors, arrays, tables and nets are data.
+    """Whether a value with a name that looks secret may be one: not a number, tensor, array, table or net.
 
     A number of more than 64 bits may be a key.
     """
@@ -80,12 +80,12 @@ def _described(value: Any, name: str, depth: int) -> str:
             if kind in _mro(type_):
                 return tell(value, type_, depth)
         return _of_repr(value)
-    except BaseException as exc:  # a repr may raise anything, and there is nobody that it could tell
+    except BaseException as exc:  # a repr may raise anything, which nothing else would handle
         return "<%s whose repr raised %s>" % (_qualname(type_), _qualname(type(exc)))
 
 
 def _library(type_: type) -> Optional[_Tell]:
-    """Return what describes values of a library's type; None of a type that isn't known here."""
+    """Return the function that describes values of a library's type; None for an unknown type."""
     for (module, kind_name), tell in _OF_LIBRARIES.items():
         known = getattr(sys.modules.get(module), kind_name, None)
         if any(known is base for base in _mro(type_)):
@@ -104,7 +104,7 @@ def _cut(text: str) -> str:
 
 
 _Tell = Callable[[Any, type, int], str]
-_BUILT_IN: Dict[type, _Tell] = {}  # the first one counts that a type is, or derives from
+_BUILT_IN: Dict[type, _Tell] = {}  # the first entry counts that a type is, or derives from
 
 
 _OF_LIBRARIES: Dict[Tuple[str, str], _Tell] = {}  # by module, which needn't be loaded, and class
@@ -112,7 +112,7 @@ _Kind = TypeVar("_Kind")
 
 
 def _tells(table: Dict[_Kind, _Tell], *kinds: _Kind) -> Callable[[_Tell], _Tell]:
-    """Have a function describe values of these types, and of those derived from them."""
+    """Register a function that describes values of these types and of types derived from them."""
 
     def enter(tell: _Tell) -> _Tell:
         table.update(dict.fromkeys(kinds, tell))
@@ -143,7 +143,7 @@ def _text(value: Any, type_: type, depth: int) -> str:
 def _sequence(value: Any, type_: type, depth: int) -> str:
     base = next(kind for kind in (list, tuple, set, frozenset) if kind in _mro(type_))
     many = base.__len__(value)
-    # A pair may be a name with its value, as headers are.
+    # A pair may be a name and its value, as in headers.
     name = _word(tuple.__getitem__(value, 0)) if base is tuple and many == 2 else ""
     shown = islice(base.__iter__(value), _items(depth))
     items = (_described(item, name if at else "", depth + 1) for at, item in enumerate(shown))
@@ -166,7 +166,7 @@ def _items(depth: int) -> int:
 
 
 def _word(key: Any) -> str:
-    """Return a key that may be a name; one of bytes, as headers have, is one as well."""
+    """Return a key that may be a name, such as a str, or bytes as in headers; else ""."""
     bases = _mro(type(key))
     if bytes in bases:
         return bytes.decode(key, "latin-1")
@@ -195,8 +195,8 @@ _BUILT_IN[type] = lambda value, type_, depth: "class %s" % type_name(value)
 
 @_tells(_OF_LIBRARIES, ("torch", "Tensor"))
 def _tensor(value: Any, type_: type, depth: int) -> str:
-    # A GPU isn't asked: to read from it is to wait for all that it was given to do, maybe a
-    # collective that hangs. Subclasses may run anything to give out a number.
+    # Nothing is read from a GPU: that would wait for all its queued work, maybe a collective that hangs.
+    # Subclasses may run anything to return a number.
     torch = sys.modules["torch"]
     without = torch_versions.WITHOUT_SUBCLASSES.get()
     if without is None:
@@ -260,7 +260,7 @@ def _numbers(torch: Any, value: Any, depth: int) -> str:
     with torch.no_grad():
         flat = value.detach()
         if many > _VALUES:
-            if not flat.is_contiguous():  # to flatten it would copy all of it
+            if not flat.is_contiguous():  # flattening would copy all of it
                 return ""
             flat = flat.view(-1)[:: -(-many // _VALUES)]
         if many == 1:
@@ -295,14 +295,14 @@ def _short(value: float, whole: bool = False) -> str:
 
 
 _SECONDS = 1.5  # for all of a rank's variables
-_EACH = 0.5  # for one of them
-_PATIENCE = 5.0  # with what holds Python's lock
+_EACH = 0.5  # for one variable
+_PATIENCE = 5.0  # seconds more for code that holds Python's lock
 _MOST_VARIABLES = 100  # of a frame
 _SLOW = "<takes too long to print>"
 
 
 class _Variable(NamedTuple):
-    at: Tuple[int, int]  # how many exceptions it is behind the first, and its frame there
+    at: Tuple[int, int]  # how many exceptions behind the first, and the number of the frame there
     name: str
     value: Any
 
@@ -310,9 +310,9 @@ class _Variable(NamedTuple):
 def with_variables(
     error: Error, exc: BaseException, seconds: float = _SECONDS, each_seconds: float = _EACH
 ) -> Error:
-    """Return an error with the variables of its frames: of the innermost first, as far as there is room.
+    """Return an error with the variables of its frames, as far as they fit, innermost frames first.
 
-    It takes at most so many ``seconds``, and for one variable no more than ``each_seconds``.
+    It takes at most ``seconds``, and for one variable at most ``each_seconds``.
     """
     variables = [*_variables(exc)]
     if not variables:
@@ -342,7 +342,7 @@ def _filled(error: Error, by_frame: Dict[Tuple[int, int], List[Tuple[str, str]]]
 
 
 def _in_time(variables: Sequence[_Variable], seconds: float, each_seconds: float) -> Iterator[str]:
-    """Yield what each of them was, as long as there is time."""
+    """Yield a description of each variable, as long as there is time."""
 
     def describe(left: Sequence[_Variable], texts: queue.SimpleQueue[str]) -> None:
         for variable in left:
@@ -365,7 +365,7 @@ def _in_time(variables: Sequence[_Variable], seconds: float, each_seconds: float
 
 
 def _variables(exc: BaseException) -> Iterator[_Variable]:
-    """Yield the variables of the user's frames, the innermost first; those of its causes come after."""
+    """Yield the variables of the user's frames, innermost first, then those of the exception's causes."""
     depth, error = 0, exc
     while True:
         frames = [*enumerate(traced(error))]
@@ -373,7 +373,7 @@ def _variables(exc: BaseException) -> Iterator[_Variable]:
             if frame is not None and _is_users(frame.f_code.co_filename):
                 held, top = frame.f_locals, frame.f_locals is frame.f_globals
                 if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is not dict:
-                    # somebody's own mapping, as of a class that is being made
+                    # a mapping of another type, as of a class that is being defined
                     names = []
                 else:
                     names = _named(frame.f_code) if top else list(held)
@@ -398,14 +398,14 @@ def _is_users(filename: str) -> bool:
 
 def _is_shown(name: str, value: Any, *, top: bool) -> bool:
     if not name.isidentifier() or (name.startswith("__") and name.endswith("__")):
-        return False  # what Python, or this runtime, keeps there
+        return False  # names that Python or this runtime keeps there
     bases = type.__dict__["__mro__"].__get__(type(value))
     hidden = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type) if top else ()
     return not any(kind in bases for kind in (types.ModuleType, *hidden))
 
 
 def _named(code: types.CodeType) -> List[str]:
-    """Return the names that a module's code reads or sets, its comprehensions' too, in their order."""
+    """Return the names that a module's code, including comprehensions, reads or sets, in order."""
     names = [item.argval for item in dis.get_instructions(code) if item.opname in _NAMING]
     for item in code.co_consts:
         if isinstance(item, types.CodeType) and item.co_name.startswith("<"):

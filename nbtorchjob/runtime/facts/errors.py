@@ -1,6 +1,6 @@
-"""An exception on a rank, as data: what travels home in place of the exception itself.
+"""An exception on a rank, as data: what is sent to the client in place of the exception itself.
 
-A pickled exception would need its class at home and run code there; the text of its frames doesn't.
+A pickled exception would need its class on the client and run code there; the text of its frames doesn't.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED
 
-# A traceback through deep recursion is cut as Python cuts it when printing: first and last frames.
+# A traceback through deep recursion is cut to its first and last frames, as Python does when printing it.
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
 MAX_NOTES = 16
-MAX_VARIABLES = 1 << 16  # characters of all frames' variables, those of the exceptions behind it too
+MAX_VARIABLES = 1 << 16  # characters of all frames' variables, including those of the exceptions behind it
 
-# An exception's class may be a user's, and to ask the exception for anything may run that class's code. If
-# that raised, the failure would be lost. So what each exception has is read from slots of Python itself.
+# An exception's class may be a user's, and reading any attribute may run that class's code. If that raised,
+# the failure would be lost. So what every exception has is read through Python's own slots.
 _mro = type.__dict__["__mro__"].__get__
 _name = type.__dict__["__name__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
@@ -40,26 +40,26 @@ _OF_SYNTAX = [SyntaxError.__dict__[name].__get__ for name in ("filename", "linen
 # What collectives raise when a peer is gone: c10d's own types, and gloo's RuntimeError.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_TEXTS = ("closed by peer", "reset by peer", "Broken pipe", "/gloo/transport/")
-# The same types, but the fault is here: trying again as if a node had been lost would never end.
+# The same types, but the fault is this rank's: retrying as if a node had been lost would never end.
 _OWN_FAULTS = ("ncclInvalidUsage", "ncclInvalidArgument", "ncclUnhandledCudaError", "Timed out waiting")
 # What they say when their time is over: gloo, and NCCL's watchdog.
 TIMED_OUT = r"collective operation timeout|Timed out waiting \d+ms for"
 
 
 class RecoverableError(Exception):
-    """Raise it on a rank to say "try again": it counts against ``max_restarts``, then ``retries``.
+    """Raise this on a rank to request another try: it counts against ``max_restarts``, then ``retries``.
 
     The meaning is that of flytekit's ``FlyteRecoverableException``.
     """
 
-    __module__ = "nbtorchjob"  # where users know it from, on a rank too
+    __module__ = "nbtorchjob"  # where users import it from, on a rank too
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a traceback; ``line`` is the source line where the node knew it.
+    """One frame of a traceback; ``line`` is the source line if the node had it.
 
-    ``variables`` are names and what they were, described (``described``), of some frames of a rank.
+    ``variables`` are names and descriptions of values (``described``), for some frames of a rank.
     """
 
     filename: str
@@ -85,7 +85,7 @@ class Error:
     frames: tuple[Frame, ...] = ()
     notes: tuple[str, ...] = ()
     cause: Error | None = None
-    direct: bool = True  # `cause` was named with "raise … from", not merely being handled
+    direct: bool = True  # `cause` was given with "raise … from", not merely being handled
     recoverable: bool = False
     time: float = field(default_factory=time.time)  # seconds since the epoch, on the node's clock
 
@@ -95,14 +95,14 @@ class Error:
 
     @property
     def variables_size(self) -> int:
-        """How many characters its frames' variables have, those of the exceptions behind it too."""
+        """Total length of its frames' variables in characters, including the exceptions behind it."""
         pairs = (pair for frame in self.frames for pair in frame.variables)
         return sum(map(len, (text for pair in pairs for text in pair))) + (
             self.cause.variables_size if self.cause is not None else 0
         )
 
     def bare(self) -> Error:
-        """Return the same without variables."""
+        """Return this error without variables."""
         frames = tuple(replace(frame, variables=()) for frame in self.frames)
         return replace(self, frames=frames, cause=self.cause.bare() if self.cause is not None else None)
 
@@ -111,13 +111,13 @@ class Error:
         """Whether it only says that another rank is gone, as collectives do."""
         if any(text in self.message for text in _OWN_FAULTS):
             return False
-        # A user's own ConnectionResetError reads the same, but isn't a RuntimeError.
+        # A ConnectionResetError of the user's code has the same text, but isn't a RuntimeError.
         gloo = self.type == "RuntimeError" and any(text in self.message for text in _LOST_PEER_TEXTS)
         return gloo or self.type.rpartition(".")[2] in _LOST_PEER_TYPES
 
     @property
     def timed_out(self) -> bool:
-        """Whether it says that a collective's time was over."""
+        """Whether it says that a collective timed out."""
         return re.search(TIMED_OUT, self.message) is not None
 
     @property
@@ -127,7 +127,7 @@ class Error:
 
     @property
     def again(self) -> bool:
-        """Whether another try may come out otherwise: it says so itself, or nobody knows why a rank hung."""
+        """Whether another try may end differently: it is recoverable, or a rank hung for unknown reasons."""
         return self.recoverable or self.timed_out
 
     @classmethod
@@ -166,14 +166,14 @@ def text_of(value: Any) -> str:
 
 
 def type_name(type_: type) -> str:
-    """Return a type's name, with its module where that isn't the notebook or Python itself."""
+    """Return a type's name, with its module unless that is the notebook or Python itself."""
     module, name = _module(type_), _qualname(type_)
     plain = not isinstance(module, str) or module in ("builtins", "__main__", "__mp_main__")
     return name if plain else "%s.%s" % (module, name)
 
 
 def is_a(exc: BaseException, *types: type) -> bool:
-    """``isinstance``, which would ask the exception for its ``__class__``; a metaclass may refuse ``==``."""
+    """Like ``isinstance``, but without asking for the exception's ``__class__`` or a metaclass's ``==``."""
     return any(base is type_ for base in _mro(type(exc)) for type_ in types)
 
 
@@ -185,13 +185,13 @@ def exit_code(exc: BaseException) -> Any:
 def behind(exc: BaseException) -> Optional[BaseException]:
     """Return the exception that caused this one, or that was being handled."""
     cause: Optional[BaseException] = _cause(exc)
-    if cause is not None:  # it may have a truth of its own
+    if cause is not None:  # its class may define ``__bool__``
         return cause
     return None if _suppress_context(exc) else _context(exc)
 
 
 def add_notes(exc: BaseException, notes: Sequence[str]) -> None:
-    """Do what ``add_note`` does from Python 3.11 on, where the exception's class has nothing against it."""
+    """Do what ``add_note`` does from Python 3.11 on, if the exception's class allows it."""
     with contextlib.suppress(Exception):
         exc.__notes__ = [*_notes(exc), *notes]  # type: ignore[attr-defined]
 
@@ -205,10 +205,10 @@ def _notes(exc: BaseException) -> Sequence[Any]:
 
 
 def named(exc: BaseException, names: Sequence[str]) -> bool:
-    """Whether one of ``names`` is that of the exception's type or of one of its bases, module or not."""
+    """Whether one of ``names``, with or without module, is the exception's type or one of its bases."""
     for name in names:
         module, _, attribute = name.rpartition(".")
-        # Libraries export a type under other names than its own, as torch.cuda.OutOfMemoryError.
+        # Libraries export a type under other names than its own, like torch.cuda.OutOfMemoryError.
         exported = getattr(sys.modules.get(module), attribute, None)
         for type_ in _mro(type(exc)):
             own = (_name(type_), "%s.%s" % (_module(type_), _qualname(type_)))
@@ -218,7 +218,7 @@ def named(exc: BaseException, names: Sequence[str]) -> bool:
 
 
 def users_traceback(exc: BaseException) -> Optional[TracebackType]:
-    """Return the traceback from the first frame on that isn't this runtime's, or its event loop's."""
+    """Return the traceback from the first frame on that doesn't belong to this runtime or its event loop."""
     entry: Optional[TracebackType] = traceback_of(exc)
     while entry is not None and entry.tb_frame.f_code.co_filename.startswith((HERE, _ASYNCIO)):
         entry = entry.tb_next
@@ -226,9 +226,9 @@ def users_traceback(exc: BaseException) -> Optional[TracebackType]:
 
 
 def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return a rank's stack, the outermost frame first, from where this runtime calls the user's code.
+    """Return a rank's stack, outermost frame first, from where this runtime calls the user's code.
 
-    Where it hasn't called any, that is from where the rank begins. A rank is forked from within its node.
+    If it hasn't called any, the stack starts where the rank begins, as a rank is forked from within its node.
     """
     begins = [number for number, frame in enumerate(frames) if frame.filename == HERE + "rank/worker.py"]
     first = begins[-1] if begins else len(frames)
@@ -243,14 +243,14 @@ def _bounded(text: str) -> str:
 
 
 def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
-    """Return the frames of an exception, the outermost first, each with the living one that it tells of."""
+    """Return the frames of an exception, outermost first, each with the live frame that it describes."""
     users = users_traceback(exc)
     living = [frame for frame, _ in traceback.walk_tb(users)]
     frames: List[Tuple[Frame, Optional[FrameType]]] = [
         (Frame(_at_home(entry.filename), entry.lineno or 0, entry.name, entry.line or ""), frame)
         for entry, frame in zip(traceback.extract_tb(users), living)
     ]
-    # Whoever raises a SyntaxError by hand, as parsers of other languages do, may give anything.
+    # Code that raises a SyntaxError itself, as parsers of other languages do, may give anything.
     where, lineno, line = [part(exc) for part in _OF_SYNTAX] if is_a(exc, SyntaxError) else ("", 0, "")
     if where:
         filename = os.fsdecode(where) if isinstance(where, (bytes, os.PathLike)) else text_of(where)
@@ -271,7 +271,7 @@ def _at_home(filename: str) -> str:
 
 
 def shortened(frames: Sequence[Frame], most: int = MAX_FRAMES) -> tuple[Frame, ...]:
-    """Return the first and the last of the frames where there are too many."""
+    """Return only the first and the last of the frames if there are too many."""
     if len(frames) <= most:
         return tuple(frames)
     half = most // 2
@@ -279,5 +279,5 @@ def shortened(frames: Sequence[Frame], most: int = MAX_FRAMES) -> tuple[Frame, .
 
 
 _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio", "")
-# As it was compiled: in a payload that isn't where the file lies.
+# The path at compile time: in a payload that isn't where the file is.
 HERE = from_exception.__code__.co_filename.rpartition("facts/errors.py")[0]

@@ -1,4 +1,4 @@
-"""Libraries are changed as they are imported: most cells don't, and looking for them would cost each rank."""
+"""Change libraries once they are imported: most cells import none, and searching for them would cost time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _Change = Callable[[Any], None]
 
 
 class Changes(Dict[str, _Change]):
-    """What changes modules, by their names."""
+    """Functions that change modules, by the modules' names."""
 
     def of(self, *modules: str) -> Callable[[_Change], _Change]:
-        """Have a function change modules of these names."""
+        """Register a function that changes modules of these names."""
 
         def enter(change: _Change) -> _Change:
             self.update(dict.fromkeys(modules, change))
@@ -22,7 +22,7 @@ class Changes(Dict[str, _Change]):
 
 
 def change(changes: Mapping[str, _Change]) -> None:
-    """Have each module that is named here be passed to its function once it is imported."""
+    """Pass each module named in ``changes`` to its function once it is imported."""
     sys.meta_path.insert(0, _Finder(changes))
 
 
@@ -31,7 +31,7 @@ class _Finder:
         self._changes = changes
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find what the other finders find, with a loader that changes it."""
+        """Find what the other finders find, with a loader that changes the module."""
         if name not in self._changes:
             return None
         for finder in sys.meta_path:

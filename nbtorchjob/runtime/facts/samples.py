@@ -1,6 +1,6 @@
-"""What a node's ranks do and use at one moment, as data: where each stands, in which collective, and GPUs.
+"""What a node's ranks do and use at one moment, as data: stacks, collectives, CPU, memory and GPUs.
 
-Written by a node, read at home. Source lines are texts as the node knew them; nothing here is a pickle.
+Written by a node, read by the client. Source lines are text, as the node had them; nothing here is a pickle.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from typing import Any
 
 from nbtorchjob.runtime.facts.errors import Frame
 
-# How a rank was found. RUNS: it told by itself. BUSY: it couldn't, as something in C held Python's lock; its
-# frames were read from outside, without their source lines. STOPPED: by SIGSTOP or a debugger, so that
+# The state of a rank. RUNS: it answered by itself. BUSY: it couldn't, as something in C held Python's lock;
+# its frames were read from outside, without their source lines. STOPPED: by SIGSTOP or a debugger, so that
 # nothing in it can run; there are no frames.
 RUNS, BUSY, STOPPED, BEGINS, ENDED, UNKNOWN = "runs", "busy", "stopped", "begins", "ended", "unknown"
-HELD = "held"  # it told by itself, and waits for somebody in the debugger
-HAS_RETURNED = "it has returned"  # the note of one that has, and waits for the others to
+HELD = "held"  # it answered by itself, and waits in the debugger for a user
+HAS_RETURNED = "it has returned"  # the note of a rank that has, and waits for the others
 
 MAX_BYTES = 1 << 16  # of one rank's sample as JSON: the outermost frames of the last threads are left out
 MAX_THREADS = 16  # of a rank: main, and the newest
 MAX_CALLS = 16  # of a group: the last ones
-MAX_GROUPS = 64  # of a rank: those that a call is pending in first, then the last used
+MAX_GROUPS = 64  # of a rank: those with a pending call first, then the last used
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One call of a collective on a rank, as torch's flight recorder has it.
+    """One call of a collective on a rank, from torch's flight recorder.
 
     ``seq`` counts the calls in the group, from 1, and is the same on every rank that takes part. ``since`` is
     when the rank called it, in seconds since the epoch; ``timeout`` is in seconds. ``peer`` is the other
-    rank (of the whole job) of a send or a receive, which is counted apart; None for a collective, or where
-    that isn't known.
+    rank (of the whole job) of a send or a receive, which are counted apart; None for a collective, or if
+    unknown.
     """
 
     seq: int
@@ -46,9 +46,9 @@ class Collective:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group that a rank is in: the ranks of the whole job in it, and its last calls, in order.
+    """A process group that a rank is in: its ranks, as ranks of the whole job, and its last calls, in order.
 
-    Of one that it has left no ranks are known, and none of its calls is pending.
+    For a group that the rank has left, no ranks are known, and no call is pending.
     """
 
     name: str
@@ -65,10 +65,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread, and its frames, the outermost first.
+    """A thread, and its frames, outermost first.
 
-    Of a call of torch.distributed that it is in, ``given`` has what must go with what other ranks give: the
-    ``group``'s name, the ranks (of the whole job) ``src`` and ``dst``, the ``op`` of a reduction, a ``tag``.
+    If it is in a call of torch.distributed, ``given`` has the arguments that must match those of other ranks:
+    the ``group``'s name, the ranks (of the whole job) ``src`` and ``dst``, the ``op`` of a reduction and a
+    ``tag``.
     """
 
     name: str
@@ -85,7 +86,7 @@ class RankSample:
     pid: int = 0
     threads: tuple[Thread, ...] = ()
     groups: tuple[Group, ...] = ()
-    note: str = ""  # what couldn't be had, and why, in one line
+    note: str = ""  # what is missing, and why, in one line
 
     def to_json(self) -> dict[str, Any]:
         """Return what :class:`nbtorchjob.state.facts.events.Sampled` is made from."""
@@ -96,8 +97,8 @@ class RankSample:
 class RankUse:
     """What one rank uses: seconds of CPU time since it began, bytes, and threads (the kernel's tasks).
 
-    ``running`` are those of them that had something to compute at that moment, ``worked`` those that have had
-    since it was told last: threads that share work wait for each other now and then.
+    ``running`` counts the threads that were computing at that moment, ``worked`` those that have computed
+    since the last report: threads that share work wait for each other now and then.
     """
 
     rank: int
@@ -110,7 +111,7 @@ class RankUse:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What is used of one GPU: bytes, and the seconds in which something ran on it while it was watched."""
+    """The use of one GPU: bytes, and the seconds in which something ran on it while it was watched."""
 
     index: int
     busy: float

@@ -1,10 +1,10 @@
-"""What is secret by its name, or as the password in an address: no record, text or page shows it."""
+"""Secrets, found by their names or as passwords in addresses: no record, text or page shows them."""
 
 from __future__ import annotations
 
 import re
 
-# A tokenizer, the key points of a pose and a keyword are none.
+# A tokenizer, the key points of a pose and a keyword aren't secret.
 _SECRET = re.compile(
     "token(?!i[sz])|password|passwd|secret|(?<!mon)key(?!board|frame|point|word)|credential", re.IGNORECASE
 )
@@ -20,15 +20,15 @@ _ADDRESS = re.compile(r"(?<=://)([^\s:/@'\"]*:)[^\s/@'\"]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether what is called so looks like a secret."""
+    """Whether a name looks like that of a secret."""
     return _SECRET.search(name) is not None
 
 
 def has_password(text: str) -> bool:
-    """Whether an address in a text has a password in it."""
+    """Whether a text has an address with a password in it."""
     return _ADDRESS.search(text) is not None
 
 
 def masked(text: str) -> str:
-    """Return a text, such as a repr, without what it tells of secrets."""
+    """Return a text, such as a repr, with its secrets masked."""
     return _ADDRESS.sub(r"\1<masked>", _TOLD.sub(r"\1<masked>", text))

@@ -1,1 +1,1 @@
-"""What a node puts in place before its ranks start: packages, wheels, files, environment variables."""
+"""What a node puts in place before its ranks start: packages, wheels, files; and what it can import."""

@@ -1,9 +1,9 @@
-"""What this interpreter can import, told without importing any of it.
+"""Finds out what this interpreter can import, without importing any of it.
 
-So a node knows whether it has what a call imports, in the notebook's versions where a job asks for those.
+So a node knows whether it has what a call imports, and in the notebook's versions if a job requires those.
 
-A distribution goes by its normalised name (PEP 503). Nothing is read but the names in the folders on
-``sys.path``: that takes a hundred distributions a millisecond, and their metadata a quarter of a second.
+Distributions have their normalised names (PEP 503). Only the names in the folders on ``sys.path`` are read:
+for a hundred distributions that takes a millisecond, while their metadata would take a quarter of a second.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SUFFIXES = all_suffixes()
 
 
 def normalised(name: str) -> str:
-    """Return a distribution's name as all spell it (PEP 503)."""
+    """Return a distribution's normalised name (PEP 503)."""
     return _separators.sub("-", name).lower()
 
 
 def parsed(info: str) -> Optional[Tuple[str, str]]:
-    """Return the name and version of the distribution whose metadata lie at ``info``, if they do."""
+    """Return the name and version of the distribution whose metadata is at ``info``; None if it isn't."""
     match = _named(os.path.basename(info)) if info.endswith("-info") else None
     if not match:
         return None
@@ -51,12 +51,12 @@ def distributions(folder: str) -> Dict[str, str]:
 def _names(folder: str) -> List[str]:
     try:
         return os.listdir(folder or ".")
-    except OSError:  # an archive; what was removed
+    except OSError:  # an archive, or a folder that was removed
         return []
 
 
 def listed(folder: str) -> Tuple[Dict[str, str], Set[str]]:
-    """Return the distributions in a folder, and the modules that lie there, but for Python's own."""
+    """Return the distributions in a folder, and the modules in it, except Python's own."""
     modules: Set[str] = set()
     if not (_STDLIB.startswith(folder) or folder.endswith("lib-dynload")):
         for name in _names(folder):
@@ -70,17 +70,17 @@ def listed(folder: str) -> Tuple[Dict[str, str], Set[str]]:
 def description(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = listed) -> Dict[str, Any]:
     """Return this interpreter's version, its platform and what it can import: ``EnvironmentTold``'s fields.
 
-    ``modules`` are those that lie beside Python's own and don't have the name of a distribution.
+    ``modules`` are those besides Python's own that aren't named like a distribution.
     """
     try:
         libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (ValueError, OSError):  # musl knows no such name
+    except (ValueError, OSError):  # musl has no such name
         libc = ""
     installed: Dict[str, str] = {}
     modules: Set[str] = set()
     for folder in sys.path:
         there, lie = listed(folder)
-        installed = dict(there, **installed)  # of two that have a name the first is imported
+        installed = dict(there, **installed)  # the first of two with the same name is imported
         modules.update(lie)
     return {
         "python": "%d.%d.%d" % sys.version_info[:3],
@@ -92,7 +92,7 @@ def description(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = liste
 
 @contextmanager
 def telling(node: int, folder: str, images: int) -> Iterator[None]:
-    """Tell of this environment once what is installed meanwhile, into ``folder``, is there or has failed.
+    """Report this environment once the installation within, into ``folder``, is done or has failed.
 
     Only the first nodes do, one of each image.
     """
@@ -104,20 +104,20 @@ def telling(node: int, folder: str, images: int) -> Iterator[None]:
             emit("EnvironmentTold", node=node, installed=distributions(folder), **before)
 
 
-_MOST = 6  # that are named: a card's line isn't endless
-# What a package that shares its name with others says in its ``__init__`` (before PEP 420).
+_MOST = 6  # names: a card's line isn't endless
+# What a package that shares its name with others has in its ``__init__`` (before PEP 420).
 _SHARES = (b"declare_namespace", b"extend_path")
 
 
 def check_modules(needs: Sequence[Dict[str, str]]) -> None:
-    """Raise ``PayloadError`` for modules that the call is sure to import, and that can't be here."""
+    """Raise ``PayloadError`` if modules are missing that the call is sure to import."""
     lacking = [need for need in needs if find(need["module"]) is None]
     if lacking:
         raise PayloadError(refusal("this image", lacking))
 
 
 def refusal(image: str, lacking: Sequence[Dict[str, str]], add: str = "add") -> str:
-    """Say in one line what an image lacks, and what mends it."""
+    """Return one line that says what an image lacks, and how to fix that."""
     names = in_words(["%(distribution)s %(version)s" % need for need in lacking])
     return "%s lacks %s, which the call imports: %s %s, or use an image that has %s" % (
         image,
@@ -129,13 +129,13 @@ def refusal(image: str, lacking: Sequence[Dict[str, str]], add: str = "add") -> 
 
 
 def mend(options: Sequence[str]) -> str:
-    """Return the options that mend all, or of many the one that does."""
+    """Return the options that fix all of it, or the one that does if there are many."""
     distinct = dict.fromkeys(options)
     return " ".join(distinct) if len(distinct) <= _MOST else "--package like-here"
 
 
 def in_words(texts: Sequence[str]) -> str:
-    """Return texts in a row, or of many some: ``a, b and 7 others``."""
+    """Return texts as a list in words, and only some of many: ``a, b and 7 others``."""
     shown = [*texts]
     if len(shown) > _MOST:
         shown[_MOST - 1 :] = ["%d others" % (len(shown) - _MOST + 1)]
@@ -144,21 +144,21 @@ def in_words(texts: Sequence[str]) -> str:
 
 
 def find(module: str) -> Optional[Tuple[str, str]]:
-    """Return the first of ``a``, ``a.b``, … that is no mere namespace, with its file; None if there is none.
+    """Return the first of ``a``, ``a.b``, … that isn't a mere namespace, with its file; None if none is.
 
-    What lies below it is its own matter: it may make modules, or look for them elsewhere.
+    Modules below it aren't looked for: it may create them, or find them elsewhere.
     """
     name, *inner = module.split(".")
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # made by hand
+    except (ImportError, ValueError):  # a module that was made by hand
         return name, ""
     while spec is not None:
         origin = spec.origin or ""
         mine = spec.submodule_search_locations
         shares = not origin
         if inner and mine and origin:
-            with suppress(OSError), open(origin, "rb") as file:  # not in an archive, nor Python's own
+            with suppress(OSError), open(origin, "rb") as file:  # none in an archive, nor for Python's own
                 text = file.read(4096)
                 shares = any(word in text for word in _SHARES)
         if not inner or not mine or not shares:
@@ -166,7 +166,7 @@ def find(module: str) -> Optional[Tuple[str, str]]:
         below = os.path.join(*name.split("."))
         path = [os.path.join(folder, below) for folder in sys.path] if origin else [*mine]
         name = "%s.%s" % (name, inner[0])
-        # By its last name: for a whole one Python would import what lies above it.
+        # By its last name: for a full name Python would import the packages above it.
         spec = PathFinder.find_spec(inner.pop(0), path)
     return None
 
@@ -177,7 +177,7 @@ _leads = re.compile(r"\d+\.\d+(?![\w.]*(?:a|b|rc|dev)\d)").match
 def compatible(one: str, other: str) -> bool:
     """Whether two versions differ by no more than a patch: their first two numbers are the same.
 
-    A build of its own (``2.13.0+cpu``) is no difference; one before a release is.
+    A local build (``2.13.0+cpu``) makes no difference; a pre-release does.
     """
     leads = [_leads(version) for version in (one, other)]
     if all(leads):
@@ -188,7 +188,7 @@ def compatible(one: str, other: str) -> bool:
 def check_versions(needs: Sequence[Dict[str, str]], installed: str) -> None:
     """Raise ``PayloadError`` for distributions that are here in another version than the notebook has.
 
-    What was ``installed`` for the job, into a folder, was asked for as it is.
+    Those in the folder ``installed`` don't count: the job requested them as they are.
     """
     installed_versions: Dict[str, str] = {}
     for folder in sys.path:

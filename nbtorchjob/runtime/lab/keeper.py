@@ -1,4 +1,4 @@
-"""The agent of a node whose ranks stay: torch's word "running" holds while they wait, too."""
+"""The agent of a node whose ranks stay: for torch they are "running" while they wait, too."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nbtorchjob.runtime.rendezvous.groups import told_address
 from nbtorchjob.runtime.store.payload import Payload
 
 _IDLE_S = 1.0  # between two looks at ranks that wait
-_BUSY_S = 0.05  # and at such that run a turn: an end of one is heard of at once
-_IDLE_USE_S = 60.0  # between two times that it is told what they use
+_BUSY_S = 0.05  # and at ranks that run a turn; the end of a rank is noticed at once
+_IDLE_USE_S = 60.0  # between two reports of what waiting ranks use
 
 
 def keeper(
     payload: Payload, key: bytes, folder: str, files: str, node: int
 ) -> Tuple[Callable[..., NodeAgent], Callable[..., None], Callable[[Rank], None]]:
-    """Return what makes the agent of a lab's node, what that starts for each rank, and what ranks do."""
+    """Return a lab node's factory of agents, the function started for each rank, and what that calls."""
     lab = Lab(payload.header, payload.path, key, folder, files, node)
     return partial(Keeper, lab=lab), worker.run_rank, stay
 
@@ -58,9 +58,9 @@ class Keeper(NodeAgent):
             self._lab.close()
 
     def enter_turn(self, round_: int, ranks: Sequence[int], all_ranks: Sequence[int] = ()) -> None:
-        """Begin a turn that these ranks of this node run, if any; called in the thread of the lab.
+        """Begin a turn that these ranks of this node run, if any; called in the lab's thread.
 
-        ``all_ranks`` are those of a pool that run it, on all nodes, where they go by their place in that.
+        In a pool, ``all_ranks`` are the ranks of all nodes that run it; their positions are the job's ranks.
         """
         folder = self._folder_of(round_)
         os.makedirs(folder, exist_ok=True)
@@ -79,26 +79,26 @@ class Keeper(NodeAgent):
         self._may_swap(folder, [local[rank] for rank in ranks], all_ranks)
 
     def leave_turn(self) -> None:
-        """Take in that the ranks of this node wait from now on; called in that thread, too."""
+        """Record that the ranks of this node wait from now on; called in the lab's thread, too."""
         self._end_swaps()
         self._lookout.rest()
         self._meter.every = _IDLE_USE_S
 
     def distrust(self, exc: PeersEnded) -> None:
-        """End the job, as somebody else writes to the store of its nodes; called in any thread."""
+        """End the job, as a stranger writes to the store of its nodes; called in any thread."""
         self._distrusted = exc
         self.wake()
 
     @property
     def leaving(self) -> bool:
-        """Whether a node is about to end, for which ranks save: no turn is begun."""
+        """Whether a node is about to end, and ranks save: no turn is begun."""
         departure = self._departure
         return self._peers.leaves is not None or (departure is not None and departure.own)
 
     def _leave(self, codes: Dict[int, int]) -> bool:
         departure = self._departure
         if self._lab.idle and departure is not None and departure.own:
-            raise terminated()  # they were done before they were told
+            raise terminated()  # its ranks were done before they were told
         return super()._leave(codes)
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
@@ -144,7 +144,7 @@ class Keeper(NodeAgent):
         return woken
 
     def _on_sigterm(self, number: int, frame: object) -> None:
-        if self._lab.idle:  # what its ranks hold they have had the time to save
+        if self._lab.idle:  # its ranks have had time to save what they hold
             self._shutdown_timeout = saving()
             raise terminated()
         super()._on_sigterm(number, frame)

@@ -1,18 +1,18 @@
-"""How a lab's turns reach its other nodes: by the store that the agents share, where only they are heard.
+"""How a lab's turns reach its other nodes: through the agents' shared store, where only signed values count.
 
-The lead writes messages one after the other, and each other node takes them in that order. Who waits asks
-nobody meanwhile: the store answers once there is something.
+The lead writes numbered messages, and each other node handles them in that order. Waiting needs no polling:
+the store answers once a key is written.
 
-    say/J        message J: {"have": N, "name": …}, and what is to be done in the lab's thread (``lab.py``)
-    have/N/NODE  "" once the node has the payload of turn N, which is there by that name; else what is wrong
+    say/J        message J: {"have": N, "name": …}, or one that the lab's thread handles (``lab.py``)
+    have/N/NODE  "" once the node has the payload of turn N, which was brought by that name; else an error
     done/R/NODE  its ranks are through with the turn of round R
-    at/NODE      the newest message that it has taken, now and then: what all have taken is deleted
+    at/NODE      the newest message that it has read, now and then: those that all have read are deleted
     stop/R       of a pool: the turn of round R is to stop on all nodes, as a rank has failed; or it is over
 
-What isn't signed ends the job: whoever writes there could otherwise have nodes do different things. But all
-who reach the store can read it: no payload and no name of a user's goes through it. Whoever asks for a turn
-brings its payload to each node, over the node's own socket.
-All that is told of a turn before "run" can be taken back, so it is run on all nodes or on none.
+An unsigned value ends the job: its writer could otherwise have nodes do different things. But everyone who
+reaches the store can read it: no payload and no name from a user's code goes through it. The client brings a
+turn's payload to each node, over the node's own socket.
+Every message about a turn before "run" can be taken back, so it is run on all nodes or on none.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 
 Connect = Callable[[], Any]
 
-_SLICE_S = 20.0  # of waiting: then it is looked whether there is anything to wait for
+_SLICE_S = 20.0  # of waiting, between two checks that there is still something to wait for
 _HAVE_S = 120.0  # for all nodes to say whether they have a payload
-_TIDY = 64  # messages
+_TIDY = 64  # messages, after which old ones are deleted
 
 
 def _below(connect: Connect, base: int) -> Any:
@@ -41,12 +41,12 @@ def _below(connect: Connect, base: int) -> Any:
 
 
 def name_of(known_as: str) -> str:
-    """Return the name by which nodes know what was brought for the turn of that id."""
+    """Return the name that nodes give to the payload brought for the turn of that id."""
     return hashlib.sha256(known_as.encode()).hexdigest()[:32]
 
 
 def brought(folder: str, name: str) -> str:
-    """Return where a node keeps a payload until the lead says which turn it is of."""
+    """Return where a node keeps a payload until the lead says which turn it belongs to."""
     return os.path.join(folder, "brought-%s.payload" % name)
 
 
@@ -56,9 +56,9 @@ def path_of(folder: str, number: int) -> str:
 
 
 class _Waits:
-    """Waits in a store as long as that is of any use; ``distrust`` hears where somebody else writes there.
+    """Waits in a store until it is closed or gone; ``distrust`` is called if a stranger writes there.
 
-    ``open_`` returns a connection of its own to that store.
+    ``open_`` returns a new connection to that store.
     """
 
     def __init__(self, open_: Callable[[], Any], distrust: Callable[[PeersEnded], None]) -> None:
@@ -67,7 +67,7 @@ class _Waits:
         self._distrust = distrust
 
     def _start(self, act: Callable[[Any], None]) -> None:
-        """Call ``act`` with a connection of its own in a thread of its own, in which it may wait."""
+        """Call ``act`` with a new connection in a new thread, in which it may wait."""
 
         def run() -> None:
             try:
@@ -79,12 +79,12 @@ class _Waits:
         threading.Thread(target=run, daemon=True, name="relay").start()
 
     def close(self) -> None:
-        """Wait no more; who waits finds that out within some seconds."""
+        """Stop waiting; waiting threads notice that within some seconds."""
         self._closed.set()
 
     @property
     def closed(self) -> bool:
-        """Whether it is of no more use."""
+        """Whether it was closed, or the store is gone."""
         return self._closed.is_set()
 
     def wait(self, store: Any, keys: Sequence[str], seconds: float = float("inf")) -> bool:
@@ -95,7 +95,7 @@ class _Waits:
             try:
                 store.wait(list(keys), timedelta(seconds=left))
                 return not self.closed
-            except RuntimeError:  # the time is over; or the store is gone, which others see to
+            except RuntimeError:  # the time is over; or the store is gone, which is handled elsewhere
                 if time.monotonic() < began + left / 2:
                     self.close()
         return False
@@ -116,7 +116,7 @@ class _Waits:
 
 
 class Lead(_Waits):
-    """The lead's end: ``others`` are the nodes that it tells, ``heard`` is called with what one has done."""
+    """The lead's end, which sends to the nodes ``others``; ``heard`` is called when a node is through."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Lead(_Waits):
         self._said = self._deleted = 0
 
     def say(self, message: Dict[str, Any]) -> None:
-        """Say it to all other nodes, behind what was said before."""
+        """Send a message to all other nodes, after the earlier ones."""
         with self._saying:
             self._said += 1
             self._log.set("say/%d" % self._said, json.dumps(message))
@@ -160,7 +160,7 @@ class Lead(_Waits):
                 self._haves.delete_key(have)
 
     def expect(self, round_: int, nodes: Sequence[int]) -> None:
-        """Hear when these nodes' ranks are through with a turn."""
+        """Wait in a thread until these nodes' ranks are through with a turn."""
 
         def hear(store: Any) -> None:
             keys = ["done/%d/%d" % (round_, node) for node in nodes]
@@ -174,7 +174,7 @@ class Lead(_Waits):
 
 
 class Follower(_Waits):
-    """Another node's end: ``heard`` is called with each message but those on payloads, in ``folder``."""
+    """Another node's end; ``heard`` is called with each message, except those on payloads in ``folder``."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Follower(_Waits):
                 store.set("at/%d" % self._node, str(at))
             if "have" in message:
                 number, trouble = message["have"], ""
-                try:  # what was brought takes the place of a turn's payload
+                try:  # the payload that was brought becomes the turn's
                     os.replace(brought(self._folder, message["name"]), path_of(self._folder, number))
                 except FileNotFoundError:
                     trouble = "the payload didn't arrive"

@@ -1,18 +1,18 @@
 """A rank that stays: it runs its call and then further turns, in one namespace, until its node lets it go.
 
 The main thread waits for turns on a socket to the node, which costs nothing until one comes (``standing.py``
-is the other end). What is said are lines of JSON:
+is the other end). Messages are lines of JSON:
 
     rank   {"rank": 1, "base": 7, "pid": 42, "done": 0}     it waits: as it connects, and after each turn
     node   {"round": 7, "path": "…", "speaker": 0, …}       a turn to run, or the job's own call
     rank   {…, "done": 7, "failed": true, "names": ["x"]}   done; what ``__main__`` holds, if that has changed
     node   {"end": true}                                    it may return
 
-The user's code may close the socket: then a rank connects anew, and says once more what it said last.
+The user's code may close the socket: then the rank connects again, and repeats its last message.
 
-An interrupt comes by a page of memory that says which round is meant, and a signal. The signal's handler
-raises what SIGINT would in the code of that turn, and nothing elsewhere: not in another turn that began
-meanwhile, nor in what is done here between two of them.
+An interrupt is a signal, with a shared page of memory that names the round. The signal's handler
+raises what SIGINT would raise in the code of that turn, but only there: not in another turn that began
+meanwhile, nor in this module's code between two turns.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from nbtorchjob.runtime.store.payload import Payload
 SOCKET = "turns.sock"  # in the node's folder
 PAGE = "interrupts"  # in the folder of the round in which ranks began
 ROUND, COUNT = range(2)  # which round was interrupted last, and how many interrupts there were
-SIGNAL = _SAMPLERS - 1  # SIGINT is the code's own
+SIGNAL = _SAMPLERS - 1  # SIGINT belongs to the user's code
 WAITS = "waits for the next cell"
 _NUMBERS = 2 * 8  # bytes
 _IDLE_FLUSH_S = 1.0
 _CONNECT_S = 10.0
 _SHOWN = 1000  # cells whose text tracebacks show
-# For processes that the code starts: bytes of cells, and of the payloads that something came along in.
+# Limits in bytes for processes that the code starts: on cells, and on payloads that brought values.
 _KEPT, _KEPT_PAYLOADS = 1 << 22, 1 << 28
 
 
 def page(folder: str) -> Any:
-    """Map the numbers that a node shares with its ranks, made if need be."""
+    """Map the numbers that a node shares with its ranks; create the file if needed."""
     with open(os.path.join(folder, PAGE), "a+b") as file:
         if os.fstat(file.fileno()).st_size < _NUMBERS:
             file.write(bytes(_NUMBERS))  # a hole could end a rank, on a full disk
@@ -68,7 +68,7 @@ def page(folder: str) -> Any:
 
 
 def stay(rank: worker.Rank) -> None:
-    """Run what the node says in the process of a rank; return once it may end."""
+    """Run the node's orders in the process of a rank; return once it may end."""
     worker.begin(rank)
     settings.lay(rank.header["settings"])
     _Turns(rank, Interrupts(page(rank.folder))).run()
@@ -85,8 +85,8 @@ class Interrupts:
         signal.signal(signal.SIGINT, _ignore)
 
     def guarded(self, round_: int, act: Callable[[], Any]) -> Tuple[Any, Optional[BaseException]]:
-        """Return what ``act`` returns, or what it raises, of whatever kind."""
-        # The code runs below ``_begin``, and only there the handler raises: in ``signal.signal``, or in
+        """Return what ``act`` returns, or any exception that it raises."""
+        # The code runs below ``_begin``, and only there does the handler raise: in ``signal.signal``, or in
         # another handler that runs in this frame, an exception would end the rank.
         try:
             return self._begin(round_, act), None
@@ -98,8 +98,8 @@ class Interrupts:
     def _begin(self, round_: int, act: Callable[[], Any]) -> Any:
         self._running = round_
         try:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio replaces only that by its own
-            if self._due():  # since before there was anything to interrupt
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio replaces only that handler
+            if self._due():  # interrupted before its code began
                 raise KeyboardInterrupt
             return act()
         finally:
@@ -117,8 +117,8 @@ class Interrupts:
         return bool(due)
 
     def _heed(self, number: int, frame: Optional[FrameType]) -> None:
-        # An exception in this frame has to end in ``guarded`` as the code's own does. A greenlet's frames
-        # lead to no others.
+        # An exception raised from here has to reach ``guarded``, like one of the code itself. A greenlet's
+        # frames don't lead to that of ``guarded``.
         at, above = frame, None
         while at is not None and at.f_code is not Interrupts.guarded.__code__:
             at, above = at.f_back, at
@@ -132,7 +132,7 @@ class Interrupts:
 
 
 def _ignore(number: int, frame: Optional[FrameType]) -> None:
-    """Take a SIGINT that comes while there is nothing to interrupt."""
+    """Ignore a SIGINT that comes while there is nothing to interrupt."""
 
 
 class _Turns:
@@ -162,7 +162,7 @@ class _Turns:
                     break
                 except OSError:  # the node's end is gone
                     raise
-                except Exception:  # a handler's of the code's, such as for an alarm that it has left
+                except Exception:  # from a signal handler of the user's code, as for a pending alarm
                     traceback.print_exc()
             if "end" in order:
                 return
@@ -177,7 +177,7 @@ class _Turns:
                     "failed": True,
                     "error": shortage.explained(errors.from_exception(exc), exc).to_json(),
                 }
-            # The names in ``__main__``, if they are others than before
+            # The names in ``__main__``, if they have changed
             names = frozenset(
                 name for name in list(self._namespace) if type(name) is str and name.isidentifier()
             )
@@ -189,7 +189,7 @@ class _Turns:
             self._line.say({"done": order["round"], **outcome, **news})
 
     def _turn(self, order: Dict[str, Any]) -> bool:
-        """Run a turn, and tell of it; return whether it failed."""
+        """Run a turn, and report it; return whether it failed."""
         round_, first = order["round"], order["round"] == self._base
         folder = os.path.join(self._home, "round-%d" % round_)
         log = os.path.join(folder, "rank-%d.log" % self._rank)
@@ -203,7 +203,7 @@ class _Turns:
         here = os.getpid()
         value, exc = self._interrupts.guarded(round_, partial(self._run, order))
         if os.getpid() != here:
-            # End a process that the code has forked, and that came to the end of the code
+            # End a process that the code has forked and that reached the end of the code
             code = 0
             if exc is not None and errors.is_a(exc, SystemExit):
                 asked = errors.exit_code(exc)
@@ -220,7 +220,7 @@ class _Turns:
         self._of.sampler.renew()
         facts.renew()
         if exc is not None and errors.is_a(exc, SystemExit) and errors.exit_code(exc) in (None, 0):
-            exc = None  # "that's all": a good end without a value
+            exc = None  # success without a value
         if points.first_call() and (exc is None or errors.is_a(exc, points.Leaving)):
             worker.leave(self._rank, round_)
         if exc is None and (self._rank == order["speaker"] or order["all_ranks"]):
@@ -230,7 +230,7 @@ class _Turns:
         failed = exc is not None
         if exc is not None:
             self._fail(exc, round_, log, order["locals"])
-        # A frame of its traceback leads back to this one, which so would hold on to all that it holds.
+        # Its traceback refers to this frame: the cycle would keep everything alive that the frames hold.
         value = exc = None
         streams.flush()
         return failed
@@ -250,8 +250,7 @@ class _Turns:
         del payload
         if order["round"] != self._base:
             facts.emit("RankBegan", rank=self._rank, round=order["round"])
-            # Have processes that the code starts with "spawn" know what came along, and what a cell
-            # defines.
+            # Let processes that the code starts with "spawn" find what a payload brought or a cell defines.
             path = os.path.join(self._of.folder, "rank-%d.later" % self._rank)
             os.environ[CELLS] = path
             size = os.path.getsize(order["path"])
@@ -270,7 +269,7 @@ class _Turns:
         return call.act(content, self._namespace)
 
     def _fail(self, exc: BaseException, round_: int, log: str, variables: bool) -> None:
-        # The traceback ends where the user's code was interrupted, maybe as it was stopped in the debugger.
+        # Cut the traceback where the user's code was interrupted, maybe while stopped in the debugger.
         at = errors.traceback_of(exc)
         while at is not None and at.tb_next is not None:
             if at.tb_next.tb_frame.f_code in (Interrupts._heed.__code__, bdb.Bdb.trace_dispatch.__code__):
@@ -292,7 +291,7 @@ class _Turns:
 
 
 def later(space: Dict[str, Any]) -> Iterator[str]:
-    """Define what turns have defined in ``space``, of a process that a rank has started; yield its names."""
+    """Define what turns have defined in ``space``, in a process that a rank has started; yield the names."""
     with open(os.environ[CELLS]) as file:
         for record in map(json.loads, file):
             if "payload" in record:
@@ -300,12 +299,12 @@ def later(space: Dict[str, Any]) -> Iterator[str]:
                 payload.show_sources()
                 Names(space, record["push"]).take(payload)
             else:
-                with suppress(SyntaxError):  # it ran nowhere
+                with suppress(SyntaxError):  # the cell didn't run on any rank, either
                     yield from define(record, space)
 
 
 class _Output:
-    """What the turns print: to a log of each, by the same streams."""
+    """The output of turns: each has its own log, through the same streams."""
 
     def __init__(self, flusher: streams.Flusher) -> None:
         self._flusher = flusher
@@ -316,11 +315,11 @@ class _Output:
         self._flusher.pace(_IDLE_FLUSH_S)
 
     def turn_to(self, log: str) -> None:
-        """Have all that is printed from now on go to ``log``."""
+        """Send all further output to ``log``."""
         try:
             for stream in self._own:
                 stream.writable()
-        except ValueError:  # the code has closed it, or detached what is below it
+        except ValueError:  # the code has closed it, or detached its buffer
             self._flusher = streams.redirect(log)
             self._own = sys.stdout, sys.stderr
             return
@@ -330,7 +329,7 @@ class _Output:
         self._flusher.pace(streams.FLUSH_S)
 
     def renew(self) -> None:
-        """Put the streams back that the code has replaced."""
+        """Restore the streams that the code has replaced."""
         replacements = [stream for stream in (sys.stdout, sys.stderr) if stream not in self._own]
         sys.stdout, sys.stderr = self._own
         for stream in replacements:
@@ -350,17 +349,17 @@ class Line:
         self._held = b""
 
     def fileno(self) -> int:
-        """Return what can be waited for beside other files."""
+        """Return the file descriptor, so that it can be waited for together with others."""
         assert self._node is not None
         return self._node.fileno()
 
     def close(self) -> None:
-        """Close it, in a process that was forked."""
+        """Close the connection, in a process that was forked."""
         if self._node is not None:
             self._node.close()
 
     def say(self, record: Dict[str, Any]) -> None:
-        """Say it to the node."""
+        """Send a message to the node."""
         self._said = json.dumps({**self._hello, **record}).encode() + b"\n"
         try:
             if self._node is not None and self._is_there(self._node):
@@ -371,7 +370,7 @@ class Line:
         self._connect()
 
     def hear(self) -> Dict[str, Any]:
-        """Return what the node says next; raises ``OSError`` once it says nothing more."""
+        """Return the node's next message; raises ``OSError`` once the node is gone."""
         while b"\n" not in self._held:
             assert self._node is not None
             data = self._node.recv(1 << 16)
@@ -384,7 +383,7 @@ class Line:
 
     def _connect(self) -> None:
         if self._node is not None and not self._is_there(self._node):
-            self._node.detach()  # its number is another file's
+            self._node.detach()  # its descriptor belongs to another file now
         elif self._node is not None:
             self._node.close()
         until, self._held = time.monotonic() + _CONNECT_S, b""

@@ -1,15 +1,15 @@
-"""When a node looks at what its ranks do: when somebody asks, and by itself when nothing moves.
+"""When a node looks at what its ranks do: when it is asked to, and by itself when nothing moves.
 
 A *sample* is a fact, ``Sampled``. By itself a node takes one
 
 - when nothing has moved for ``--hang-after`` seconds, though a rank waits for others: *quiet*;
 - when a collective is about to give up, or has, and ends the job: *timeout*.
 
-What moves is a rank that has printed, reported, or completed a collective. Who takes a sample by itself asks
-the other nodes for one (``peers.py``): the rank that is missing may be there, and wait for nothing. When
-a collective gives up, nodes tell each other's, too: not every node's log may be there to be read then. A
-stall is sampled once; the next one begins when something has moved. Logs are looked at by their size, and
-ranks are asked once a second, which takes some 0.1 ms of them.
+A rank moves when it prints, reports, or completes a collective. A node that takes a sample by itself asks
+the other nodes for one (``peers.py``): the missing rank may be on another node, where nothing waits. When
+a collective gives up, nodes publish each other's samples, too, as some nodes' logs may be gone by then. A
+stall is sampled once; the next one begins when something has moved. Of logs only the size is read, and
+ranks are asked once a second, which takes them some 0.1 ms.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from nbtorchjob.runtime.rendezvous.alone import Alone
 ASKED, QUIET, TIMEOUT = "asked", "quiet", "timeout"
 
 _EVERY_S, _SHORTEST_S = 1.0, 0.05  # between two looks
-_LATE, _LATE_S = 0.8, 5.0  # a collective's time is nearly over after this part, or as long before its end
-_SAME_S = 10.0  # for which a sample will do: several collectives end, or several nodes ask
+_LATE, _LATE_S = 0.8, 5.0  # a collective's time is nearly over after this part, or this long before its end
+_SAME_S = 10.0  # for which one sample is enough, though several collectives end, or several nodes ask
 
 
 class Lookout:
-    """Looks after the ranks of a node, the job's number ``node``; they find it in ``folder``.
+    """Watches the ranks of the node with the number ``node`` in the job; they find it in ``folder``.
 
-    ``hang_after`` is in seconds; after 0 a node takes no sample only because nothing moves.
+    ``hang_after`` is in seconds; with 0 no sample is taken just because nothing moves.
     """
 
     def __init__(self, folder: str, node: int, hang_after: float) -> None:
@@ -57,13 +57,13 @@ class Lookout:
         self._wake = threading.Event()
         self._closed = self._rests = self._sleeps = False
         self._lock = threading.Lock()
-        self._wishes = threading.Lock()  # one is answered at a time
+        self._wishes = threading.Lock()  # other nodes' wishes are answered one at a time
         self._newest: Dict[str, Any] = {}  # the sample that was taken last
         self._began = 0.0  # when that was begun
-        _thread.start_new_thread(self._watch, ())  # threading's way waits until it runs
+        _thread.start_new_thread(self._watch, ())  # ``Thread.start`` would wait until it runs
 
     def enter(self, round_: int, folder: str, pids: Dict[int, int], peers: Alone) -> None:
-        """Look after the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""
+        """Watch the ranks of a new round, which write to ``folder``; ``pids`` are by rank."""
         self._inquiry.enter(pids)
         self._peers = peers
 
@@ -72,44 +72,44 @@ class Lookout:
             self._wake.set()
 
         def give(tell: "Callable[[dict[str, Any]], None]") -> None:
-            # In a thread of its own: it takes seconds, in which whoever calls this hears nothing.
+            # In another thread: it takes seconds, for which it would block the thread that reads news.
             threading.Thread(target=lambda: tell(self._asked()), daemon=True).start()
 
         peers.on_sample_wanted, peers.on_end, peers.on_gather = want, self._answer_wish, give
         self.go_on(round_, folder, pids)
 
     def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
-        """Look after what the same ranks do in another round."""
+        """Watch the same ranks in another round."""
         self._round = round_
         self._taken = {}
         self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in ranks])
         self._rests = False
-        if self._sleeps:  # else it looks within a second anyway
+        if self._sleeps:  # otherwise it looks within a second anyway
             self._wake.set()
 
     def rest(self) -> None:
-        """Look no more by itself until there is another round: ranks wait for that."""
+        """Stop looking by itself until the next round, which ranks are waiting for."""
         self._rests = True
 
     def ended(self, codes: Dict[int, int]) -> None:
-        """Take in the exit codes of ranks that have ended, by rank."""
+        """Record the exit codes of ranks that have ended, by rank."""
         self._inquiry.ended(codes)
 
     def returned(self) -> None:
-        """Take in that all ranks of this node have returned, and are about to be ended."""
+        """Record that all ranks of this node have returned, and are about to be ended."""
         self._inquiry.keep()
 
     def close(self) -> None:
-        """End."""
+        """Stop watching."""
         self._closed = True
         self._wake.set()
         self._inquiry.close()
 
     def answer(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
-        """Yield the sample that somebody asks for.
+        """Yield the requested sample.
 
-        Where ``all`` other nodes have so many seconds to tell theirs, a word that this node can do that comes
-        first, and then those samples, as they were told.
+        If the request has ``all``, the seconds that other nodes have to send theirs, first yield a record
+        that this node gathers them, and then those samples, as they were sent.
         """
         if "all" not in request:
             yield self._asked()
@@ -127,7 +127,7 @@ class Lookout:
         return self.sample(QUIET if self._taken.get(QUIET, -1.0) >= self._stall.since else ASKED)
 
     def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
-        """Yield the profile of a rank that somebody asks for (``profiling.py``)."""
+        """Yield the requested profile of a rank (``profiling.py``)."""
         from nbtorchjob.runtime.look.profiling import Profiling  # late: it comes with the question
 
         with self._lock:
@@ -137,9 +137,9 @@ class Lookout:
         return profiling.answer(request)
 
     def sample(self, why: str) -> "dict[str, Any]":
-        """Return what the ranks do, as the record of a ``Sampled``, and tell it; it takes 4 s at most.
+        """Return what the ranks do, as the record of a ``Sampled``, and emit it; it takes 4 s at most.
 
-        Who has to wait for another's is given the same as all who wait, so nobody waits for more than 8 s.
+        All callers that wait for a sample under way share the next one, so none waits for more than 8 s.
         """
         wanted = time.monotonic()
         with self._lock:
@@ -149,15 +149,15 @@ class Lookout:
             end = time.time()
             samples = self._inquiry.samples()
             fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": end}
-            # When all have ended, as a job's do that is cancelled, what was seen before that says more.
+            # If all have ended, as when a job is cancelled, an earlier sample says more.
             if why == TIMEOUT or any(sample["state"] != ENDED for sample in samples):
                 emit("Sampled", **fields)
             self._newest = {"event": "Sampled", **fields}
             return self._newest
 
     def gave_up(self) -> None:
-        """Look at what all ranks were in, as a collective has failed on one of them."""
-        if self._is_old(TIMEOUT):  # one that ran out of time was looked at before, with all ranks still there
+        """Sample all nodes' ranks, as a collective has failed on one of them."""
+        if self._is_old(TIMEOUT):  # a timed-out collective was sampled before, with all ranks still there
             self._peers.want_sample(TIMEOUT)
             self._take(TIMEOUT)
 
@@ -169,19 +169,19 @@ class Lookout:
                 self._take(wanted)
 
     def _watch(self) -> None:
-        # Signals are the agent's, whose waits end with one only if its own thread gets it.
+        # Signals have to reach the agent's thread: only then do they end its waits.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._closed:
-            # Said before it is looked whether to: who has it go on looks whether it does after saying so.
+            # Set before ``_rests`` is read: ``go_on`` reads ``_sleeps`` after it has set ``_rests``.
             self._sleeps = True
             self._sleeps = self._rests
             woken = self._wake.wait(None if self._sleeps else self._stall.pause(self._hang_after))
             self._wake.clear()
             if woken and not self._wanted:
-                continue  # what has just begun stalls no sooner than after a pause, and may be over by then
+                continue  # a round that has just begun can't stall before a pause, and may be over by then
             try:
                 self._look(self._stall)
-            except Exception:  # a full disk, or what nobody thought of: it is nothing to the job
+            except Exception:  # a full disk, or something unforeseen: it mustn't affect the job
                 time.sleep(_EVERY_S)
 
     def _look(self, stall: "_Stall") -> None:
@@ -197,7 +197,7 @@ class Lookout:
 
     def _take(self, why: str) -> None:
         sample = self.sample(why)
-        # On its user's own machine no log goes with a node, and other users could read the nodes' store.
+        # On the user's machine no log goes away with a node, and other users could read the nodes' store.
         if why == TIMEOUT and STREAM in os.environ:
             self._peers.show_sample(sample)
 
@@ -206,7 +206,7 @@ class Lookout:
 
 
 class _Stall:
-    """What is known of how the ranks of one round move: since when nothing does, and what they wait in."""
+    """How the ranks of one round move: since when they don't, and which calls they wait in."""
 
     def __init__(self, logs: List[str]) -> None:
         self._logs = logs
@@ -217,16 +217,16 @@ class _Stall:
         self._waits = False
         self._ends: Dict[float, float] = {}  # when a call is nearly out of time, by when it began
         self._looked: Set[float] = set()  # the calls for which a sample was taken
-        self._told = False  # whether one was taken as nothing moves
+        self._told = False  # whether one was taken because nothing moves
 
     def pause(self, hang_after: float) -> float:
-        """Return for how long there is nothing to do."""
+        """Return for how many seconds there is nothing to do."""
         ends = [end for began, end in self._ends.items() if began not in self._looked]
         quiet = [self.since + hang_after] if self._waits and hang_after and not self._told else []
         return max(_SHORTEST_S, min([_EVERY_S, *(at - time.monotonic() for at in (*ends, *quiet))]))
 
     def look(self, pulses: "dict[int, dict[str, Any]]") -> None:
-        """Take in what ranks have printed and what they say; one that can't say it does what it did."""
+        """Take in the sizes of logs and the pulses; a rank without a pulse counts as unchanged."""
         sizes: List[int] = []
         for log in self._logs:
             try:
@@ -245,7 +245,7 @@ class _Stall:
         self._waits = any(called > done for called, done in groups) or any(
             pulse.get("waits") for pulse in pulses.values()
         )
-        # The clock that a call's beginning was read from may be set while it waits: the first look counts.
+        # The wall clock, which dates a call's beginning, may be set while it waits: the first look counts.
         ahead = time.monotonic() - time.time()
         self._ends = {
             began: self._ends.get(began, began + max(_LATE * limit, limit - _LATE_S) + ahead)
@@ -256,7 +256,7 @@ class _Stall:
         self._looked &= set(self._ends)
 
     def reasons(self, hang_after: float) -> Iterator[str]:
-        """Yield why a sample is to be taken now."""
+        """Yield the reasons to take a sample now."""
         now = time.monotonic()
         due = {began for began, end in self._ends.items() if end <= now} - self._looked
         if due:

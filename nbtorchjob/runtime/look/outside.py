@@ -1,7 +1,8 @@
-"""What a node sees of a rank that can't tell: from /proc, and from faulthandler.
+"""What a node sees of a rank that can't answer: from /proc, and from faulthandler.
 
-Where something in C holds Python's lock, a signal to one thread has faulthandler write down all stacks
-without it. That may crash a process that runs Python meanwhile, so first it is made sure that nothing does.
+If something in C holds Python's lock, a signal to one thread has faulthandler write all stacks without the
+lock. That may crash a process that runs Python meanwhile, so the node first makes sure that none of its
+threads does.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Dict, List, Optional, Tuple
 from nbtorchjob.runtime.facts.errors import Frame, users_frames
 from nbtorchjob.runtime.facts.samples import MAX_THREADS, Thread
 
-# Code and libraries take SIGUSR1, SIGUSR2 and, counting up from the first, signals for timers and for I/O;
-# valgrind takes the last one. sigaction tells nobody: ``signal.getsignal`` shows what it did before.
+# Code and libraries use SIGUSR1, SIGUSR2 and, counting up from SIGRTMIN, signals for timers and for I/O;
+# valgrind uses the last one. ``signal.getsignal`` doesn't show a handler that faulthandler's sigaction sets.
 SIGNAL = signal.SIGRTMAX - 2
 
-_CPU_S = 0.1  # of running, in which Python would have given up its lock many times: every 5 ms (3.14)
+_CPU_S = 0.1  # of running, in which Python would have released its lock many times: every 5 ms (3.14)
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -32,7 +33,7 @@ _MAX_CHILDREN = 64
 
 
 def state(pid: int, thread: int = 0) -> str:
-    """Return the letter of a process's state, or of its thread's; "" if it is gone."""
+    """Return the letter for the state of a process, or of one of its threads; "" if it is gone."""
     fields = _stat("/proc/%d%s/stat" % (pid, "/task/%d" % thread if thread else ""))
     return fields[0] if fields else ""
 
@@ -73,11 +74,11 @@ def _tasks(pid: int) -> List[int]:
 
 
 def holds_still(pid: int, waits: int, before: Dict[int, float]) -> bool:
-    """Whether no thread of a process runs Python, of which the thread ``waits`` waits for Python's lock.
+    """Whether no thread of a process runs Python, while its thread ``waits`` waits for Python's lock.
 
-    ``before`` is how long its threads had run at a time since when it has waited. Who runs Python gives the
-    lock up after a while: a holder that has run for longer is in C, and so is one that sleeps. But on a busy
-    machine it may just not have run.
+    ``before`` is how long its threads had run at some time after the wait began. A thread that runs Python
+    releases the lock after a while: one that has run for longer is in C, and so is one that sleeps. But on a
+    busy machine a thread may just not have run yet.
     """
     now = seconds(pid)
     wants = [thread for thread in now if thread != waits and state(pid, thread) == "R"]
@@ -85,9 +86,9 @@ def holds_still(pid: int, waits: int, before: Dict[int, float]) -> bool:
 
 
 def have_written(pid: int, thread: int, fd: int, inode: int) -> bool:
-    """Have faulthandler write to the file ``fd`` of a process; return False if it wouldn't, or not there.
+    """Have faulthandler write to the file ``fd`` of a process; return False if it can't.
 
-    The user's code may have closed the file, or have taken the signal back, which then would end the process.
+    The user's code may have closed the file, or have reset the signal, which would then end the process.
     """
     try:
         if os.stat("/proc/%d/fd/%d" % (pid, fd)).st_ino != inode:
@@ -98,13 +99,13 @@ def have_written(pid: int, thread: int, fd: int, inode: int) -> bool:
         return False
     if not int(caught, 16) >> (SIGNAL - 1) & 1:
         return False
-    # To that thread, so that no system call of another one is interrupted. Python has no door to it.
+    # To that thread, so that no system call of another one is interrupted. Python doesn't expose tgkill.
     tgkill = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
     return tgkill is not None and tgkill(pid, thread, int(SIGNAL)) == 0
 
 
 def children(pid: int) -> str:
-    """Return in words how the processes do that a process has started; "" if it has none."""
+    """Return in words the states of a process's children; "" if it has none."""
     counts: Dict[Tuple[str, str], int] = {}
     pids: List[int] = []
     for thread in _tasks(pid):
@@ -131,9 +132,9 @@ _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def stacks(text: str, main: int, own: int) -> "tuple[Thread, ...]":
-    """Return the threads that faulthandler wrote down (CPython 3.10 to 3.14), main first.
+    """Return the threads that faulthandler wrote (CPython 3.10 to 3.14), main first.
 
-    ``main`` is the identity of the main thread; ``own`` that of the one that wrote, which is left out.
+    ``main`` is the identity of the main thread; ``own`` that of the thread that wrote, which is left out.
     """
     threads: Dict[int, List[Frame]] = {}
     frames: Optional[List[Frame]] = None

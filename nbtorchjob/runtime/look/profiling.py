@@ -1,9 +1,9 @@
-"""A node has one of its ranks profiled, and sends home what comes of it.
+"""A node has one of its ranks profiled, and sends the result to the client.
 
-The answer to ``{"question": "profile", "rank": 0, "seconds": 3.0, "memory": false}`` is what the rank told
-(``profiler.py``), in pieces, and then its trace, or its snapshot: each piece is ``{"told": …}`` or
-``{"trace": …}``, gzip in base64. Or it is ``{"trouble": …}``. The rank writes, and this process compresses,
-which doesn't hold up the rank.
+The answer to ``{"question": "profile", "rank": 0, "seconds": 3.0, "memory": false}`` is the rank's report
+(``profiler.py``), in pieces, and then its trace or its snapshot: each piece is ``{"told": …}`` or
+``{"trace": …}``, gzip in base64. Or it is ``{"trouble": …}``. The rank writes files, and this process
+compresses them, which doesn't delay the rank.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nbtorchjob.runtime.look.inquiry import Inquiry
 from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_S, written
 
 ENDING_S = 60.0  # for a trace to be ended and written
-_PIECE = 1 << 19  # bytes, so that a record has room for them
-_MOST = 20 << 20  # bytes of a profile, compressed: of an answer with some to spare
+_PIECE = 1 << 19  # bytes, which fit into a record
+_MOST = 20 << 20  # bytes of a compressed profile: less than an answer may have
 MOST_WRITTEN = 1 << 29
 _TOO_LONG = "its trace is too long: ask for fewer seconds"
 _EVERY_S = 0.02
@@ -45,7 +45,7 @@ class Profiling:
             yield {"trouble": "a rank of its node is being profiled already"}
         else:
             try:
-                self._remove(rank)  # what one before left that was given up
+                self._remove(rank)  # left by an earlier profile that was given up
                 asked = "memory" if request.get("memory") else "profile"
                 trouble = self._inquiry.profile(rank, asked, seconds) or self._waited(rank, seconds)
                 yield from [{"trouble": trouble}] if trouble else self._records(rank)
@@ -54,7 +54,7 @@ class Profiling:
                 self._busy.release()
 
     def _waited(self, rank: int, seconds: float) -> str:
-        """Wait for what the rank tells; return why there is nothing, else ""."""
+        """Wait for the rank's report; return why there is none, else ""."""
         until = time.monotonic() + seconds + 2 * TURN_S + ENDING_S
         record, trace = (written(self._folder, name, rank) for name in (TOLD, TRACE))
         while not os.path.exists(record):
@@ -63,7 +63,7 @@ class Profiling:
             if time.monotonic() > until:
                 return AWAY + " since the profile began"
             time.sleep(_EVERY_S)
-        with suppress(FileNotFoundError):  # a trace, where it was refused
+        with suppress(FileNotFoundError):  # no trace, if the profile was refused
             if max(os.path.getsize(record), os.path.getsize(trace)) > MOST_WRITTEN:
                 return _TOO_LONG
         with open(record) as file:

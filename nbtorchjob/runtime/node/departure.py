@@ -1,15 +1,15 @@
-"""A node that is about to end gives the ranks of all nodes the time to save (``api/points.py``).
+"""A node that is about to end gives the ranks of all nodes time to save (``api/points.py``).
 
-Somebody's SIGTERM is the word, or ahead of it a question (``NodeAgent.leave``). Where ranks call
+A SIGTERM announces the end, or a question that comes before it (``NodeAgent.leave``). If ranks call
 ``leaving()``, the node
 
 1. tells the other nodes, in their store;
-2. as each of them does, finds a call that none of its ranks has passed, and learns the largest of all: there
-   all ranks are told;
-3. waits until they have left, on all nodes, and what they saved was sent, or their time is over.
+2. like each other node, finds a call that none of its ranks has passed, and learns the largest of these: at
+   that call, all ranks are told;
+3. waits until the ranks of all nodes have left and what they saved was sent, or until their time is over.
 
-Where none calls, it ends at once. Where some never do, such as all but rank 0, nobody waits for these: they
-are ended once the others have left. An elastic job goes on with the nodes that nobody has told to end.
+If no rank calls it, the node ends at once. Ranks that never call it, such as all but rank 0, aren't waited
+for: they are ended once the others have left. An elastic job goes on with the nodes that weren't told to end.
 
 The ranks of an elastic job leave in the same way when a node waits to join it. Then no node ends: all of
 them meet again, with the new one, once their ranks have left.
@@ -24,11 +24,11 @@ from nbtorchjob.runtime.api.points import AT, LEAVE, LEAVING, Agreement, Page
 from nbtorchjob.runtime.facts import emit, exits, injected
 
 _PAUSE_S = 0.02  # between two looks at what other nodes say
-# After that, as a part of that: a node on a cluster is killed after eight ninths of its time (``init.py``).
+# Time to send, as a fraction of the time to save: in a pod, ``init.py`` kills a node after 8/9 of its time.
 _FOR_SENDING = 1 / 3
-# Calls of other ranks: one that hasn't called by then never does. Before that it may be in a long first step.
+# Calls of other ranks after which a rank without a call won't call; before, it may be in a long first step.
 _ENOUGH = 10
-_BY_THEMSELVES = 0.9  # of their time; in the rest they are ended
+_BY_THEMSELVES = 0.9  # of the ranks' time; in the rest they are ended
 
 
 class Departure:
@@ -38,22 +38,22 @@ class Departure:
         self.page = Page.create(folder, ranks)
         self._node = node
         self._round = round_
-        self._grace = self._seconds = 0.0  # for ranks, of which they have the second by themselves
+        self._grace = self._seconds = 0.0  # for ranks: in all, and before they are ended
         self._peers = peers
-        self._asked_at: Optional[float] = None  # when somebody told this node to end
-        self._why = ""  # as far as whoever told it said so
+        self._asked_at: Optional[float] = None  # when this node was told to end
+        self._why = ""  # the reason, if it came along
         self._until: Optional[float] = None
         self._agreement: Optional[Agreement] = None
-        self.agreed = False  # whether ranks know at which call they are told
+        self.agreed = False  # whether the ranks know at which call they leave
 
     @property
     def may_begin(self) -> bool:
-        """Whether ranks ask, on any node, already leave, or still may ask before the job's deadline."""
+        """Whether ranks on any node call ``leaving()`` or leave, or still may before the job's deadline."""
         leave = self._peers.leaves is not None
         return leave or self.page.asks or self._peers.asks or injected.ends_soon()
 
     def begin(self, why: str = "") -> None:
-        """Take in that this node has to end, in a signal's handler or a thread; the first time counts."""
+        """Record that this node has to end, in a signal handler or a thread; the first call counts."""
         if self._asked_at is None:
             self._why = why
             self._grace = injected.saving()
@@ -61,7 +61,7 @@ class Departure:
             self._asked_at = time.monotonic()
 
     def join(self) -> bool:
-        """Have ranks save for a node that waits to join, if they ask; return whether they do, in time."""
+        """Have ranks that call ``leaving()`` save for a node that waits to join; return whether they do."""
         if self._peers.leaves is None and (self.page.asks or self._peers.asks):
             self._peers.want_leave(injected.saving() * _BY_THEMSELVES, joins=True)
         return self._peers.leaves is not None and not self.over
@@ -73,22 +73,22 @@ class Departure:
 
     @property
     def under_way(self) -> bool:
-        """Whether ranks leave, and still have time."""
+        """Whether ranks are leaving, and still have time."""
         return self._until is not None and time.monotonic() < self._until
 
     @property
     def over(self) -> bool:
-        """Whether their time is over."""
+        """Whether the ranks' time to leave is over."""
         return self._until is not None and time.monotonic() >= self._until
 
     @property
     def rest(self) -> float:
-        """How many seconds there still are to end the ranks that haven't left."""
+        """How many seconds are left to end the ranks that haven't left."""
         since = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
         return max(self._grace - self._seconds, self._grace - since)
 
     def look(self, before: Callable[[], None]) -> None:
-        """Do what is next, once a node has to end; ``before`` is called before ranks are told."""
+        """Take the next step, once a node has to end; ``before`` is called before ranks are told."""
         if self.page.asks:
             self._peers.say_asks()
         if self._asked_at is not None and self._peers.leaves is None:
@@ -106,25 +106,25 @@ class Departure:
                 self.agreed = True
 
     def asks(self, rank: int, code: Optional[int]) -> bool:
-        """Whether this node's ``rank``, from 0, calls, or still may; ``code`` is what it has ended with."""
+        """Whether this node's ``rank``, from 0, calls ``leaving()`` or may yet; ``code`` is its exit code."""
         may = self.page[AT + LEAVE] <= _ENOUGH and code != exits.TOLD_LOST_PEER
         calls = self.page.calls(LEAVING)
         return rank < len(calls) and (calls[rank] > 0 or may)
 
     def say_gone(self) -> None:
-        """Tell the other nodes that those ranks of this one have left that ask."""
+        """Tell the other nodes that this node's ranks that call ``leaving()`` have left."""
         self._peers.say("gone", "1")
 
     def others_gone(self) -> bool:
-        """Return whether that is so for all nodes where ranks ask."""
+        """Whether such ranks of all nodes have left."""
         bounds = self._agreement.bounds if self._agreement is not None else []
         gone = zip(bounds, self._peers.have_said("gone"))
         return all(announced for bound, announced in gone if bound > 1)
 
     def all_have_sent(self) -> bool:
-        """Tell the other nodes that what was saved here is in the store; return whether that counts.
+        """Tell the other nodes that what was saved here is in the store; return whether the save counts.
 
-        That is so once all have sent theirs. One that waits in vain says for all that it isn't.
+        It counts once all nodes have sent theirs. A node that waits in vain decides for all that it doesn't.
         """
         assert self._until is not None
         until = self._until + self._peers.leaves * _FOR_SENDING
@@ -136,5 +136,5 @@ class Departure:
         return bool(self._peers.decide(counts, "1") == "1")
 
     def have_left(self) -> bool:
-        """Tell the other nodes that this one is done with that; return whether all are."""
+        """Tell the other nodes that this one's ranks have left; return whether those of all nodes have."""
         return self._peers.say("left", "1", everywhere=True) is not None

@@ -1,10 +1,10 @@
-"""What a node's ranks use of their machine, told now and then: memory, CPU, /dev/shm, GPUs.
+"""What a node's ranks use of their machine, reported now and then: memory, CPU, /dev/shm, GPUs.
 
-It is looked at beside the node's sign of life, once a second and for a tenth of a millisecond. It is told of
-rarely: of a short job never. Numbers that only grow (CPU seconds, seconds in which a GPU was busy) stay right
-where some of what was told is left out later.
+It is measured once a second, beside the node's heartbeat, within a tenth of a millisecond. It is reported
+rarely, and for a short job never. Numbers that only grow (CPU seconds, seconds in which a GPU was busy) stay
+right if some of these reports are dropped later.
 
-What NVIDIA's driver tells of its GPUs by its library NVML, which comes with it: no package is needed.
+GPUs are read through NVML, the library that comes with NVIDIA's driver: no package is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME_BYTES = 96
 
 
 class Reading(NamedTuple):
-    """One GPU: how much of the last second something ran on it, and bytes of its memory."""
+    """One GPU: the percentage of the last second in which it was busy, and bytes of its memory."""
 
     gpu: int
     percent: int
@@ -45,7 +45,7 @@ class _Memory(ctypes.Structure):
 
 
 class Nvml:
-    """The library, initialized; ``calls`` are its functions, which return 0 when they could do it."""
+    """The library, initialized; ``calls`` are its functions, which return 0 on success."""
 
     def __init__(self, calls: Any) -> None:
         self._calls = calls
@@ -57,9 +57,9 @@ class Nvml:
             return []
         indices: Iterable[int] = range(min(count.value, _MOST))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        # Names of other kinds (UUIDs) are NVML's to resolve: then all are read.
+        # Names of other kinds (UUIDs) aren't resolved here: then all GPUs are read.
         if visible is not None and not any(word.isalpha() for word in visible):
-            # As CUDA reads it: what comes behind a number that can't be is ignored, and nothing means no GPU.
+            # As CUDA reads it: everything from the first invalid number on is ignored, and "" means no GPU.
             numbers = takewhile(str.isdigit, (name.strip() for name in visible.split(",")))
             indices = sorted({*indices}.intersection(map(int, numbers)))
         return [reading for reading in map(self._read, indices) if reading is not None]
@@ -79,7 +79,7 @@ class Nvml:
 
 
 def load(name: str = _NAME) -> Optional[Nvml]:
-    """Return the library; None where there is none, or no driver that it could ask."""
+    """Return the library; None if it or its driver is missing."""
     try:
         calls = ctypes.CDLL(name)
         return None if calls.nvmlInit_v2() else Nvml(calls)
@@ -88,16 +88,16 @@ def load(name: str = _NAME) -> Optional[Nvml]:
 
 
 _FIRST, EVERY = 5.0, 10.0  # seconds
-_GPUS_FROM = 3.0  # seconds; to load the driver's library takes a moment, too
-# Of the memory's limit: a rise that is told of at once, and, where it is nearly full, a smaller one.
+_GPUS_FROM = 3.0  # seconds; loading the driver's library takes a moment, too
+# Fractions of the memory's limit: a rise that is reported at once, and a smaller one when nearly full.
 _RISE, _FULL, _SMALL_RISE = 0.05, 0.75, 0.01
-_WORKED = 0.02  # of the time: less isn't work
+_WORKED = 0.02  # of the time: a thread that ran for less hasn't worked
 _MAX_TASKS = 512  # threads of a rank that are looked at
-_MAX_LINES = 32  # of one CPU
+_MAX_LINES = 32  # of /proc/cpuinfo for one CPU
 
 
 class Roots(NamedTuple):
-    """Where the kernel tells of processes, cgroups and shared memory."""
+    """Where the kernel describes processes, cgroups and shared memory."""
 
     proc: str = "/proc"
     cgroup: str = "/sys/fs/cgroup"
@@ -108,7 +108,7 @@ HERE = Roots()
 
 
 class Meter:
-    """Looks at one node; :meth:`look` is to be called every second, and waits for nothing."""
+    """Measures one node; :meth:`look` is to be called every second, and doesn't block."""
 
     def __init__(
         self,
@@ -126,21 +126,21 @@ class Meter:
         self._ranks: Mapping[int, int] = {}
         self._began = self._told = clock()
         self._seq = 0
-        self._ticks: Dict[int, Dict[str, int]] = {}  # of CPU time of each thread when last told, by rank
+        self._ticks: Dict[int, Dict[str, int]] = {}  # by rank: each thread's CPU time at the last report
         self._memory: Optional[Memory] = None
-        self._last = 0  # bytes of memory, as last told, or as first seen
+        self._last = 0  # bytes of memory, as last reported, or as first seen
 
     def begin(self, round_: int, pids: Mapping[int, int]) -> None:
-        """Look at these processes from now on, by rank: a round has begun."""
-        self._ranks = {}  # another thread may be looking
+        """Measure these processes from now on, by rank: a round has begun."""
+        self._ranks = {}  # another thread may be in ``look``
         self._began = self._told = self._clock()
         self._memory, self._last, self._seq, self._ticks = None, 0, 0, {}
         self._round = round_
         self._ranks = dict(pids)
 
     def look(self) -> None:
-        """Look, and tell what is used if it is time for that."""
-        with suppress(Exception):  # the kernel's files may say anything; a job isn't ended over that
+        """Measure what is used, and report it if that is due."""
+        with suppress(Exception):  # the kernel's files may contain anything; that mustn't end a job
             if self._ranks:
                 now = self._clock()
                 if now - self._began >= _GPUS_FROM:
@@ -180,10 +180,10 @@ class Meter:
 
 
 def rank_use(rank: int, folder: str, known: Dict[str, int], least: float) -> RankUse:
-    """Return what the process of that folder in /proc uses.
+    """Return what the process whose folder in /proc this is uses.
 
-    ``known`` is what CPU time its threads had taken before, and then what they have now; a thread that worked
-    has more than ``least`` seconds more.
+    ``known`` holds the CPU time of its threads at the last call, and is updated; a thread has worked if that
+    grew by more than ``least`` seconds.
     """
     fields = _stat(os.path.join(folder, "stat"))
     tasks = os.path.join(folder, "task")
@@ -202,7 +202,7 @@ def rank_use(rank: int, folder: str, known: Dict[str, int], least: float) -> Ran
 
 
 def _stat(path: str) -> List[str]:
-    """Return the fields of proc(5) from the state on: before it is a name that may hold anything."""
+    """Return the fields of proc(5) from the state on: the name before it may contain anything."""
     return _read(path).rpartition(")")[2].split()
 
 
@@ -212,7 +212,7 @@ def _read(path: str) -> str:
 
 
 class Memory:
-    """The memory of the cgroup that will be full first, or of the machine where none has a limit."""
+    """The memory of the cgroup that will be full first, or of the machine if no cgroup has a limit."""
 
     def __init__(self, roots: Roots = HERE) -> None:
         self._proc = roots.proc
@@ -225,19 +225,19 @@ class Memory:
         self._folders = [folder for folder in folders if self._limit_of(folder)]
 
     def read(self) -> Tuple[int, int]:
-        """Return how many bytes are used, and how many may be."""
+        """Return how many bytes are used, and how many may be used."""
         pairs = [self._machine()]
         for folder in self._folders:
             limit = self._limit_of(folder)
             if limit:
-                # As the kubelet counts: pages of files that were read long ago go before a process is killed.
+                # As the kubelet counts: the kernel drops inactive file pages before it kills a process.
                 stat = dict(line.split() for line in _read(os.path.join(folder, "memory.stat")).splitlines())
                 used = int(_read(os.path.join(folder, self._current))) - int(stat.get(self._inactive, 0))
                 pairs.append((max(0, used), limit))
         return min(pairs, key=lambda pair: pair[1] - pair[0])
 
     def _limit_of(self, folder: str) -> int:
-        """Return a cgroup's limit; 0 for one that has none."""
+        """Return a cgroup's limit; 0 if it has none."""
         try:
             limit = int(_read(os.path.join(folder, self._limit)))
         except (OSError, ValueError):  # "max"
@@ -252,7 +252,7 @@ class Memory:
 
 
 def cores(roots: Roots = HERE) -> float:
-    """Return how many CPU cores this process may use: its affinity's, or its cgroup's smaller quota."""
+    """Return how many CPU cores this process may use, by its affinity or a smaller quota of its cgroup."""
     limits = [float(len(os.sched_getaffinity(0)))]
     version, folders = cgroups(roots, "cpu")
     for folder in folders:
@@ -267,7 +267,7 @@ def cores(roots: Roots = HERE) -> float:
 
 
 def cpu(roots: Roots = HERE) -> str:
-    """Return the model of the machine's CPU, as far as the kernel tells it."""
+    """Return the model of the machine's CPU; "" if the kernel doesn't name it."""
     with suppress(OSError), open(os.path.join(roots.proc, "cpuinfo")) as file:
         for line in islice(file, _MAX_LINES):
             if line.startswith("model name"):
@@ -279,9 +279,9 @@ _CFS = ("quota", "period")
 
 
 def cgroups(roots: Roots, controller: str) -> Tuple[int, List[str]]:
-    """Return the version of a controller's cgroups, and the folders of this process's one and those above.
+    """Return the version of a controller's cgroups, and the folders of this process's cgroup and its parents.
 
-    In a container they lie below paths of the host that aren't there: then only the root is its own.
+    In a container their paths may be those of the host, which don't exist there: then only the root remains.
     """
     version, path, root = 2, "/", roots.cgroup
     with suppress(OSError):
@@ -298,7 +298,7 @@ def cgroups(roots: Roots, controller: str) -> Tuple[int, List[str]]:
 
 
 def _filled(folder: str) -> Tuple[int, int]:
-    """Return how many bytes of a file system are used, and how many it has."""
+    """Return how many bytes of a file system are used, and its size."""
     try:
         status = os.statvfs(folder)
     except OSError:
@@ -307,7 +307,7 @@ def _filled(folder: str) -> Tuple[int, int]:
 
 
 class Gpus:
-    """The GPUs' use, read by a thread of their own: a driver may hang, a node's sign of life mustn't."""
+    """The GPUs' use, read by a separate thread: a driver may hang, a node's heartbeat mustn't."""
 
     def __init__(self, library: Callable[[], Optional[Nvml]], every: float = 1.0) -> None:
         self._library = library
@@ -321,7 +321,7 @@ class Gpus:
         return tuple(self._uses.values())
 
     def watch(self) -> None:
-        """Begin to watch them, once; without the driver's library there is nothing to watch."""
+        """Begin to watch the GPUs, once; without the driver's library there is nothing to watch."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, daemon=True, name="gpus")
             self._thread.start()

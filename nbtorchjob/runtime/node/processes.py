@@ -2,15 +2,15 @@
 
 They are forked from a template, a process that has imported torch and done nothing else. An agent that runs a
 rendezvous has threads, and a fork of a process with threads can hang. So the agent forks this single-threaded
-template before it starts any, and Python's own forkserver protocol then runs in it. A forkserver started the
-usual way would import torch again, 1.9 s on two cores.
+template before it starts any threads, and Python's own forkserver protocol then runs in it. A forkserver
+started the usual way would import torch again, 1.9 s on two cores.
 
-Ranks tell their agent that they returned, and wait for the others, by pipes, which need no /dev/shm. torch
-uses multiprocessing's queues and events for that, whose locks are named semaphores: files in /dev/shm, which
-may be read-only or full. ``torchrun`` takes none for the programs that it starts. Each queue here has one
-writer and one reader, so it needs no lock, and no dead rank can hold one.
+Ranks tell their agent that they returned, and wait for the others, through pipes, which need no /dev/shm.
+torch uses multiprocessing's queues and events for that, whose locks are named semaphores: files in /dev/shm,
+which may be read-only or full. ``torchrun`` needs none for the programs that it starts. Each queue here has
+one writer and one reader, so it needs no lock, and no dead rank can hold one.
 
-A watchdog ends an agent whose main thread is stuck: a thread can still do so when nothing else can.
+A watchdog thread ends an agent whose main thread is stuck, when nothing else can.
 """
 
 from __future__ import annotations
@@ -71,22 +71,22 @@ class Event:
         self._reader = reader
 
     def set(self) -> None:
-        """Let all that wait go on."""
+        """Release all ranks that wait."""
         self._writer.send_bytes(b"1")
 
     def wait(self) -> None:
-        """Wait until it is set, or the agent has ended; what was sent stays for the others to see."""
+        """Wait until it is set or the agent has ended; the byte stays in the pipe for the other ranks."""
         self._reader.poll(None)
 
 
 def use_pipes() -> None:
-    """Have torch's agent make its ranks with these."""
+    """Have torch's agent use these queues and events for its ranks."""
     elastic.MultiprocessContext = _Processes
 
 
 class _Processes(elastic.MultiprocessContext):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Only while torch makes its own: a rank that is forked from here has a context of multiprocessing's.
+        # Only while torch creates its own: a rank forked from here gets multiprocessing's unchanged context.
         context: Any = multiprocessing.get_context(kwargs["start_method"])
         context.SimpleQueue, context.Event = Queue, Event
         try:
@@ -101,8 +101,8 @@ LIMIT_S = 10.0  # from the death of all ranks to the agent's end, if torch doesn
 class Watchdog:
     """Calls ``stuck`` when torch polls ranks that are all dead, and doesn't return from the call.
 
-    torch waits without limit for a lock that a dead rank held, or for its value.
-    ``every_second`` is called from the same thread, which waits for nothing.
+    torch waits without limit for a lock that a dead rank held, or for that rank's value.
+    ``every_second`` is called from the same thread, which never blocks.
     """
 
     def __init__(self, stuck: Callable[[], None], every_second: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class Watchdog:
 
     @contextmanager
     def over(self, pids: Sequence[int]) -> Iterator[None]:
-        """Watch over a call of torch's that polls the processes ``pids``."""
+        """Watch a call to torch that polls the processes ``pids``."""
         self._call = list(pids)
         try:
             yield
@@ -136,7 +136,7 @@ class Watchdog:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Whether a process exists and isn't a zombie."""
     try:
         os.kill(pid, 0)
         with open("/proc/%d/stat" % pid) as file:
@@ -147,30 +147,30 @@ def alive(pid: int) -> bool:
         return True
 
 
-_END_S = 1.0  # for the template to end, once its connection has
+_END_S = 1.0  # for the template to end, once its connection is closed
 _SOCKET = "template.sock"
 
 
 def start_template(folder: str) -> bool:
     """Fork the template and make the ``forkserver`` start method use it; return False if it can't.
 
-    Its socket is in ``folder``, the node's own: whoever reaches it has code run, and multiprocessing's own
-    choice is one that every user of the machine reaches (Python 3.10.0 to 3.10.8 and 3.11.0). The three
-    attributes set here are private to CPython; where they are absent, the forkserver starts by itself when
+    Its socket is in the node's private ``folder``: any process that can connect can run code, and the default
+    socket of multiprocessing is open to every user of the machine (Python 3.10.0 to 3.10.8 and 3.11.0). The
+    three attributes set here are private to CPython; if they are absent, the forkserver starts by itself when
     first used: slower, but correct.
     """
     server = getattr(forkserver, "_forkserver", None)
     names = ("_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid")
-    # 3.14 authenticates its clients with a key that the server reads from a pipe of its own.
+    # 3.14 authenticates its clients with a key that the server reads from another pipe.
     if sys.version_info >= (3, 14) or not all(hasattr(server, name) for name in names):
         return False
     listener = socket.socket(socket.AF_UNIX)
     os.fchmod(listener.fileno(), 0o600)
-    # It stays open: by it the agent reaches the socket, as the folder's path may be longer than a socket's.
+    # It stays open: the agent connects through it, as the folder's path may be too long for a socket.
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     address = "/proc/self/fd/%d/%s" % (fd, _SOCKET)
     with suppress(FileNotFoundError):
-        os.unlink(address)  # of an earlier attempt
+        os.unlink(address)  # left by an earlier attempt
     try:
         listener.bind(address)
     except OSError:  # a file system without sockets
@@ -194,7 +194,7 @@ def _serve(listener: socket.socket, alive_r: int, alive_w: int) -> NoReturn:
     """Be the template, until its agent's end of the pipe is closed."""
     code = errno.EIO
     try:
-        # Ranks hold the pipe open as well, so its end alone wouldn't reveal a killed agent.
+        # Ranks hold the pipe open as well, so a killed agent wouldn't close it.
         die_with_parent()
         os.close(alive_w)
         for fd in (listener.fileno(), alive_r):
@@ -222,7 +222,7 @@ def end_template() -> None:
 def telling_why() -> Iterator[None]:
     """Have a rank that can't be started fail with the template's own reason.
 
-    Of a template that fails as it forks, its client sees no more than the end of a connection.
+    When a template fails to fork, its client sees only a closed connection.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""What a node was refused: how much it may have, and whether another try would be refused again.
+"""What the system refused a node: the limit that it met, and whether another attempt would meet it again.
 
-``Too many open files`` doesn't say how many there may be. That stands in the limits of the process and of its
-cgroups, which only the node can read; ``state/failure/table.SHORTAGES`` reads these sentences.
+``Too many open files`` doesn't say how many are allowed. That is set by the limits of the process and of its
+cgroups, which only the node can read; ``state/failure/table.SHORTAGES`` parses the sentences made here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nbtorchjob.runtime.facts.injected import FOLDER
 from nbtorchjob.runtime.node.meter import HERE, Memory, Roots, cgroups
 from nbtorchjob.runtime.rendezvous import groups
 
-# torch's own errors have the number in their text, as "(errno: 24 - Too many open files)"; those of
-# C++'s library have the words alone.
+# torch's own errors contain the number, as in "(errno: 24 - Too many open files)"; those of the C++ library
+# contain only the words.
 _IN_TEXT = re.compile(r"\berrno: (\d+)")
 _WORDS = {os.strerror(number): number for number in (errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)}
 _WORDS["can't start new thread"] = errno.EAGAIN  # CPython's own (3.14)
@@ -30,8 +30,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def number_of(exc: Optional[BaseException]) -> int:
-    """Return the number of the system's refusal behind an exception; 0 where there is none."""
-    with suppress(Exception):  # it may be of a user's class, which may raise whatever it is asked
+    """Return the errno behind an exception; 0 if there is none."""
+    with suppress(Exception):  # its class may be a user's, whose attributes may raise
         while exc is not None:
             if isinstance(exc, OSError) and exc.errno:
                 return exc.errno
@@ -48,26 +48,26 @@ def number_of(exc: Optional[BaseException]) -> int:
 
 
 def code_of(exc: BaseException) -> int:
-    """Return the code that a node ends with whose agent failed with this exception.
+    """Return the exit code of a node whose agent failed with this exception.
 
-    A limit of the process, and a folder that can't be written to, are there in the next attempt, too. What
-    others use up, memory, processes, disks, may be free by then, or on another host.
+    The next attempt meets a limit of the process or a read-only folder again. Memory, processes and disk
+    space that others use up may be free by then, or on another host.
     """
     again = number_of(exc) not in (errno.EMFILE, errno.EROFS)
     return exits.INFRASTRUCTURE_ERROR if again else exits.CONFIG_ERROR
 
 
 def explained(error: Error, exc: BaseException, roots: Roots = HERE) -> Error:
-    """Return the description of an exception with the limit that it met noted, in place of its frames.
+    """Return the description of an exception with the limit that it met as a note, in place of its frames.
 
-    Where in torch or Python a node was refused a file says nothing more; its own log has that.
+    The frames in torch or Python add nothing to that; the node's log has them.
     """
     met = limit_met(exc, roots)
     return replace(error, frames=(), cause=None, notes=(*error.notes, met)) if met else error
 
 
 def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
-    """Return which limit an exception met, and its value; "" where it met none that is known."""
+    """Return which limit an exception met, and its value; "" if it met no known limit."""
     try:
         number = number_of(exc)
         if number == errno.EMFILE:
@@ -80,7 +80,7 @@ def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
             processes: List[str] = []
             own = _limit("RLIMIT_NPROC")
             processes.append("this user may have %s" % (own or "any number of them"))
-            processes += _addresses()  # where a thread's stack doesn't fit
+            processes += _addresses()  # a thread's stack may not fit
             for folder in cgroups(roots, "pids")[1]:
                 with suppress(OSError, ValueError):  # no such file; "max"
                     most = int(_read(os.path.join(folder, "pids.max")))
@@ -107,12 +107,12 @@ def limit_met(exc: BaseException, roots: Roots = HERE) -> str:
         if groups.ITSELF in str(exc):
             return "its ranks meet at that address"
         return ""
-    except Exception:  # what is short may be what it takes to look
+    except Exception:  # finding out may need the very resource that is exhausted
         return ""
 
 
 def _limit(name: str) -> str:
-    """Return a limit of this process, as ``256 (RLIMIT_NOFILE, hard limit 4096)``; "" where there is none."""
+    """Return a limit of this process, as ``256 (RLIMIT_NOFILE, hard limit 4096)``; "" if unlimited."""
     soft, hard = resource.getrlimit(getattr(resource, name))
     if soft == resource.RLIM_INFINITY:
         return ""
@@ -127,9 +127,9 @@ def _addresses() -> Iterator[str]:
 
 
 def _fullest() -> str:
-    """Return where a process of a job writes and has the least room: the error of a write names no file.
+    """Return the fullest folder that a job's process writes to, as the error of a write names no file.
 
-    Not ``tempfile.gettempdir()``, which writes a file to find a folder, and so on a full disk finds another.
+    Not ``tempfile.gettempdir()``: it tries folders by writing to them, so it skips one on a full disk.
     """
     temporary = os.environ.get("TMPDIR") or "/tmp"
     places = (os.environ.get(FOLDER, os.curdir), os.curdir, temporary)

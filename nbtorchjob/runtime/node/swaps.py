@@ -3,26 +3,26 @@
 Theory of operation
 ===================
 
-Whoever asks for a swap brings its payload to each node. Then the nodes see to it among themselves, in the
-store that their agents share, whatever becomes of the asker. Swaps are made one after the other; each *try*
-has a number in the round, which is part of its words there, and goes through four phases:
+The client sends the payload of a swap to each node. Then the nodes complete it among themselves, through the
+store that their agents share, even if the client goes away. Swaps are made one after the other; each *try*
+has a number in the round, which is part of its keys in the store, and goes through four phases:
 
-    phase     word     said by         what
+    phase     word     written by      what
     --------  -------  --------------  ----------------------------------------------------------------------
-    agree     id       the first node  which of the swaps that were asked for it is
+    agree     id       the first node  which of the requested swaps it is
               has      each node       it has the payload; which kinds of points all of its ranks have passed
               bound    each node       the first call of that kind that none of its ranks has passed
-    prepare   ready    each node       its ranks are at the call, and can make the change; so can it
+    prepare   ready    each node       its ranks are at the call, and they and the node can make the change
     conclude  verdict  the first node  GO, once all are ready; or why not: by any node, at any time before
     trial     well     each node       its ranks have changed; with ``--or-back`` first calls went well
               trial    the first node  STAYS, or BACK, and which rank failed how
 
-So there is one verdict, and a node that comes to know it follows it, as do its ranks (``rank/swapping.py``).
-Before a node is ready, the swap lies beside where later attempts look for it (``kept.py``), and before its
-ranks hear that it stays it has its place there. If a node ends sooner, so do its ranks.
+So there is one verdict, and a node follows it once it reads it, as do its ranks (``rank/swapping.py``).
+Before a node is ready, it stages the swap beside the place where later attempts look for it (``kept.py``),
+and it moves it there before the ranks learn that it stays. If a node ends sooner, so do its ranks.
 
-A node that has the payload of no swap that others try follows their verdict all the same: its ranks can't be
-ready, so that it is to drop it.
+A node without the payload of the swap that others try follows their verdict as well: as its ranks can't be
+ready, that can only be to drop it.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ _MOST_WHY = 300  # characters
 _PREFERRED = (points.POINT, points.LEAVING, points.REPORT)
 _HAVE_S = 20.0  # for all nodes to have a payload
 _FIRST_S = 10.0  # for ranks to pass their first point
-_TRIAL_S = 10.0  # for first calls: a function that only some ranks call holds these up for no longer
+_TRIAL_S = 10.0  # for first calls: if only some ranks call a function, these wait no longer
 _TOLD_BYTES = 16 << 10  # of a payload that is part of the record, for jobs that run this one's code again
 _PAUSE_S = 0.05
-_LOOK_S = 1.0  # between two looks whether the asker is still there
-_UNFIT = (OSError, PayloadError)  # a full disk, and a payload that was changed there
+_LOOK_S = 1.0  # between two checks that the client is still there
+_UNFIT = (OSError, PayloadError)  # a full disk, and a payload that was changed on it
 
 
 class Ranks(NamedTuple):
-    """The ranks of a node that take part in a round: by their number there, which one of the job each is."""
+    """The ranks of a node that take part in a round; ``numbers`` maps local ranks to ranks of the job."""
 
     round: int
     folder: str
@@ -105,19 +105,19 @@ class Ranks(NamedTuple):
 
 
 class _Request:
-    """A swap that somebody asks this node for."""
+    """A swap that a client requests from this node."""
 
     def __init__(self, known_as: str, path: str, words: Dict[str, Any]) -> None:
         self.id = known_as
         self.path = path
         self.words = words
-        self.tried = False  # from then on it is seen to, whatever becomes of the asker
-        self.left = False  # whether the asker has left
+        self.tried = False  # from then on it is completed even if the client goes away
+        self.left = False  # whether the client has gone away
         self.answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
 
 
 class _Try:
-    """One try to swap. ``meeting`` is known once it is agreed on where, ``since`` once there is a verdict."""
+    """One try to swap. ``meeting`` is set once a kind of call is agreed on, ``since`` at the verdict GO."""
 
     def __init__(self, number: int, phase: "Callable[[_Try, Ranks, Set[int]], None]") -> None:
         self.number = number
@@ -128,15 +128,15 @@ class _Try:
         self.meeting: Optional[Agreement] = None
         self.verdict = ""
         self.trouble = ""  # why this node can't take it
-        self.files: List[str] = []  # local modules that were laid for it
-        self.staged = False  # whether it lies where it only has to take its place
+        self.files: List[str] = []  # local modules that were added for it
+        self.staged = False  # whether its payload is stored, and only has to be renamed
 
 
 class Swaps:
     """The swaps of one node, whose folder is ``folder``; payloads are signed with ``key``.
 
-    ``keeps`` says that later attempts begin with the code as it was swapped. ``wake`` has the agent call
-    :meth:`look` soon.
+    ``keeps`` says that later attempts begin with the swapped code. ``wake`` has the agent call :meth:`look`
+    soon.
     """
 
     def __init__(self, node: int, folder: str, files: str, key: bytes, *, keeps: bool) -> None:
@@ -146,7 +146,7 @@ class Swaps:
         self._files = files
         self._key = key
         self.kept = Kept(node, os.path.join(folder, KEPT) if keeps else "", files, key)
-        self._lock = threading.RLock()  # of a lab, ranks begin and end in another thread than the agent's
+        self._lock = threading.RLock()  # a lab's ranks begin and end in another thread than the agent's
         self._requests: Dict[str, _Request] = {}  # by id, in their order
         self._ranks: Optional[Ranks] = None
         self._try: Optional[_Try] = None
@@ -157,13 +157,13 @@ class Swaps:
 
     @property
     def questions(self) -> Dict[str, Handler]:
-        """What the node may be asked."""
+        """The questions about swaps that the node answers."""
         return {"swap": self.swap}
 
-    # In threads of their own
+    # In one thread for each question
 
     def swap(self, asked: Question) -> Iterator[Dict[str, Any]]:
-        """Take in a payload, which is said next, and answer once it is known what has become of it."""
+        """Receive a payload, which the client sends next, and answer once the swap's outcome is known."""
         known_as = str(asked["id"])
         path = os.path.join(self._home, "swap-%s" % hashlib.sha256(known_as.encode()).hexdigest()[:32])
         try:
@@ -200,7 +200,7 @@ class Swaps:
             try:
                 while asked.hear(1e-3) is not None:
                     pass
-            except Exception:  # nobody hears the answer
+            except Exception:  # the client is gone
                 with self._lock:
                     request.left = True
                     if not request.tried:
@@ -209,13 +209,13 @@ class Swaps:
     # In the agent's thread
 
     def enter(self, round_: int, folder: str, page: Page, numbers: Dict[int, int], peers: Any) -> None:
-        """Go on with the ranks of a round: by their number here, which one of the job each is."""
+        """Go on with the ranks of a round; ``numbers`` maps local ranks to ranks of the job."""
         with self._lock:
             self.leave("its ranks began anew")
             self._ranks, self._next = Ranks(round_, folder, page, numbers, peers), 1
 
     def leave(self, why: str) -> None:
-        """Take in that these ranks can't be swapped any more."""
+        """Record that the code of these ranks can't be swapped any more."""
         with self._lock:
             current, self._try = self._try, None
             if current is not None:
@@ -232,10 +232,10 @@ class Swaps:
         return self._try is not None or bool(self._requests) or self._unsettled > 0
 
     def look(self, gone: Set[int], leaves: bool) -> bool:
-        """Do what is next; return whether there is more to do at once.
+        """Take the next step; return whether there is more to do at once.
 
-        ``gone`` are this node's ranks, by their number there, that have ended or returned, and ``leaves``
-        says that a node is about to end.
+        ``gone`` are this node's local ranks that have ended or returned, and ``leaves`` says that a node is
+        about to end.
         """
         with self._lock:
             if self._ranks is None:
@@ -283,7 +283,7 @@ class Swaps:
             current.verdict, current.phase = verdict, self._conclude
 
     def _agree(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
-        """Find out which swap it is, have it on all nodes, and agree on a call that all ranks are to make."""
+        """Agree on the swap, wait until all nodes have it, and agree on a call that all ranks will make."""
         if current.meeting is not None:
             ranks.page[AT + SWAP] = current.meeting.look()
             if ranks.page[AT + SWAP]:
@@ -291,7 +291,7 @@ class Swaps:
             return
         if not current.id:
             request = next(iter(self._requests.values()), None)
-            if request is None:  # its asker left
+            if request is None:  # its client has gone away
                 self._try, self._next = None, current.number
                 return
             current.id = ranks.peers.decide(self._word(current, "id"), request.id)
@@ -345,14 +345,14 @@ class Swaps:
         remove(self._files, current.files)
 
     def _states(self, current: _Try, gone: Set[int]) -> Dict[int, int]:
-        """Return what each rank of the node that isn't gone, by its number there, has done of this swap."""
+        """Return how far each local rank that isn't gone has come with this swap."""
         assert self._ranks is not None
         ready = {rank: self._ranks.page.ready(rank) for rank in self._ranks.numbers if rank not in gone}
         pairs = {rank: divmod(number, STEP) for rank, number in ready.items()}
         return {rank: what if number == current.number else 0 for rank, (number, what) in pairs.items()}
 
     def _prepare(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
-        """Wait for the ranks to come to the call, and to find out there what they would change."""
+        """Wait for the ranks to reach the call, and to find out there what they would change."""
         states = self._states(current, set()).values()
         assert current.request is not None
         if REFUSED in states:
@@ -380,7 +380,7 @@ class Swaps:
         self._end(current, ranks, {"outcome": "", "why": current.verdict})
 
     def _trial(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
-        """Wait until all ranks have made the change, and tried it; what one can't, all put back."""
+        """Wait until all ranks have made the change and tried it; if one of them can't, all undo it."""
         request, meeting, states = current.request, current.meeting, self._states(current, gone)
         assert request is not None
         assert meeting is not None
@@ -409,7 +409,7 @@ class Swaps:
             try:
                 self.kept.keep()
                 payload = Payload(request.path)
-                # What is there in another version no rank has imported, or it would have refused this one.
+                # No rank has imported another version of these files, or it would have refused the swap.
                 lay(payload, self._files, payload.differing(self._files))
             except _UNFIT as exc:
                 text = "node %d can't keep swap %d, so that later attempts may begin without it: %s"
@@ -421,7 +421,7 @@ class Swaps:
         self._end(current, ranks, {"outcome": "back" if back else "swapped", "number": self.kept.made})
 
     def _end(self, current: _Try, ranks: Ranks, record: Dict[str, Any]) -> None:
-        """End a try, with an answer to whoever asked for it."""
+        """End a try, and answer its client."""
         request = current.request or self._requests.get(current.id)
         if request is not None:
             outcomes, states = self._outcomes(current, ranks), self._states(current, set())
@@ -452,7 +452,7 @@ class Swaps:
         self._try = None
 
     def _outcomes(self, current: _Try, ranks: Ranks) -> Dict[int, Dict[str, Any]]:
-        """Return what the ranks, by their number in the job, have left of how it went there."""
+        """Return the outcomes that ranks have written, by their number in the job."""
         outcomes: Dict[int, Dict[str, Any]] = {}
         for rank, number in ranks.numbers.items():
             with suppress(OSError, ValueError), open(outcome_of(ranks.folder, current.number, rank)) as file:

@@ -1,1 +1,1 @@
-"""Objects out of one process into another, be it of another Python: pickles and plain data."""
+"""Moves objects between processes, also of different Pythons, as pickles and plain data."""

@@ -1,7 +1,7 @@
-"""A value as a JSON tree and raw buffers, so that plain data comes home without running a pickle.
+"""A value as a JSON tree and raw buffers, so that plain data comes home without unpickling.
 
 Numbers, strings, containers, tensors and numpy arrays are written as data. A value that holds anything
-else, or shares what it holds, is pickled as a whole: only so its parts stay the same objects. Where that
+else, or holds an object twice, is pickled as a whole: only then do shared parts stay shared. If that
 fails, each part that isn't plain is pickled by itself. Big memory is never copied here: the buffers are
 views, to be written to a file and mapped from it.
 """
@@ -14,14 +14,14 @@ from array import array
 from collections import OrderedDict
 from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
-# Takes an object and a callback for its out-of-band buffers (PEP 574), gives the pickle.
+# Takes an object and a callback for its out-of-band buffers (PEP 574), returns the pickle.
 Dump = Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]
 Load = Callable[[Any, Sequence[memoryview]], Any]
 
 _ATOMS = (type(None), bool, int, float, str)
 _TAG = "$"
-_NUMBERS = "biufcSUmM"  # and what numpy keeps as such: texts of a fixed size, times
-# From here on a list of floats is kept as float64: JSON would spend 400 ms on a million of them.
+_NUMBERS = "biufcSUmM"  # and numpy's fixed-size strings and times
+# A list of at least this many floats is written as float64: JSON would spend 400 ms on a million of them.
 _MANY = 256
 _DEEPEST = 100
 
@@ -33,7 +33,7 @@ _DECODERS: Dict[str, Callable[[Any, Any], Any]] = {}
 
 
 def _one_of(table: Dict[_Key, Callable[[Any, Any], Any]], *keys: _Key) -> Callable[[_Method], _Method]:
-    """Have a method write what is exactly of one of these types, or read what has one of these tags."""
+    """Register a method that encodes values of exactly these types, or decodes those with these tags."""
 
     def enter(method: _Method) -> _Method:
         table.update(dict.fromkeys(keys, method))
@@ -43,13 +43,13 @@ def _one_of(table: Dict[_Key, Callable[[Any, Any], Any]], *keys: _Key) -> Callab
 
 
 class _NotPlainError(Exception):
-    """The value isn't a tree of plain data: it holds an object twice, a cycle, or something else."""
+    """The value isn't a tree of plain data: it holds an object twice, a cycle, or another type."""
 
 
 class Encoder:
     """Encodes one value. Buffers listed in ``pickles`` are pickles, to be authenticated.
 
-    ``lost`` are the parts that can't be pickled: their path in the value, themselves, and why.
+    ``lost`` lists the parts that can't be pickled: the path in the value, the part itself, and the error.
     """
 
     def __init__(self, dump: Dump) -> None:
@@ -57,13 +57,13 @@ class Encoder:
         self.pickles: List[int] = []
         self.lost: List[Tuple[str, Any, Exception]] = []
         self._dump = dump
-        self._seen: Dict[int, Any] = {}  # keeps what it names alive, so an id stays unique
+        self._seen: Dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
         self._spans: List[Tuple[int, int]] = []  # the memory of arrays and tensors
         self._piecemeal = False
         self._path: List[str] = []
 
     def encode(self, value: Any) -> Any:
-        """Return a tree that ``json.dumps`` takes; raises what pickling the value as a whole raises."""
+        """Return a tree for ``json.dumps``; raises whatever pickling the value as a whole raises."""
         try:
             tree = self._tree(value)
             last = 0
@@ -109,7 +109,7 @@ class Encoder:
         if id(value) in self._seen:
             if not self._piecemeal:
                 raise _NotPlainError
-            if len(self._path) > _DEEPEST:  # a cycle, of what can't be pickled
+            if len(self._path) > _DEEPEST:  # a cycle of objects that can't be pickled
                 raise RecursionError
         self._seen[id(value)] = value
         return encode(self, value)
@@ -194,7 +194,7 @@ class Encoder:
 
         if not _dense(value) or value.grad_fn is not None or vars(value):
             return self._other(value)
-        start = value.data_ptr()  # of GPUs, too, no two of which have the same
+        start = value.data_ptr()  # on GPUs, too: no two GPUs share an address
         self._spans.append((start, start + value.numel() * value.element_size()))
         # A view of the tensor's bytes, which it keeps alive; needs no numpy and takes every dtype
         plain = value.detach().cpu().contiguous()
@@ -202,7 +202,7 @@ class Encoder:
         if not size:
             bytes_of = memoryview(b"")
         else:
-            import ctypes  # late: who lists jobs reads no tensors
+            import ctypes  # imported late: listing jobs reads no tensors
 
             raw = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
             raw._tensor = plain  # the memory lives as long as this view
@@ -233,10 +233,10 @@ class Encoder:
 def decode(tree: Any, buffers: Sequence[memoryview], load: Load, lost: Sequence[Any] = ()) -> Any:
     """Rebuild a value from its tree; arrays and tensors share the memory of ``buffers``.
 
-    ``lost`` stand where parts couldn't be pickled.
+    The items of ``lost`` take the place of parts that couldn't be pickled.
 
-    Raises ``ImportError`` where the value needs numpy or torch and they aren't here, and whatever
-    ``load`` raises for what was pickled.
+    Raises ``ImportError`` if the value needs numpy or torch and they can't be imported, and whatever
+    ``load`` raises for pickled parts.
     """
     return _Decoder(buffers, load, lost).value(tree)
 
@@ -257,7 +257,7 @@ class _Decoder:
         return _DECODERS[tree[_TAG]](self, tree)
 
     def _buffer(self, index: int) -> memoryview:
-        # Each is written for one use: named many times, a small file would fill the memory.
+        # Each buffer is for one use: a small file that names one many times would fill the memory.
         return self._buffers.pop(index)
 
     @_one_of(_DECODERS, "pickle")

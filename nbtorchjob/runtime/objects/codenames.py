@@ -1,4 +1,4 @@
-"""The names that compiled code looks up: by its instructions, and by texts that it may evaluate."""
+"""The names that compiled code looks up: in its instructions, and in strings that it may evaluate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _read_by: Any = weakref.WeakKeyDictionary()
 
 
 def names_read(code: types.CodeType) -> Dict[str, None]:
-    """Return the names that a function's code, and what is defined in it, look up as globals."""
+    """Return the names that a function's code, including nested code, looks up as globals."""
     names: Dict[str, None] = _read_by.get(code)
     if names is None:
         names = {
@@ -26,7 +26,7 @@ def names_read(code: types.CodeType) -> Dict[str, None]:
 
 
 def names_in_texts(code: types.CodeType) -> Dict[str, None]:
-    """Return the names that code may look up by text: by ``eval``, ``globals()["x"]`` or ``__main__.x``."""
+    """Return the names that code may look up through ``eval``, ``globals()["x"]`` or ``__main__.x``."""
     names: Dict[str, None] = {}
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     if _COMPUTES.intersection(code.co_names):
@@ -40,7 +40,7 @@ def names_in_texts(code: types.CodeType) -> Dict[str, None]:
 
 
 def names_in(text: str) -> List[str]:
-    """Return the names that ``text`` reads where it is evaluated; none where it isn't Python."""
+    """Return the names that evaluating ``text`` would read; none if it isn't Python."""
     try:
         tree = ast.parse(text.strip())
     except (SyntaxError, ValueError):
@@ -49,7 +49,7 @@ def names_in(text: str) -> List[str]:
 
 
 def texts(code: types.CodeType) -> Iterator[str]:
-    """Yield the texts among the constants of ``code`` and of the code in it."""
+    """Yield the strings among the constants of ``code`` and of its nested code."""
     yield from _texts_among(code.co_consts)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -60,12 +60,12 @@ def _texts_among(constants: Iterable[Any]) -> Iterator[str]:
     for constant in constants:
         if isinstance(constant, str):
             yield constant
-        elif isinstance(constant, (tuple, frozenset)):  # what a loop goes over, or the keys of a dict
+        elif isinstance(constant, (tuple, frozenset)):  # the items of a loop, or the keys of a dict
             yield from _texts_among(constant)
 
 
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
-    """Yield the instructions of ``code`` and of the code in it."""
+    """Yield the instructions of ``code`` and of its nested code."""
     yield from dis.get_instructions(code)
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -73,7 +73,7 @@ def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 
 def all_names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names in ``code`` and in the code in it, also those that it may pass to ``getattr``."""
+    """Yield the names in ``code`` and its nested code, including those that it may pass to ``getattr``."""
     yield from code.co_names
     if "getattr" in code.co_names:
         yield from (

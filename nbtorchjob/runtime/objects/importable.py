@@ -1,9 +1,9 @@
-"""Which modules an import finds in another process, and how, whatever class they are of.
+"""Which modules an import finds in another process, and how, whatever their class.
 
 A library may put an object of its own into ``sys.modules`` (``torch.backends.cudnn``, lazy modules), or have
-modules that are only attributes of others (``torch.ops.aten``, those inside an extension). Modules are looked
-at through their own dicts: what a lazy one is asked for it imports, or says that it can't. Dicts are copied
-before they are gone through: ``list`` collects garbage, whose finalizers may import.
+modules that are only attributes of others (``torch.ops.aten``, those inside an extension). Modules are read
+through their own dicts: getting an attribute of a lazy module would import it, or fail. Dicts are copied
+before iterating: ``list`` may collect garbage, whose finalizers may import.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def attributes(module: Any) -> Dict[str, Any]:
 
 
 def name_of(module: Any) -> str:
-    """Return the name that a module has for itself, which needn't be what it is imported by."""
+    """Return a module's ``__name__``, which needn't be the name that imports it."""
     return str(attributes(module).get("__name__", ""))
 
 
 def route(module: Any) -> Union[str, Tuple[Any, str], None]:
-    """Return the name that imports ``module``, or a module and the attribute of it that ``module`` is.
+    """Return the name that imports ``module``, or another module and its attribute that is ``module``.
 
-    None means that code has made it, so that no import finds it elsewhere.
+    None means that code made ``module``, so that no import finds it elsewhere.
     """
     name = name_of(module)
     names = (
@@ -59,13 +59,13 @@ def route(module: Any) -> Union[str, Tuple[Any, str], None]:
 
 
 def _held(module: Any) -> Optional[Tuple[Any, str]]:
-    """Return which imported module has it among its variables, as extensions and lazy imports do."""
+    """Return the imported module and its variable that hold ``module``: in extensions and lazy imports."""
     if type(module) is types.ModuleType:
         own = attributes(module)
         if any(
             type(value) is types.FunctionType and value.__globals__ is own for value in own.copy().values()
         ):
-            return None  # made here, and handed to a library
+            return None  # made here, and passed to a library
     for name, holder in sys.modules.copy().items():
         if holder is None or name in _MAIN:
             continue
@@ -88,9 +88,9 @@ def made_by_hand(name: str) -> bool:
 
 
 def find_spec(name: str) -> Any:
-    """Return the spec of the top-level module ``name``, or what an import would find; or None.
+    """Return the spec of the top-level module ``name``, or the one that an import would find, or None.
 
-    ``importlib.util.find_spec`` loads a lazy module, and refuses one that has put an object in its place.
+    ``importlib.util.find_spec`` loads a lazy module, and refuses one that put an object in its place.
     """
     spec = attributes(sys.modules.get(name)).get("__spec__")
     if spec is not None:
@@ -98,7 +98,7 @@ def find_spec(name: str) -> Any:
     for finder in list(sys.meta_path):
         try:
             spec = finder.find_spec(name, None)
-        except Exception:  # a finder of somebody's
+        except Exception:  # a third-party finder
             continue
         if spec is not None:
             return spec
@@ -119,11 +119,11 @@ def submodules(values: Iterable[Any], names: Iterable[str]) -> List[Any]:
 
 
 def types_of_others() -> FrozenSet[type]:
-    """Return the classes of what lies in ``sys.modules`` and is no module by its class."""
+    """Return the classes of the objects in ``sys.modules`` that aren't instances of ``ModuleType``."""
     return _types_of_others(len(sys.modules), next(reversed(sys.modules)))
 
 
-@functools.lru_cache(maxsize=1)  # thousands are looked at: once per import, not for each pickle
+@functools.lru_cache(maxsize=1)  # it checks thousands of modules: once per import, not for each pickle
 def _types_of_others(_count: int, _newest: str) -> FrozenSet[type]:
     others = [
         module for module in sys.modules.copy().values() if not issubclass(type(module), types.ModuleType)
@@ -132,9 +132,9 @@ def _types_of_others(_count: int, _newest: str) -> FrozenSet[type]:
 
 
 def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
-    """Return the objects of a class that a module holds to compare others with, by ``id``: where each is.
+    """Return where modules hold sentinels of a class, objects that they compare others with, by ``id``.
 
-    They have no state, or an installed module calls them constants; ``object()`` may be any module's.
+    A sentinel has no state, or an installed module names it as a constant; an ``object()`` may be anywhere.
     """
     home = sys.modules.get(str(type_.__module__))
     if type_ is object:
@@ -151,9 +151,9 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
 
 
 def held(type_: type) -> Dict[int, Tuple[Any, str]]:
-    """Return the objects of a class that its own library holds, by ``id``: where each is.
+    """Return where a class's own library holds objects of the class, by ``id``.
 
-    That is in the module of the class, or in the package: such as loguru's ``logger``.
+    That is in the module of the class or in its top-level package, as with loguru's ``logger``.
     """
     names = (str(type_.__module__), str(type_.__module__).partition(".")[0])
     homes = [sys.modules[name] for name in dict.fromkeys(names) if name in sys.modules and name not in _MAIN]
@@ -161,7 +161,7 @@ def held(type_: type) -> Dict[int, Tuple[Any, str]]:
 
 
 def held_anywhere(type_: type) -> Dict[int, Tuple[Any, str]]:
-    """Return the objects of a class that any module holds, by ``id``: where each is."""
+    """Return where any module holds objects of a class, by ``id``."""
     return {id(value): (module, name) for module, name, value in _held_by(_everywhere(), type_)}
 
 

@@ -1,9 +1,9 @@
-"""Memory that arrays and tensors share, over a pickle: what overlaps here overlaps there.
+"""Pickles memory that arrays and tensors share: what overlaps at one end overlaps at the other.
 
-By themselves they pickle each its own copy, so a view would no longer see what its base is given. A
-pickle that holds some begins with a table of all their memory, which :func:`begin` takes in: for each
-one its region and the offset in it, and the bytes of the regions. Memory of a GPU travels as those of the
-host do, and goes back to a GPU of that number on a rank; values stay in the host's memory.
+By themselves, arrays and tensors each pickle their own copy, so a view would no longer see changes to its
+base. A pickle that holds some begins with a table of all their memory, which :func:`begin` registers: the
+region of each and the offset in it, and the bytes of the regions. GPU memory travels like the host's, and
+goes back to the GPU of that number on a rank; the values of calls stay in the host's memory.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from nbtorchjob.runtime.objects.sources import ahead
 # Each buffer costs its own entry and hash in the payload; small ones are cheaper in the pickle.
 SMALL = 4096
 _LINE = 64
-# Torch can't resize what isn't its own; a mapped gigabyte is better not copied.
+# Torch can't resize memory that it doesn't own, so smaller regions are copied; mapped gigabytes aren't.
 _COPIED = 1 << 20
 
-# Devices whose storages have addresses. Others' tensors, such as XLA's, are left to torch's own pickles.
+# Devices whose storages have addresses. Tensors on others, such as XLA, are left to torch's own pickling.
 _ADDRESSED = ("cpu", "cuda", "xpu")
 
 _loading = threading.local()
 
 
 class Place(NamedTuple):
-    """Where some memory lies: the host's has no device; a GPU's can only be read as part of its storage."""
+    """Where memory lies: host memory has no device; GPU memory can only be read as part of its storage."""
 
     device: str = ""
     storage: int = 0  # its address
@@ -44,7 +44,7 @@ HOST = Place()
 
 class _Span(NamedTuple):
     place: Place
-    low: int  # from where it is taken along: below `start`, so that what is aligned stays so
+    low: int  # where the bytes to send begin: below `start` if needed to keep its alignment
     start: int
     end: int
     owner: Any
@@ -57,16 +57,16 @@ class Memory:
         self.spans: List[_Span] = []
 
     def add(self, start: int, end: int, owner: Any, floor: int, place: Place = HOST) -> int:
-        """Note the bytes from address ``start`` to ``end``; return the number to find them by again.
+        """Record the bytes from address ``start`` to ``end``; return the number to find them by.
 
-        ``owner`` keeps them alive; those from ``floor`` on are its as well.
+        ``owner`` keeps them alive, and also owns those from ``floor`` on.
         """
         low = start - (start - floor) % _LINE
         self.spans.append(_Span(place, low, start, end, owner))
         return len(self.spans) - 1
 
     def begin(self, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-        """Return what stands before the pickle of those that were added; ``out_of_band`` gets big regions."""
+        """Return the table to put before the pickle; ``out_of_band`` gets the big regions."""
         if not self.spans:
             return b""
         slots, regions = self.regions()
@@ -78,11 +78,11 @@ class Memory:
 
     @property
     def size(self) -> int:
-        """The bytes of all of it, each counted once."""
+        """The number of bytes, each counted once."""
         return sum(region.end - region.start for region in self.regions()[1])
 
     def regions(self) -> Tuple[List[Tuple[int, int]], List[_Used]]:
-        """Return for each number its region and the offset in it, and all regions: what overlaps is one."""
+        """Return the region and offset of each number, and all regions: overlapping memory is one region."""
         slots = [(0, 0)] * len(self.spans)
         regions: List[_Used] = []
         for index in sorted(range(len(self.spans)), key=lambda index: self.spans[index][:2]):
@@ -97,7 +97,7 @@ class Memory:
 
 @dataclass
 class _Used:
-    """Some memory that one array or tensor uses, or several that overlap."""
+    """Memory that one array or tensor uses, or several whose memory overlaps."""
 
     place: Place
     start: int
@@ -106,7 +106,7 @@ class _Used:
 
 
 def view_of(place: Place, start: int, end: int, owners: List[Any]) -> memoryview:
-    """Return the bytes from address ``start`` to ``end``, which ``owners`` have: of a GPU a copy."""
+    """Return the bytes from address ``start`` to ``end``, which ``owners`` own; for a GPU, a copy."""
     if place.device:
         import torch
 
@@ -128,7 +128,7 @@ class _Table:
 
 
 class _Region:
-    """Some memory: of an array that asked for it first, or of a tensor's storage."""
+    """Memory of arrays or of a tensor's storage, depending on which requests it first."""
 
     def __init__(self, data: Any) -> None:
         self._data = memoryview(data)
@@ -138,7 +138,7 @@ class _Region:
 
     @property
     def view(self) -> memoryview:
-        """The memory as arrays take it."""
+        """The memory as a buffer for arrays."""
         if self._view is None:
             self._view = memoryview(bytearray(self._data)) if self._data.readonly else self._data
         memory: memoryview = self._view
@@ -146,7 +146,7 @@ class _Region:
 
     @property
     def storage(self) -> Any:
-        """The memory as torch knows it: tensors that share it share this, too."""
+        """The memory as torch's storage, which all tensors that share it use."""
         import torch
 
         if self._storage is None and self._view is None and len(self._data) < _COPIED:
@@ -160,9 +160,9 @@ class _Region:
         return self._storage
 
     def on(self, device: str) -> Any:
-        """The memory on a device, where tensors that share it share this.
+        """The memory as a storage on a device, which all tensors there that share it use.
 
-        Raises ``RuntimeError`` where this process has no such device.
+        Raises ``RuntimeError`` if this process has no such device.
         """
         import torch
 
@@ -170,7 +170,7 @@ class _Region:
             here = torch.empty(0, dtype=torch.uint8).set_(self.storage)
             try:
                 self._there[device] = here.to(device, copy=True).untyped_storage()
-            except (RuntimeError, AssertionError) as exc:  # the latter of a torch without CUDA
+            except (RuntimeError, AssertionError) as exc:  # the latter from a torch without CUDA
                 reason = str(exc).partition("\n")[0]
                 raise RuntimeError("it was on %s, which isn't here: %s" % (device, reason)) from exc
         return self._there[device]
@@ -178,7 +178,7 @@ class _Region:
 
 @contextlib.contextmanager
 def in_host_memory() -> Iterator[None]:
-    """Make tensors that were on a GPU in the host's memory: nobody asked for room on a GPU here."""
+    """Load tensors that were on a GPU into the host's memory: this process hasn't requested a GPU's."""
     _loading.hosted = True
     try:
         yield
@@ -187,10 +187,10 @@ def in_host_memory() -> Iterator[None]:
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads a pickle in which torch may have put storages of a GPU, into the host's memory."""
+    """Loads a pickle that may contain torch's own pickles of GPU storages, into the host's memory."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the pickle names; torch's own way to load a storage would need the same GPU here."""
+        """Return the object that the pickle names; torch's own loader of storages would need the same GPU."""
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             import torch
 
@@ -199,21 +199,21 @@ class Unpickler(pickle.Unpickler):
 
 
 def begin(slots: Sequence[Tuple[int, int]], regions: Sequence[Any]) -> None:
-    """Take in the table of the pickle that this thread is loading."""
+    """Register the table of the pickle that this thread is loading."""
     memories = [_Region(data) for data in regions]
     tables: List[Dict[int, Tuple[_Region, int]]] = _loading.__dict__.setdefault("tables", [])
     tables.append({index: (memories[region], offset) for index, (region, offset) in enumerate(slots)})
 
 
 def forget() -> None:
-    """Forget what this thread failed to load."""
+    """Forget the tables of pickles that this thread failed to load."""
     _loading.__dict__.clear()
 
 
 def _take(index: int) -> Tuple[_Region, int]:
     tables = _loading.tables
     region_and_offset: Tuple[_Region, int] = tables[-1].pop(index)
-    if not tables[-1]:  # each is asked for once, so this was the last
+    if not tables[-1]:  # each number is requested once, so this was the last
         tables.pop()
     return region_and_offset
 
@@ -228,7 +228,7 @@ def reduce_array(memory: Memory, array: Any) -> Any:
     floor, root = start + low, array
     while type(root.base) is type(array):
         root = root.base
-        # One that is itself a view of foreign memory (of a tensor, a file) says where that begins.
+        # A base may be a view of foreign memory (of a tensor, a file): its address is where that begins.
         floor = min(floor, root.__array_interface__["data"][0])
     index = memory.add(start + low, start + high, array, floor)
     strides = None if contiguous else array.strides
@@ -236,7 +236,7 @@ def reduce_array(memory: Memory, array: Any) -> Any:
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int], size: int) -> Tuple[int, int]:
-    """Return the first and the last byte that an array touches, from its first item on."""
+    """Return the range of bytes that an array touches, relative to its first item."""
     steps = [(count - 1) * stride for count, stride in zip(shape, strides)]
     return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + size
 
@@ -314,7 +314,7 @@ def make_tensor(
         storage = region.on(device) if device else region.storage
         tensor = torch.empty(0, dtype=dtype, device=storage.device)
         tensor = tensor.set_(storage, offset // dtype.itemsize, shape, strides)
-    else:  # over memory that another one begins in the middle of an item
+    else:  # the offset is in the middle of an item, seen from the beginning of the shared region
         rest = (len(region.view) - offset) // dtype.itemsize
         tensor = torch.frombuffer(region.view, dtype=dtype, offset=offset, count=rest)
         tensor = tensor.as_strided(shape, strides).to(device or "cpu")
@@ -325,7 +325,7 @@ def make_tensor(
 
 
 def reduce_view(view: memoryview) -> Any:
-    """Reduce a ``memoryview``: with what it is of where it shows all of that, else with what it shows."""
+    """Reduce a ``memoryview``: with the object that it views if it shows all of that, else with its bytes."""
     held: Any = view.obj
     if type(held).__name__ not in _HOLDERS or not view.c_contiguous or memoryview(held).nbytes != view.nbytes:
         held = bytes(view) if view.readonly else bytearray(view)

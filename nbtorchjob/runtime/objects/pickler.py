@@ -1,9 +1,9 @@
-"""Pickles what a notebook or a rank holds so that it is the same at the other end.
+"""Pickles the objects of a notebook or a rank so that they are the same at the other end.
 
-Code of modules goes by name, what ``__main__`` and functions define by value, with its file, lines and
-columns. One object graph keeps what its parts share: closures' variables, memory of arrays and tensors, the
-namespaces of functions; and classes keep slots, members and hooks. For properties, loggers, views of dicts
-and the like, cloudpickle's reductions are used, by public names alone.
+Code in modules is pickled by name; code defined in ``__main__`` or in functions by value, with its file,
+lines and columns. One object graph keeps what its parts share: closure variables, memory of arrays and
+tensors, namespaces of functions. Classes keep slots, members and hooks. Properties, loggers, dict views and
+the like use cloudpickle's reductions, through its public names only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.objects import codenames, generated, importable, memory, rebuilt, sources, threads
 from nbtorchjob.runtime.objects.importable import made_by_hand
 
-_HEAP = 1 << 9  # of a class that code has made
-_LOOKED = 1000  # objects, of containers
+_HEAP = 1 << 9  # the type flag of a class that code has made
+_LOOKED = 1000  # how many objects in containers to look at
 _MAPPINGS = (
     *(dict, collections.OrderedDict, collections.defaultdict),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
@@ -52,9 +52,9 @@ def dumps(
     *,
     sourced: bool = False,
 ) -> bytes:
-    """Pickle ``value``, for ``pickle.loads``, with what ``make`` makes; ``out_of_band`` gets its buffers.
+    """Pickle ``value`` for ``pickle.loads``; ``make`` returns the pickler, ``out_of_band`` gets the buffers.
 
-    What is ``sourced`` has the sources of its code along, for another Python.
+    If ``sourced``, the pickle includes the sources of its code, for another Python.
     """
     file = io.BytesIO()
     later: List[pickle.PickleBuffer] = []
@@ -77,9 +77,9 @@ def dumps(
 
 
 def _handle(number: int) -> Any:
-    """Return a handle of the hook with that number: where it is loaded, torch counts on from there.
+    """Return a handle of hook ``number``; loading it makes torch number new hooks from there on.
 
-    A hook that is added there would otherwise replace the one that came with its number.
+    Otherwise, a hook added after loading could replace the pickled hook of the same number.
     """
     type_: Any = sys.modules["torch"].utils.hooks.RemovableHandle
     handle = type_.__new__(type_)
@@ -88,30 +88,30 @@ def _handle(number: int) -> Any:
 
 
 class Pickler(pickle.Pickler):
-    """Pickles with protocol 5; what is loaded needs ``rebuilt`` and ``memory`` beside it."""
+    """Pickles with protocol 5; loading the pickle needs the modules ``rebuilt`` and ``memory``."""
 
     def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        # cloudpickle's is a chain of its own and copyreg's, in which each object's type is looked up anew.
+        # A plain dict: cloudpickle's chains its own table and copyreg's, and is searched for each object.
         self.dispatch_table = dict(cloudpickle.Pickler.dispatch_table)
         self.memory = memory.Memory()
         self.codes = sources.Codes()
-        self.hooks: List[int] = []  # the numbers of those that modules of torch have
+        self.hooks: List[int] = []  # the numbers of hooks of torch modules
         self._reducers: Dict[type, Callable[[Any], Any]] = {}
-        self._spaces: Dict[int, Dict[str, Any]] = {}  # by the functions' globals
-        self._cells: Dict[int, Any] = {}  # variables of closures that are filled with a function
-        self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the variables that come with them
+        self._spaces: Dict[int, Dict[str, Any]] = {}  # by the id of functions' globals
+        self._cells: Dict[int, Any] = {}  # closure variables that get their value with a function
+        self._functions: Dict[int, Tuple[Any, List[Any]]] = {}  # with the closure variables that they fill
         self._bare: Dict[int, _Bare] = {}
         self._classes: Dict[int, _Class] = {}
-        self._open = 0  # classes that aren't complete where they are loaded
-        self._late: List[_Late] = []  # what is filled in once they are
+        self._open = 0  # how many classes are incomplete at this point of loading
+        self._late: List[_Late] = []  # what is filled in once they are complete
 
     def dump(self, obj: Any) -> None:
         """Pickle ``obj``; raises whatever an object's own pickling raises."""
         try:
             super().dump(obj)
         finally:
-            self._reducers.clear()  # methods of this: in a circle with it all that was pickled would be held
+            self._reducers.clear()  # methods of this pickler: the cycle would keep alive all that was pickled
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how ``obj`` is pickled (see ``pickle.Pickler.reducer_override``)."""
@@ -170,17 +170,17 @@ class Pickler(pickle.Pickler):
         return _leave if plain else _reduced
 
     def reduce_tensor(self, tensor: Any) -> Any:
-        """Reduce a tensor that is of no subclass."""
+        """Reduce a tensor whose class is ``torch.Tensor`` itself."""
         return memory.reduce_tensor(self.memory, tensor)
 
     def reduce_parameter(self, parameter: Any) -> Any:
-        """Reduce a parameter, as torch does unless it was made for inference."""
+        """Reduce a parameter; it is left to torch unless it was made in inference mode."""
         if not parameter.is_inference():
             return NotImplemented
         return rebuilt.inference_parameter, (parameter.data, parameter.requires_grad)
 
     def reduce_net(self, net: Any) -> Any:
-        """Leave a module of torch to its own pickle, and note the numbers of its hooks."""
+        """Leave a torch module to its own reduction, and record the numbers of its hooks."""
         for name, hooks in vars(net).items():
             if name.endswith("_hooks") and isinstance(hooks, dict):
                 self.hooks += [number for number in hooks if isinstance(number, int)]
@@ -214,7 +214,7 @@ class Pickler(pickle.Pickler):
             and importable.installed(module)
             and importable.attributes(module) is names
         ):
-            return module  # what decorators of a library made: it is of that module, as it is there
+            return module  # made by a library's decorator: it uses the globals of the module at the other end
         space = self._spaces.setdefault(id(names), {})
         if not space:
             space.update(
@@ -223,12 +223,12 @@ class Pickler(pickle.Pickler):
         return space
 
     def reads(self, function: Any) -> Dict[str, Any]:
-        """Return what ``function``, and those defined in it, find in their globals."""
+        """Return the globals that ``function``, and the functions defined in it, read."""
         names = function.__globals__
         return {name: names[name] for name in codenames.names_read(function.__code__) if name in names}
 
     def _state(self, function: Any) -> Tuple[Any, ...]:
-        # New texts: one that Python has interned is the same object elsewhere too, and the pickle another.
+        # Copies of the names: an interned string may be shared with other objects, which changes the pickle.
         attributes = {name: getattr(function, name) for name in _FUNCTION}
         attributes["__annotations__"] = annotations_of(function)
         if getattr(function, "__type_params__", ()):
@@ -250,14 +250,14 @@ class Pickler(pickle.Pickler):
         return attributes, own, reads, cells, submodules
 
     def reduce_cell(self, cell: Any) -> Any:
-        """Reduce a closure's variable: its value comes with a function, or else behind it."""
+        """Reduce a closure variable; its value comes with a function, or else right after the variable."""
         if id(cell) in self._cells or not _full(cell):
             return rebuilt.make_cell, ()
         self._cells[id(cell)] = cell
         return rebuilt.make_cell, (), cell.cell_contents, None, None, rebuilt.fill_cell
 
     def reduce_cached(self, cached: Any) -> Any:
-        """Reduce a function under ``lru_cache``; what it caches stays."""
+        """Reduce an ``lru_cache`` function, without its cache."""
         function = getattr(cached, "__wrapped__", None)
         if function is None or _attribute(cached) is cached:
             return NotImplemented
@@ -266,14 +266,14 @@ class Pickler(pickle.Pickler):
         return rebuilt.make_cached, args, (function, own), None, None, rebuilt.fill_cached
 
     def _inner(self, function: Any) -> Any:
-        """Return what another is made around: a function whose state may lead back there is made without."""
+        """Return the function to wrap, without its state if that may refer back to the wrapper."""
         plain = isinstance(function, types.FunctionType) and not by_name(function)
         if plain and id(function) not in self._functions:
             self._bare[id(function)] = _Bare(function, self._make(function))
         return self._bare.get(id(function), function)
 
     def reduce_dispatching(self, function: Any) -> Any:
-        """Reduce what ``singledispatch`` made, which closes over tables of Python's own."""
+        """Reduce a ``singledispatch`` function, which closes over internal tables of Python."""
         own = {
             name: value
             for name, value in vars(function).items()
@@ -284,10 +284,10 @@ class Pickler(pickle.Pickler):
         return generated.make_dispatching, args, state, None, None, generated.fill_dispatching
 
     def reduce_code(self, code: types.CodeType) -> Any:
-        """Reduce code as it is, with what tracebacks and debuggers show of it."""
+        """Reduce code unchanged, with all that tracebacks and debuggers show."""
         values = {name: getattr(code, name) if name in _CODE else None for name in rebuilt.CODE}
-        # Python shares equal names and tuples as it happens to compile them, which pickles would show: copies
-        # are pickled. The name of a cell's file is shared by all of its code.
+        # Which equal names and tuples Python shares depends on how it compiled them, and pickles would show
+        # that: copies are pickled. A cell's code all shares one file name.
         for name, value in values.items():
             if isinstance(value, tuple):
                 values[name] = (*value, None)[:-1]
@@ -303,7 +303,7 @@ class Pickler(pickle.Pickler):
             return generated.reduce_name(cls)
         if cls in _TYPES:
             return getattr, (types, _TYPES[cls])
-        # Its instances, among attributes or in what methods read, come last: to be hashed they need methods.
+        # Its instances, in attributes or in globals of methods, come last: hashing them needs the methods.
         if id(cls) in self._classes:
             return rebuilt.same, (self._classes[id(cls)],)
         self._classes[id(cls)] = _Class(cls)
@@ -311,16 +311,16 @@ class Pickler(pickle.Pickler):
         return rebuilt.same, (self._classes[id(cls)], _End())
 
     def reduce_open(self, opened: _Class) -> Any:
-        """Reduce a class without what comes last."""
+        """Reduce a class without the parts that come last."""
         cls = opened.cls
-        # What stands in a class, without what Python puts there when it makes one
+        # The attributes of a class, without those that Python adds when it makes one
 
         def made(value: Any) -> bool:
             types_ = (types.GetSetDescriptorType, types.MemberDescriptorType)
             return isinstance(value, types_) and value.__objclass__ is cls
 
         state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
-        state.pop("__slotnames__", None)  # which pickle keeps in a class once it has pickled an instance
+        state.pop("__slotnames__", None)  # pickle caches it in a class when it pickles an instance
         lazy = _ANNOTATIONS.intersection(state)
         if lazy:
             for name in lazy:
@@ -330,7 +330,7 @@ class Pickler(pickle.Pickler):
             types_ = types.MemberDescriptorType
             state["__slots__"] = tuple(k for k, v in vars(cls).items() if isinstance(v, types_))
         if issubclass(cls, enum.Enum):
-            # Combined flags are found again when they are asked for.
+            # Combined flags are made again on demand.
             members = set(map(id, state["_member_map_"].values()))
             values = state["_value2member_map_"]
             state["_value2member_map_"] = {k: v for k, v in values.items() if id(v) in members}
@@ -349,25 +349,25 @@ class Pickler(pickle.Pickler):
         for method in generated.methods(cls):
             self.codes.made(method.__code__)
         late: Dict[str, Any] = {}
-        if not issubclass(cls, enum.Enum):  # whose members are made with it
-            # What Python's makers of classes write is read at once, by those of another Python.
+        if not issubclass(cls, enum.Enum):  # an enum's members are made with it
+            # What Python's class makers write is read right away by the class makers of another Python.
             makers = ("__", "_field")
             late = {k: v for k, v in state.items() if not k.startswith(makers) and _is_late(v)}
         if late:
-            state.update(dict.fromkeys(late))  # their places in the class
+            state.update(dict.fromkeys(late))  # placeholders, to keep the order
             self._late.append(_Late(rebuilt.complete_class, cls, late))
         filled = (state, registered, sources.HERE, not late)
         return rebuilt.make_class, args, filled, None, None, rebuilt.fill_class
 
     def reduce_end(self, end: Any) -> Any:
-        """Reduce what comes last of a class, and of those inside it."""
+        """Reduce the parts that come last, of a class and of the classes inside it."""
         self._open -= 1
         late: List[_Late] = []
         if not self._open:
             late, self._late = self._late, late
         return tuple, (late,) if late else ()
 
-    # Weak references: what they lead to travels along, but lives on only where something else holds it.
+    # Weak references: the referent travels along, but survives only if something else holds it.
 
     def reduce_reference(self, reference: Any) -> Any:
         """Reduce a weak reference, with its callback."""
@@ -388,7 +388,7 @@ class Pickler(pickle.Pickler):
         return type(mapping), (), None, None, iter(list(mapping.items()))
 
     def reduce_weak_set(self, weak_set: Any) -> Any:
-        """Reduce a weak set by what is in it: how it keeps that differs between Pythons."""
+        """Reduce a weak set to its items: how it stores them differs between Pythons."""
         return type(weak_set), (list(weak_set),)
 
     # Others
@@ -411,14 +411,14 @@ class Pickler(pickle.Pickler):
         return rebuilt.make_module, args, own, None, None, rebuilt.fill_module
 
     def reduce_stand_in(self, obj: Any) -> Any:
-        """Reduce an object of a class that has an instance in place of a module in ``sys.modules``."""
+        """Reduce an object whose class has an instance in ``sys.modules`` in place of a module."""
         route = importable.route(obj)
         if isinstance(route, str):
             return importlib.import_module, (route,)
         return self._reducer_of_object(type(obj))(obj)
 
     def reduce_partial(self, partial: Any) -> Any:
-        """Reduce a partial, which what it is of may refer to."""
+        """Reduce a partial, whose function may refer back to it."""
         return rebuilt.make_partial, (type(partial),), partial.__reduce__()[2]
 
     def reduce_cached_property(self, prop: Any) -> Any:
@@ -434,7 +434,7 @@ class Pickler(pickle.Pickler):
         """Reduce a type variable of a notebook."""
         if _attribute(variable) is variable:
             return getattr, (sys.modules[variable.__module__], variable.__name__)
-        if hasattr(variable, "__value__") and not variable.__type_params__:  # it may be of itself
+        if hasattr(variable, "__value__") and not variable.__type_params__:  # it may refer to itself
             cell = rebuilt.make_cell()
             self._cells[id(cell)] = cell
             state = (cell, variable.__value__)
@@ -442,7 +442,7 @@ class Pickler(pickle.Pickler):
             return rebuilt.make_alias, alias, state, None, None, rebuilt.fill_alias
         try:
             known_as = rebuilt.tag(variable)
-        except TypeError:  # of a kind that can't be referred to weakly: made anew by each pickle
+        except TypeError:  # its type allows no weak references: each pickle makes a new one
             known_as = ""
         type_: Any = type(variable)
         args = (variable.__name__, *getattr(variable, "__constraints__", ()))
@@ -460,14 +460,14 @@ class Pickler(pickle.Pickler):
         )
 
     def reduce_context_variable(self, variable: Any) -> Any:
-        """Reduce a variable of contexts: by name where a module has it, whose code asks that one."""
+        """Reduce a context variable: by name if a module holds it, since the module's code reads that one."""
         module, name = importable.held_anywhere(type(variable)).get(id(variable), (None, ""))
         if module is None or _registered(importable.name_of(module)):
             return threads.reduce_variable(variable)
         return getattr, (module, name)
 
     def reduce_builtin(self, function: Any) -> Any:
-        """Reduce a function of Python's own, or of a library in C: by its name."""
+        """Reduce a function of Python or of a C library: pickle does so by name."""
         return NotImplemented
 
     def reduce_bare(self, bare: _Bare) -> Any:
@@ -476,7 +476,7 @@ class Pickler(pickle.Pickler):
 
 
 class _Bare:
-    """A function as it is first made, for what is made around it before it is complete."""
+    """A function without its state, for a wrapper that is made before the function is complete."""
 
     def __init__(self, function: Any, args: Tuple[Any, ...]) -> None:
         self.function = function
@@ -491,11 +491,11 @@ class _Class:
 
 
 class _End:
-    """Stands behind a class that then is complete."""
+    """Marks where a class is complete in the pickle."""
 
 
 class _Late:
-    """A call that fills in what had to wait for a class."""
+    """A call that fills in values that had to wait for a class."""
 
     def __init__(self, fill: Any, *args: Any) -> None:
         self._call = (fill, args)
@@ -505,7 +505,7 @@ class _Late:
 
 
 def _is_late(value: Any) -> bool:
-    """Whether a value has to wait for a class that goes by value: it is, or holds, an object of one."""
+    """Whether a value has to wait for a class pickled by value: it is, or holds, an instance of one."""
     waiting = [value]
     for _ in range(_LOOKED):
         if not waiting:
@@ -524,20 +524,20 @@ def _is_late(value: Any) -> bool:
 
 
 def proxied(proxy: Any) -> Any:
-    """Return what a weak proxy stands for, or None once that is gone."""
+    """Return the referent of a weak proxy, or None once that is gone."""
     try:
-        return proxy.__reduce_ex__.__self__  # a method of that
+        return proxy.__reduce_ex__.__self__  # a method of the referent
     except ReferenceError:
         return None
 
 
 def by_name(obj: Any) -> bool:
-    """Whether a class or function can be had by its name from a module that can be imported."""
+    """Whether importing a class or function by its name returns that very object."""
     return _attribute(obj) is obj
 
 
 def annotations_of(obj: Any) -> Dict[str, Any]:
-    """Return annotations; on Python 3.14 as texts where they name what isn't there."""
+    """Return annotations; on Python 3.14 as strings if they contain an undefined name."""
     try:
         own: Dict[str, Any] = obj.__annotations__
     except NameError:
@@ -560,7 +560,7 @@ def _full(cell: Any) -> bool:
 
 
 def _attribute(obj: Any) -> Any:
-    """Return what can be imported under the name of ``obj``, which may be itself."""
+    """Return the object that can be imported by the name of ``obj``, if any: often ``obj`` itself."""
     name = str(obj.__module__)
     if name == "__main__" or name not in sys.modules or made_by_hand(name) or _registered(name):
         return None
@@ -570,7 +570,7 @@ def _attribute(obj: Any) -> Any:
 
 
 def _registered(name: str) -> bool:
-    """Whether a module is one that cloudpickle was told to pickle by value, or below one."""
+    """Whether a module, or a package above it, is registered with cloudpickle to be pickled by value."""
     by_value = cloudpickle.list_registry_pickle_by_value()
     return any(name == prefix or name.startswith(prefix + ".") for prefix in by_value)
 
@@ -584,7 +584,7 @@ def _reduce_member(member: Any) -> Any:
 
 
 def _maker(obj: Any) -> Tuple[Any, Tuple[Any, ...]]:
-    """Return the class in C whose ``__new__`` makes the like of ``obj``, and what it takes."""
+    """Return the C class whose ``__new__`` can make ``obj`` again, and the arguments to pass."""
     base: Any = next(cls for cls in type(obj).__mro__ if isinstance(vars(cls).get("__new__"), type(len)))
     if base is object:
         return base, ()
@@ -597,17 +597,17 @@ def _maker(obj: Any) -> Tuple[Any, Tuple[Any, ...]]:
 
 
 def _attributes(obj: Any) -> Tuple[Dict[str, Any], Dict[str, Any]]:
-    """Return an object's attributes, and those in slots."""
+    """Return the attributes in an object's ``__dict__``, and those in its slots."""
     slots = [name for name in copyreg._slotnames(type(obj)) if hasattr(obj, name)]  # type: ignore[attr-defined]
     return dict(getattr(obj, "__dict__", ())), {name: getattr(obj, name) for name in slots}
 
 
-# Classes of torch, Triton and Python that don't say for themselves how they are made again elsewhere.
+# Classes of torch, Triton and Python that don't define how to make their objects again elsewhere.
 _OF_LIBRARIES: Dict[Tuple[str, str], Callable[[Any], Any]] = {}
 
 
 def _reduces(module: str, name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Have a function reduce the objects of a library's class, and of those derived from it."""
+    """Register a function that reduces the objects of a library's class and of its subclasses."""
 
     def enter(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         _OF_LIBRARIES[module, name] = reduce
@@ -618,13 +618,13 @@ def _reduces(module: str, name: str) -> Callable[[Callable[[Any], Any]], Callabl
 
 @_reduces("torch", "memory_format")
 def _reduce_memory_format(memory_format: Any) -> Any:
-    # Its name is "torch.channels_last" , which pickle finds in the first module that has `torch`.
+    # Its name is "torch.channels_last", which pickle would look up in the first module that has a `torch`.
     return rebuilt.of_torch, (str(memory_format).rpartition(".")[2],)
 
 
 @_reduces(torch_versions.PACKET.module, torch_versions.PACKET.name)
 def _reduce_packet(packet: Any) -> Any:
-    # Its `__module__` says "torch._ops.aten" , which isn't there.
+    # Its `__module__` is "torch._ops.aten", which doesn't exist.
     space, _, name = packet._qualified_op_name.partition("::")
     return getattr, (getattr(sys.modules["torch"].ops, space), name)
 
@@ -643,13 +643,13 @@ def _reduce_higher_order(operator: Any) -> Any:
 @_reduces("torch.utils.data.dataloader", "DataLoader")
 def _reduce_loader(loader: Any) -> Any:
     state = dict(vars(loader))
-    state["_iterator"] = None  # of one with persistent_workers: its workers are processes of this machine
+    state["_iterator"] = None  # with persistent_workers: its workers are processes on this machine
     return copyreg.__newobj__, (type(loader),), state, None, None, rebuilt.fill_plainly  # type: ignore[attr-defined]
 
 
 @_reduces("torch.optim.lr_scheduler", "LRScheduler")
 def _reduce_scheduler(scheduler: Any) -> Any:
-    # What it set on its optimizer, to know whether that steps, the optimizer leaves out of its own state.
+    # It marks its optimizer, to know whether that steps; the optimizer leaves the mark out of its own state.
     state = (dict(vars(scheduler)), torch_versions.STEPPED.get(scheduler.optimizer))
     call = copyreg.__newobj__, (type(scheduler),)  # type: ignore[attr-defined]
     return (*call, state, None, None, rebuilt.fill_scheduler)
@@ -664,7 +664,7 @@ def _reduce_exported(program: Any) -> Any:
 
 @_reduces("triton.runtime.jit", "JITFunction")
 def _reduce_kernel(kernel: Any) -> Any:
-    # What it has besides its function and its options (locks, what was compiled) is made when it is.
+    # Everything but its function and its options (locks, compiled code) is made anew with it.
     names = [*inspect.signature(type(kernel)).parameters][1:]
     own = vars(kernel)
     options = {name: own.get("_" + name, own.get(name)) for name in names}
@@ -676,7 +676,7 @@ def _reduce_kernel(kernel: Any) -> Any:
 def _reduce_curry(curried: Any) -> Any:
     call, (type_, function, *rest) = curried.__reduce__()
     if isinstance(function, str) and function.startswith("__main__:"):
-        # That names its decorated function's place in the notebook, which a rank hasn't (toolz 1.2).
+        # This names the decorated function's place in the notebook, which a rank doesn't have (toolz 1.2).
         function, rest = curried.func, [*rest[:-1], None]
     return call, (type_, function, *rest)
 
@@ -691,7 +691,7 @@ def _reduce_with_constant(module: str, name: str, obj: Any) -> Any:
 
 
 class _Constant:
-    """A text or a tuple that a module compares others with by identity: pickle would make another one."""
+    """A string or tuple that a module compares with by identity: pickle would make another one."""
 
     def __init__(self, module: str, name: str) -> None:
         self._place = (module, name)
@@ -735,7 +735,7 @@ def _reduce_exception(exc: Any) -> Any:
 
 
 def _reduced(obj: Any) -> Any:
-    """Return how an object says itself that it is pickled; by a name of the notebook's it comes along."""
+    """Return an object's own reduction; if that is a name in the notebook, the object comes along."""
     reduced = obj.__reduce_ex__(5)
     if not isinstance(reduced, str) or type(obj).__module__ != "__main__":
         return reduced
@@ -752,7 +752,7 @@ def _reduce_trapped(obj: Any) -> Any:
     return (*reduced, *(None,) * (5 - len(reduced)), fill)
 
 
-# Python's own, which leave out what was set on an instance.
+# Python's own reductions, which leave out attributes set on an instance.
 _WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict.__reduce__)
 
 
@@ -766,7 +766,7 @@ def _reduce_container(container: Any) -> Any:
     return (maker, args, own or None, *items[1:])
 
 
-_WRAPPER = "DistributedDataParallel"  # made again it would ask for the ranks' process group
+_WRAPPER = "DistributedDataParallel"  # making it again would need the ranks' process group
 _VARIABLES = tuple(
     getattr(typing, name)
     for name in ("TypeVar", "ParamSpec", "TypeVarTuple", "NewType", "TypeAliasType")
@@ -777,13 +777,13 @@ _CODE = frozenset(
     for name in rebuilt.CODE
     if hasattr(types.CodeType, name) and name not in ("co_lnotab", "co_linetable")
 ) | {"co_linetable" if hasattr(types.CodeType, "co_linetable") else "co_lnotab"}
-# How annotations stand in a class since Python 3.14; the function refers to the class's first dict.
+# Where a class keeps its annotations since Python 3.14; the function refers to the class's first dict.
 _ANNOTATIONS = frozenset(("__annotate__", "__annotate_func__", "__annotations_cache__", "__classdictcell__"))
-# What each Python has in its own way.
+# Objects that differ between Pythons.
 _OF_PYTHON: Dict[Any, Callable[[Any], Any]] = {
     dataclasses.Field: generated.reduce_field,
     dataclasses._DataclassParams: generated.reduce_params,  # type: ignore[attr-defined]
-    datetime.timezone: _leave,  # `datetime.UTC` is a constant since Python 3.11 alone
+    datetime.timezone: _leave,  # the constant `datetime.UTC` exists only since Python 3.11
     functools.partialmethod: generated.reduce_partialmethod,
     memoryview: memory.reduce_view,
     functools.singledispatchmethod: generated.reduce_dispatched_method,
@@ -795,10 +795,10 @@ if hasattr(types, "UnionType"):
 if hasattr(enum, "property"):
     _OF_PYTHON[enum.property] = generated.reduce_redirect
     _OF_PYTHON[getattr(enum, "FlagBoundary", None)] = generated.reduce_boundary
-_SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}  # which pickle itself knows
+_SINGLETONS: Set[Any] = {type(None), type(Ellipsis), type(NotImplemented)}  # pickle itself handles these
 _TYPES = {
     type_: name for name, type_ in vars(types).items() if type(type_) is type
-}  # Python's, without a module
+}  # Python's own, which may have no module
 _BY_TYPE: Dict[Any, str] = {
     types.FunctionType: "reduce_function",
     types.CodeType: "reduce_code",

@@ -1,10 +1,10 @@
-"""Recreates functions, classes and the like that travelled by value: their pickles call it.
+"""Recreates functions, classes and the like that travelled by value: their pickles call this module.
 
-Each is made empty first and filled afterwards, so that they may refer to each other in circles. What holds
-instances of a class comes once it has its methods. A class has a tag of its own: where the tag is known
-already, as in the notebook, it means that class, as it is now.
+Each object is made empty first and filled afterwards, so that objects may refer to each other in cycles.
+Whatever holds instances of a class comes after the class has its methods. Each class has a tag: if the tag is
+known already, as in the notebook, it stands for the known class, as that is now.
 
-``loads`` loads such a pickle; where an object can't be made again, its error names the variable.
+``loads`` loads such a pickle; if an object can't be made again, its error names the variable.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _lock = threading.Lock()
 _tags: Any = weakref.WeakKeyDictionary()  # a class, or a type variable, to its tag
 _tagged: Any = weakref.WeakValueDictionary()
 _unfilled: Any = weakref.WeakSet()
-differences: List[str] = []  # what differs after loading, for whoever asks
-held: List[Any] = []  # what weak references lead to, of names that stay for as long as this process
+differences: List[str] = []  # what differs after loading, for callers to read
+held: List[Any] = []  # referents of weak references, kept for as long as this process lives
 
 
 def tag(type_: Any) -> str:
     """Return a class's tag, the same here and wherever its pickles are loaded.
 
-    Raises ``TypeError`` for what can't be referred to weakly.
+    Raises ``TypeError`` for objects that allow no weak references.
     """
     with _lock:
         if type_ not in _tags:
@@ -48,17 +48,17 @@ def tag(type_: Any) -> str:
 
 
 def tags() -> List[str]:
-    """Return all tags: each process makes its own."""
+    """Return all tags that this process knows: each process makes its own."""
     return list(_tagged)
 
 
 def same(value: Any, *_: Any) -> Any:
-    """Return ``value``: one whose pickle is in two parts."""
+    """Return ``value``, an object whose pickle has two parts."""
     return value
 
 
 def tracked(known_as: str, module: str, make: Any, args: Sequence[Any]) -> Any:
-    """Return the type variable with that tag, made if need be."""
+    """Return the type variable with that tag, made if it doesn't exist."""
     obj = _tagged.get(known_as)
     if obj is None:
         obj = make(*args)
@@ -105,7 +105,7 @@ def fill_cell(cell: Any, content: Any) -> None:
     cell.cell_contents = content
 
 
-# What makes up code: its lines are in one of two tables, and some is of newer Pythons.
+# The attributes of code: its lines are in one of two tables, and some exist only in newer Pythons.
 CODE = (
     "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags",
     "co_code", "co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_filename", "co_name",
@@ -114,9 +114,9 @@ CODE = (
 
 
 def make_code(python: str, number: int, *values: Any) -> Any:
-    """Make code of its attributes' values, in the order of ``CODE``: None is one that ``python`` hasn't.
+    """Make code from its attributes' values, in the order of ``CODE``: None if ``python`` lacks one.
 
-    Bytecode of another Python isn't touched: the code with that ``number`` is compiled from its source.
+    Bytecode of another Python isn't used: the code with that ``number`` is compiled from its source.
     """
     described = {name: value for name, value in zip(CODE, values) if value is not None}
     if python != sources.HERE:
@@ -147,12 +147,12 @@ def fill_function(
 
 
 def dead(refer: Callable[[Any], Any]) -> Any:
-    """Return a weak reference, or a proxy, to what is gone."""
+    """Return a weak reference, or a proxy, whose referent is gone."""
     return refer(set())
 
 
 def make_cached(function: Any, parameters: Dict[str, Any]) -> Any:
-    """Make ``lru_cache``'s function around another; its cache is empty."""
+    """Wrap a function in ``lru_cache``, with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -162,7 +162,7 @@ def fill_cached(cached: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
 
 
 def make_partial(type_: Any) -> Any:
-    """Make a partial without its function yet, which may refer to the partial."""
+    """Make a partial, for now without its function, which may refer to the partial."""
     return type_(same)
 
 
@@ -172,11 +172,11 @@ def make_partial(type_: Any) -> Any:
 def make_class(
     known_as: str, type_: Any, maker: Any, name: str, bases: Tuple[type, ...], own: Dict[str, Any]
 ) -> Any:
-    """Make a class without attributes; ``maker`` is the first of ``kind``'s bases that a module has.
+    """Make a class without attributes; ``maker`` is the first class in ``type_``'s MRO that a module has.
 
-    The effects of a notebook's own metaclass and ``__init_subclass__``, in registries for instance, have
-    travelled along: the two aren't called again. A module's are, as its registries are made anew here, unless
-    they want keywords: a class doesn't keep those of its statement.
+    The effects of a notebook's own metaclass and ``__init_subclass__``, for instance in registries, travelled
+    with the class: the two aren't called again. Those of a module are, as its registries are new here, unless
+    they require keywords: a class doesn't keep the keywords of its statement.
     """
     known = _tagged.get(known_as)
     if known is not None:
@@ -196,7 +196,7 @@ def make_class(
             space.update(own)
             cls = maker.__new__(type_, name, bases, space)
             maker.__init__(cls, name, bases, space)
-        except TypeError:  # typing's refuses the bases of a TypedDict; others want the class's keywords
+        except TypeError:  # typing's refuses the bases of a TypedDict; others need the class's keywords
             cls = type.__new__(type_, name, bases, own)
     finally:
         for base, method in reversed(saved):
@@ -227,7 +227,7 @@ def _skip(base: Any, cls: Any, **_: Any) -> None:
 def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str, bool]) -> None:
     """Fill in attributes and virtual subclasses of a class that was just made; leave others as they are.
 
-    One that isn't complete then is given to :func:`complete_class` as well.
+    A class that isn't complete after that is passed to :func:`complete_class` later.
     """
     if cls not in _unfilled:
         return
@@ -235,14 +235,14 @@ def fill_class(cls: Any, state: Tuple[Dict[str, Any], Sequence[Any], str, bool])
     if complete:
         _unfilled.discard(cls)
     if python != sources.HERE:
-        from nbtorchjob.runtime.objects import generated  # late: it travels only with classes
+        from nbtorchjob.runtime.objects import generated  # imported late: it travels only with classes
 
         if issubclass(cls, enum.Enum):
             attributes = generated.fill_enum(cls, attributes)
     for name, value in attributes.items():
         # Not through the metaclass, which may forbid it, as that of enums does.
         type.__setattr__(cls, name, value)
-    if "__firstlineno__" in attributes:  # setting others takes it away (Python 3.13)
+    if "__firstlineno__" in attributes:  # setting other attributes removes it (Python 3.13)
         type.__setattr__(cls, "__firstlineno__", attributes["__firstlineno__"])
     for subclass in registered:
         cls.register(subclass)
@@ -273,13 +273,13 @@ def fill_member(member: Any, state: Tuple[Dict[str, Any], Dict[str, Any]]) -> No
 
 
 def make_named(name: str, cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
-    """Return the object of ``__main__`` that goes by its name; where there is none, a new one of ``base``."""
+    """Return the object of that name in ``__main__``, or a new one made by ``base`` if there is none."""
     known = _of_main(name)
     return known if type(known) is cls else base.__new__(cls, *args)
 
 
 def fill_named(obj: Any, state: Tuple[str, Dict[str, Any], Dict[str, Any]]) -> None:
-    """Fill in the attributes of one that was just made, and those in slots."""
+    """Fill in the attributes of an object that was just made, and those in slots."""
     name, *own = state
     if _of_main(name) is not obj:
         fill_object(obj, tuple(own))
@@ -296,7 +296,7 @@ def _of_main(name: str) -> Any:
 def make_module(name: str, importable: bool, type_: Any = types.ModuleType) -> types.ModuleType:
     """Make a module that was made by hand; ``importable`` if it could be imported by its name."""
     module: types.ModuleType = type_.__new__(type_)
-    types.ModuleType.__init__(module, name)  # not the class's own, which may want more
+    types.ModuleType.__init__(module, name)  # not the class's own, which may take more arguments
     if not importable:
         return module
     known: types.ModuleType = sys.modules.setdefault(name, module)
@@ -309,7 +309,7 @@ def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
 
 
 def make_exception(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
-    """Make an exception as it is, however many arguments its class takes; ``base`` is Python's own."""
+    """Make an exception with its ``args``, whatever its class takes; ``base`` is a base that a module has."""
     exception = cls.__new__(cls, *args)
     base.__init__(exception, *args)
     exception.args = args
@@ -333,12 +333,12 @@ def raised(exc: BaseException) -> str:
 
     try:
         return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
-    except Exception:  # its own code, or that of what it holds, can't say what it is
+    except Exception:  # code of the exception, or of an object that it holds, can't format it
         return ""
 
 
 def fill_exception(exception: Any, state: Tuple[Any, str]) -> None:
-    """Fill in an exception's attributes, and what is said of where it was raised."""
+    """Fill in an exception's attributes, and the traceback of where it was raised."""
     own, text = state
     if type(exception).__setstate__ is not BaseException.__setstate__:
         exception.__setstate__(own)
@@ -368,7 +368,7 @@ def fill_plainly(instance: Any, state: Dict[str, Any]) -> None:
 
 
 def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
-    """Fill in a scheduler of learning rates, whose optimizer notes that it steps, as torch has it."""
+    """Fill in a learning-rate scheduler, and have its optimizer record that it steps, as torch does."""
     own, called = state
     vars(scheduler).update(own)
     optimizer = scheduler.optimizer
@@ -396,12 +396,12 @@ def exported(data: bytes) -> Any:
 
 
 def kernel(type_: Any, function: Any, options: Dict[str, Any]) -> Any:
-    """Make a kernel of Triton, of a function with source."""
+    """Make a Triton kernel from a function that has a source."""
     return type_(function, **options)
 
 
 def inference_parameter(data: Any, requires_grad: bool) -> Any:
-    """Make a parameter that was made in ``torch.inference_mode``, where alone it may be made again."""
+    """Make a parameter of ``torch.inference_mode`` again, which is allowed only in that mode."""
     import torch
 
     with torch.inference_mode():
@@ -429,14 +429,14 @@ def loads(data: bytes, buffers: Sequence[memoryview], load: Callable[..., Any] =
     try:
         return load(data, buffers=buffers)
     except Exception as exc:  # whatever a user's __setstate__ raises
-        # Name the variable that loading fails at, from what the unpickler in Python leaves on its stacks.
+        # Find the variable that loading fails at, on the stacks that the pure-Python unpickler leaves behind.
         unpickler: Any = pickle._Unpickler(io.BytesIO(data), buffers=buffers)
         try:
             unpickler.load()
         except Exception:  # as before
             pass
         # Each mark opens a stack: the call's own items, a function that is being filled, the names and values
-        # that it reads. What a value is made of may lie behind its name.
+        # that it reads. The parts of a value may lie behind its name.
         stacks: List[List[Any]] = [*getattr(unpickler, "metastack", ()), getattr(unpickler, "stack", [])]
         functions = [
             function for stack in stacks for function in stack if isinstance(function, types.FunctionType)

@@ -1,7 +1,7 @@
-"""What threads of one process share, and what each has of its own: made anew, it serves those of another.
+"""Pickling of locks, queues and thread-local values: they are made anew for the threads of another process.
 
-Locks, and what is built on them, travel while no thread uses them: what holds a lock here, or waits for
-something, isn't there to end that.
+Locks, and objects built on them, travel only while no thread uses them: a thread that holds a lock or waits
+here doesn't exist in the other process, so nothing there would end that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _reduce_lock(lock: Any) -> Any:
 
 
 def make_lock() -> Any:
-    """Make a lock; ``threading.Lock`` is a function or a class, each with a name that other Pythons lack."""
+    """Make a lock; ``threading.Lock`` is a function or a class, whose name differs between Pythons."""
     return threading.Lock()
 
 
@@ -35,7 +35,7 @@ def _reduce_rlock(lock: Any) -> Any:
 
 
 def reduce_condition(condition: Any) -> Any:
-    """Reduce a condition: it has methods of its lock."""
+    """Reduce a condition, whose attributes include methods of its lock."""
     if not _plain(type(condition)):
         return NotImplemented
     if condition._waiters:
@@ -54,7 +54,7 @@ def fill_condition(condition: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
 
 
 def reduce_queue(queue: Any) -> Any:
-    """Reduce a queue, for a Python that asks whether it is shut down (3.13), too."""
+    """Reduce a queue; adds ``is_shutdown``, which Python 3.13 needs."""
     reduced = queue.__reduce_ex__(5)
     if not _plain(type(queue)) or not isinstance(reduced[2], dict):
         return reduced
@@ -62,7 +62,7 @@ def reduce_queue(queue: Any) -> Any:
 
 
 def _reduce_simple_queue(queue: Any) -> Any:
-    many, inside = queue.qsize(), gc.get_referents(queue)  # to get an item would take it from those who wait
+    many, inside = queue.qsize(), gc.get_referents(queue)  # get() would take an item from waiting threads
     items = inside[:many] if sys.version_info >= (3, 13) else inside[0][len(inside[0]) - many :]
     return SimpleQueue, (), items, None, None, fill_simple_queue
 
@@ -74,7 +74,7 @@ def fill_simple_queue(queue: Any, items: List[Any]) -> None:
 
 
 def reduce_local(local: Any) -> Any:
-    """Reduce variables of threads, with the values of this one and what ``__init__`` gets in others."""
+    """Reduce a ``threading.local``: this thread's values, and the arguments of ``__init__`` in others."""
     if not _plain(type(local)):
         return NotImplemented
     own, inside = dict(vars(local)), gc.get_referents(local)
@@ -84,7 +84,7 @@ def reduce_local(local: Any) -> Any:
 
 
 def make_local(type_: Any, args: Tuple[Any, ...], *named: Dict[str, Any]) -> Any:
-    """Make variables of threads, without values."""
+    """Make a ``threading.local`` without values."""
     return type_.__new__(type_, *args, **dict(*named))
 
 
@@ -99,7 +99,7 @@ def reduce_variable(variable: Any) -> Any:
 
 
 def make_variable(name: str, *default: Any) -> Any:
-    """Make a context variable; one without a default isn't one whose default is None."""
+    """Make a context variable; no default isn't the same as a default of None."""
     return contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name)
 
 
@@ -119,14 +119,14 @@ def reduce_future(future: Any) -> Any:
 
 
 def refuse_thread(obj: Any) -> Any:
-    """Refuse a thread, or a pool of them, which runs here or not at all."""
+    """Refuse a thread or an executor, which can run only in this process."""
     if not _plain(type(obj)):
         return NotImplemented
     raise pickle.PicklingError("cannot pickle what runs threads")
 
 
 def _plain(type_: Any) -> bool:
-    """Whether a class leaves it to Python how its objects are pickled."""
+    """Whether a class leaves the pickling of its objects to Python."""
     says = getattr(type_, "__getstate__", None)
     return (
         type_.__reduce__ is object.__reduce__

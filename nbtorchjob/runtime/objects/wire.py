@@ -28,9 +28,9 @@ from nbtorchjob.runtime.objects.codec import Dump, Encoder, Load, decode
 MAGIC = b"nbtjval1"
 ALIGN = 64
 _SMALL = 1 << 20
-_NONCE = 16  # bytes, in front of what is sealed
+_NONCE = 16  # bytes, in front of sealed data
 _FIXED = len(MAGIC) + 32 + 8
-_KEEP_SIZE = 1  # of Linux's fallocate
+_KEEP_SIZE = 1  # a mode of Linux's fallocate
 
 
 class WireError(Exception):
@@ -105,14 +105,14 @@ def _write(path: str, head: bytes, buffers: List[memoryview]) -> int:
 
 
 def reserve(file: Any, size: int) -> None:
-    """Have the file system find room for a big file at once: ext4 else takes half as long again (6.18).
+    """Reserve room for a big file at once: otherwise ext4 takes half as long again (Linux 6.18).
 
-    What it can't, or won't, the writes tell. Python's ``posix_fallocate`` writes to each block of a file
-    system that has no such call.
+    If this fails, the writes report the reason. Python's ``posix_fallocate`` isn't used: on a file system
+    without such a call, it writes to each block.
     """
     if size < _SMALL:
         return
-    import ctypes  # late: only who packs something big needs it
+    import ctypes  # imported late: only big files need it
 
     fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
     if fallocate is not None:
@@ -141,13 +141,13 @@ def plain(path: str, flags: int) -> int:
 
 
 def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklable]] = None) -> Any:
-    """Return the value in the file at ``path``, its big buffers mapped; ``key`` is this value's own.
+    """Return the value in the file at ``path``, its big buffers mapped; ``key`` is the value's own key.
 
     A substitute for a value, an :class:`Unpicklable` or :class:`Withheld`, is returned as such; ``lost``
     receives those for its parts.
 
-    Raises ``WireError`` for a file that isn't this job's, before anything of it is unpickled;
-    ``ImportError`` and whatever ``load`` raises where the value can't be rebuilt here.
+    Raises ``WireError`` for a file that isn't this job's, before unpickling any of it; ``ImportError`` and
+    whatever ``load`` raises if the value can't be rebuilt here.
     """
     with open(path, "rb", opener=plain) as file:
         size = os.fstat(file.fileno()).st_size
@@ -191,41 +191,41 @@ def read_value(path: str, load: Load, key: bytes, lost: Optional[List[Unpicklabl
 
 
 def sign(data: Any, key: bytes) -> bytes:
-    """HMAC-SHA256 with a key of the job's own. Raises ``WireError`` for an empty one, which anybody has."""
+    """HMAC-SHA256 with a key of the job's. Raises ``WireError`` for an empty key, which anybody has."""
     if not key:
         raise WireError("the job's key is gone")
     return hmac.new(key, data, hashlib.sha256).digest()
 
 
 def derived(key: bytes, *of: object) -> bytes:
-    """Return the key for one purpose of the job: what is signed with it is valid for nothing else."""
+    """Return the job's key for one purpose: its signatures are valid for nothing else."""
     return sign(json.dumps([str(word) for word in of]).encode(), key)
 
 
 def sealed(data: bytes, key: bytes) -> bytes:
-    """Return data that only who has the key can read, by :func:`unsealed`; whose it is that doesn't tell.
+    """Return ``data`` encrypted for :func:`unsealed` with the same key; it isn't authenticated.
 
-    It is added to a keystream of HMAC-SHA256 in counter mode, from a nonce that comes once and stands in
-    front. Most images have no library with a cipher, and a Python without one has this in its ``hmac``.
+    It is XORed with a keystream of HMAC-SHA256 in counter mode, from a nonce that is used once and stands in
+    front. Most images have no library with a cipher, and Python itself has none, but it has ``hmac``.
     """
     nonce = os.urandom(_NONCE)
     return nonce + _ciphered(data, key, nonce)
 
 
 def unsealed(data: bytes, key: bytes) -> bytes:
-    """Return what was sealed with the key."""
+    """Return the data that was sealed with the key."""
     return _ciphered(data[_NONCE:], key, data[:_NONCE])
 
 
 def _ciphered(data: bytes, key: bytes, nonce: bytes) -> bytes:
-    """Return the data added to the nonce's keystream, which done twice gives it back."""
+    """Return the data XORed with the nonce's keystream; doing that twice restores it."""
     blocks = range(0, len(data), hashlib.sha256().digest_size)
     stream = b"".join(sign(nonce + at.to_bytes(8, "big"), key) for at in blocks)[: len(data)]
     return (int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")).to_bytes(len(data), "big")
 
 
 def value_key(key: bytes, run: str, round_: int, rank: int) -> bytes:
-    """Return the key of one value: a retry has its job's key but its own ``run``; no round comes twice."""
+    """Return the key of one value: a retry has its job's key but its own ``run``; rounds never repeat."""
     return derived(key, "value", run, round_, rank)
 
 

@@ -1,22 +1,23 @@
-"""The files of a pool's node as they are before the first job, and how they become so again after each.
+"""The files of a pool's node: notes their state before the first job, and restores it after each job.
 
-A job may write anywhere in its container. A fresh pod would show none of that, so what a job has made is
-removed when its processes are gone. What it has changed or removed of the image can't be put back: the node
-says so and ends, and a fresh pod takes its place. The same goes for what can't be removed, and for a file
-system that the job has mounted.
+A job may write anywhere in its container. A fresh pod would show none of that, so files that a job has
+created are removed when its processes are gone. Files of the image that it has changed or removed can't be
+put back: the node reports that and ends, and a fresh pod takes its place. The same goes for files that can't
+be removed, and for a file system that the job has mounted.
 
-Only the container's own file systems are looked at: its root, those in memory, and the pod's empty volumes.
-What else is mounted there, such as a claim or a host's folder, outlives pods and is left alone. Nothing
-behind a mount point is looked at, and paths are removed one by one, so nothing there is removed either.
+Only the container's own file systems are examined: its root, those in memory, and the pod's empty volumes.
+Other mounts, such as a claim or a host's folder, outlive pods and are left alone. Nothing behind a mount
+point is examined, and paths are removed one by one, so nothing there is removed either.
 
-Where others write to the same places, their files can't be told from the job's. A node that isn't alone in
-its container, as where the pod's containers share their processes, looks only where jobs write most: at the
-temporary folder, the home and the working folder. Shared memory that isn't the container's own is left alone.
+Where other processes write to the same places, their files can't be told from the job's. A node that isn't
+alone in its container, as when the pod's containers share their processes, examines only where jobs write
+most: the temporary folder, the home and the working folder. Shared memory that isn't the container's own is
+left alone.
 
-Python itself replaces bytecode of the image that is out of date. That is removed: Python makes it again.
+Python itself replaces outdated bytecode of the image. That is removed: Python makes it again.
 
-A time of change (``st_ctime``) can't be set by a program, so it tells whether a file is still the image's. Of
-a folder it changes with each file in it, so of folders the owner and the mode are compared.
+A program can't set the time of change (``st_ctime``), so it tells whether a file is still the image's. A
+folder's changes with each file in it, so for folders the owner and the mode are compared.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PROGRAM = b"job.pyz"
 _SHARED_MEMORY = ("/dev/shm", "/dev/mqueue")
 _IN_MEMORY = (*_SHARED_MEMORY, "/tmp", "/var/tmp", "/run")
 _KINDS_IN_MEMORY = ("tmpfs", "mqueue")
-_EMPTY = "/volumes/kubernetes.io~empty-dir/"  # in the path of one on its host (kubelet 1.36)
+_EMPTY = "/volumes/kubernetes.io~empty-dir/"  # in an empty volume's path on its host (kubelet 1.36)
 _BYTECODE = "__pycache__"
 # Below the node's own folder: what ranks write to, and what jobs read.
 _OWN = (
@@ -52,17 +53,17 @@ _OWN = (
     "tmp",
     "work",
 )
-# Shared memory, semaphores and queues of System V: what removes one, with what it takes behind the number.
+# Shared memory, semaphores and queues of System V: the function that removes one, and its other arguments.
 _OF_SYSTEM_V = {"shm": ("shmctl", (0, None)), "sem": ("semctl", (0, 0)), "msg": ("msgctl", (0, None))}
 _State = Tuple[Any, ...]  # of a file or a folder; its mode comes first
 
 
 class Ground:
-    """The files of a node, but for most of those below ``own``, the node's own folder.
+    """The files of a node, except most of those below ``own``, the node's own folder.
 
-    Nothing is looked at below ``mounted``, where the job's user has mounted something. ``empty`` are empty
-    volumes of the container's own. ``shared`` says that the container shares its memory with others.
-    ``unseen`` says that somebody else may have added mounts, whose files are left alone, too.
+    Nothing below ``mounted``, the mounts of the job's user, is examined. ``empty`` are the container's own
+    empty volumes. ``shared`` says that the container shares its memory with others. ``unseen`` says that
+    others may have added mounts, whose files are left alone, too.
     """
 
     def __init__(
@@ -90,9 +91,9 @@ class Ground:
         self._known.update(self._look(self._mounts))
 
     def restore(self) -> List[str]:
-        """Remove what was made since; return what was changed, is gone or stays, and can't be put back."""
+        """Remove what was created since; return what changed, is gone or remains, and can't be put back."""
         mounts = _mounts()
-        # Where something is mounted now, or no longer, in the file systems that are looked at
+        # Mount points that are new, gone or changed, in the file systems that are examined
         mounted = [
             path
             for path in sorted({*self._mounts, *mounts})
@@ -110,7 +111,7 @@ class Ground:
         for path in compiled:
             del self._known[path]
         additions = [path for path in now if path not in self._known]
-        for path in reversed(additions):  # what is in a folder comes behind it
+        for path in reversed(additions):  # a folder's contents come after it
             with suppress(OSError):
                 if stat.S_ISDIR(now[path][0]):
                     os.rmdir(path)
@@ -131,15 +132,15 @@ class Ground:
         return kind in _KINDS_IN_MEMORY or _EMPTY in source
 
     def _look(self, mounts: Dict[str, _State], *, opens: bool = False) -> Iterator[Tuple[str, _State]]:
-        """Yield all paths with their states, a folder's before what is in it.
+        """Yield all paths with their states, a folder's before those of its contents.
 
-        With ``opens`` folders that weren't there before are made such that they can be read and emptied.
+        With ``opens``, the modes of new folders are changed so that they can be read and emptied.
         """
         seen: Set[str] = set()
         closed = {self._own, *self._mounted, *self._mounts, *mounts}
         own = [path for name in _OWN for path in glob.glob(os.path.join(glob.escape(self._own), name))]
         for root in [*self._roots, *sorted(own)]:
-            # Not behind a link or a mount that is there since.
+            # Not behind a link or a mount that is new.
             place, before = (_place(root, places) for places in (mounts, self._mounts))
             if os.path.realpath(root) == root and mounts.get(place) == self._mounts.get(before):
                 with suppress(OSError):
@@ -160,7 +161,7 @@ class Ground:
             seen.add(folder)
             try:
                 entries = list(os.scandir(folder))
-            except OSError:  # not for this user, who so can't write there either; or just gone
+            except OSError:  # closed to this user, who can't write there either; or just gone
                 continue
             for entry in entries:
                 if entry.path in closed:
@@ -190,7 +191,7 @@ class Ground:
         return objects
 
     def _remove_from_system_v(self) -> Iterator[str]:
-        """Remove what was made since; yield what stays."""
+        """Remove System V objects that were created since; yield those that remain."""
         libc = ctypes.CDLL(None)
         for table, number in sorted(self._look_at_system_v() - self._of_system_v):
             remove, more = _OF_SYSTEM_V[table]
@@ -204,14 +205,14 @@ def _state(status: os.stat_result) -> _State:
 
 
 def _alone() -> bool:
-    """Whether the node is all that runs in its container: its first process has the node's number 1."""
+    """Whether the node is alone in its container, whose process 1 is then the node's first process."""
     with suppress(OSError), open("/proc/1/cmdline", "rb") as file:
         return _PROGRAM in file.read()
     return False
 
 
 def _mounts() -> Dict[str, _State]:
-    """Return what is mounted where: the kind of its file system, its folder there, and its number."""
+    """Return mounts by path: the kind of file system, the mounted folder in it, its device and its number."""
     mounts: Dict[str, _State] = {}
     with suppress(OSError), open(_MOUNTS, errors="surrogateescape") as file:
         for line in file:

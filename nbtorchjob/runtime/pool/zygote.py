@@ -1,7 +1,7 @@
-"""Where ranks of a pool's jobs run, one after the other: a process that has imported torch and forks them.
+"""A zygote: a process that has imported torch, and forks the ranks of a pool's jobs, one after the other.
 
 torch's agent starts a zygote for each rank, as it starts the ranks of a job. A zygote has one thread and runs
-nothing of a user's. What it says to its node is what a lab's rank says (``lab/turns.py``), and beside that:
+no user code. It and its node exchange the messages of a lab's rank (``lab/turns.py``), and in addition:
 
     zygote  {…, "rank pid": 43}                 it has forked the rank of a job
     zygote  {…, "done": 7, "failed": true, …}   that has returned, or ended: then with its "code"
@@ -9,10 +9,10 @@ nothing of a user's. What it says to its node is what a lab's rank says (``lab/t
     node    {"round": "send-7"}                 then, to one zygote: send the artifacts
 
 A rank that has returned stays until it is cleared, as in any job: others may still be talking to it. A zygote
-adopts the orphans of its rank, so clearing it ends whatever that has started.
+adopts the orphans of its rank, so clearing it ends everything that the rank has started.
 
-An interrupt ends the rank as SIGTERM ends a job's. It comes by the page of memory and the signal by which a
-lab's turns are interrupted.
+An interrupt ends the rank as SIGTERM ends a job's. It arrives through the page of memory and the signal that
+interrupt a lab's turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nbtorchjob.runtime.store.payload import Payload
 _LOOK_S = 0.01
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD, turns.SIGNAL)
 CLEAR, SEND = "clear-%d", "send-%d"
-ENV = "env"  # of a job's header: its variables
+ENV = "env"  # in a job's header: its variables
 
 
 def stand(
@@ -50,10 +50,10 @@ def stand(
     attempt: int,
     act: Callable[[worker.Rank], None],
 ) -> None:
-    """Run the ranks of a pool's jobs, until the node lets this process go; torch's agent starts this.
+    """Run the ranks of a pool's jobs until the node tells this process to end; torch's agent starts this.
 
-    The arguments are those of ``worker.run_rank``: ``path`` is that of the pool's payload, and ``act`` is
-    what each rank does.
+    The arguments are those of ``worker.run_rank``: ``path`` is the pool's payload, and ``act`` is what each
+    rank does.
     """
     die_with_parent()
     adopt_orphans()
@@ -78,26 +78,26 @@ class _Zygote:
         self._page = turns.page(folder)
         self._round = 0  # of the job that runs
         self._pid = 0  # of its rank
-        self._over = True  # whether the node knows how that ended
+        self._over = True  # whether the node knows how it ended
         self._kill_at: Optional[float] = None
         self._ends = False  # whether this process was told to end
         self._line = turns.Line(self._home, {"rank": self._rank, "base": base, "pid": os.getpid()})
         self._done: Any = 0
 
     def run(self) -> None:
-        """Do what the node and signals say."""
+        """Act on the node's orders and on signals."""
         self._returned_r, self._returned_w = os.pipe()  # a byte for a rank that has returned
         self._signals_r, self._signals_w = os.pipe()
         for fd in (self._signals_r, self._signals_w, self._returned_r):
             os.set_blocking(fd, False)
         for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)  # the number comes by the wake-up file
+            signal.signal(number, lambda *_: None)  # the number arrives through the wake-up file
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the template does
         signal.set_wakeup_fd(self._signals_w, warn_on_full_buffer=False)
         emit("RankBegan", rank=self._rank, round=self._base)
         self._line.say({"done": 0})
         while True:
-            # Made anew each time: the connection to the node may be another one by now.
+            # Made anew each time: the connection to the node may have been replaced.
             with selectors.DefaultSelector() as selector:
                 for fd in (self._signals_r, self._returned_r, self._line.fileno()):
                     selector.register(fd, selectors.EVENT_READ)
@@ -115,7 +115,7 @@ class _Zygote:
                     return
 
     def _told(self, order: Dict[str, Any]) -> bool:
-        """Do what the node says; return whether this process is to end."""
+        """Carry out the node's order; return whether this process is to end."""
         if "end" in order:
             return True
         if order["round"] == CLEAR % self._round:
@@ -141,7 +141,7 @@ class _Zygote:
         if self._page[turns.ROUND] == self._round:
             self._through(failed=True)
             return
-        # Until the rank has handlers of its own, what it is sent would come by this process's pipe.
+        # Until the rank has handlers of its own, its signals would arrive in this process's pipe.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -158,7 +158,7 @@ class _Zygote:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def _become(self, order: Dict[str, Any]) -> NoReturn:
-        """Be the job's rank, as if torch's agent had started this process."""
+        """Become the job's rank, as if torch's agent had started this process."""
         try:
             signal.set_wakeup_fd(-1)
             for number in _SIGNALS:
@@ -168,7 +168,7 @@ class _Zygote:
             for fd in (self._signals_r, self._signals_w, self._returned_r):
                 os.close(fd)
             folder = os.path.join(self._home, "round-%d" % self._round)
-            importlib.invalidate_caches()  # the job's local modules are there only now
+            importlib.invalidate_caches()  # the job's local modules are new
             os.environ.update(order["place"])
             # The job's variables: its own, and those that name the job rather than its pool.
             os.environ.update(Payload(order["path"]).header[ENV])
@@ -191,7 +191,7 @@ class _Zygote:
             os._exit(exits.USER_ERROR)
 
     def _returned(self) -> None:
-        # What the code has started may hold the pipe, too: only a rank that is there has returned.
+        # Processes that the code started may hold the pipe, too: only a living rank can have returned.
         if _drained(self._returned_r) and not self._over and self._pid:
             self._through(failed=False)
 
@@ -209,7 +209,7 @@ class _Zygote:
         if turns.SIGNAL in numbers and self._page[turns.ROUND] == self._round and not self._over:
             self._send(signal.SIGTERM)
             self._kill_at = time.monotonic() + injected.grace()
-        if signal.SIGCHLD in numbers:  # the rank has ended, or orphans of its have
+        if signal.SIGCHLD in numbers:  # the rank has ended, or its orphans have
             with suppress(ChildProcessError):
                 while True:
                     pid, status = os.waitpid(-1, os.WNOHANG)
@@ -234,7 +234,7 @@ class _Zygote:
             self._through(failed=True, **({} if stopped else {"code": code}))
 
     def _send_artifacts(self) -> None:
-        """Send them in a child: what that imports the ranks of later jobs would have, too."""
+        """Send them in a child, so that the ranks of later jobs don't inherit what this imports."""
         pid = os.fork()
         if not pid:
             try:
@@ -248,7 +248,7 @@ class _Zygote:
         os.waitpid(pid, 0)
 
     def _leave(self, code: int) -> NoReturn:
-        """End as the rank has ended: this process is what the node's agent sees of it."""
+        """End as the rank has ended: the node's agent sees only this process."""
         kill_children()
         if code < 0:
             signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
@@ -257,7 +257,7 @@ class _Zygote:
 
 
 def _drained(fd: int) -> bytes:
-    """Return what has come by a pipe, which may be nothing by now."""
+    """Return what has arrived in a pipe, if anything."""
     try:
         return os.read(fd, 4096)
     except BlockingIOError:
@@ -265,13 +265,13 @@ def _drained(fd: int) -> bytes:
 
 
 def call_with_files(rank: worker.Rank) -> None:
-    """Do what a pool's rank does: run its job's call, where the files are that the job has shipped."""
+    """Run a job's call on a rank of a pool, in the folder with the files that the job ships."""
     if rank.header["ship"]:
         place = os.path.join(rank.folder, "shipped")
-        if os.environ["LOCAL_RANK"] == "0":  # the first of a node's ranks lays them
+        if os.environ["LOCAL_RANK"] == "0":  # the node's first rank puts them there
             where = shipped.lay(Payload(rank.path), rank.folder)
             os.symlink(where, place)
-        while not os.path.islink(place):  # if it can't be laid, that is the end of the other ranks
+        while not os.path.islink(place):  # if that fails, the other ranks are ended
             time.sleep(_LOOK_S)
         os.chdir(os.readlink(place))
     worker.call_once(rank)

@@ -1,11 +1,11 @@
 """Settings of the notebook's process that its ranks get: read there, applied on a rank before its code runs.
 
-They change what is printed or computed, and people set them once, at the top of a notebook. What torch is
-told of numbers and devices is another matter (``settings``).
+They change what is printed or computed, and people set them once, at the top of a notebook. torch's settings
+for numbers and devices are handled elsewhere (``settings``).
 
-``logging`` is set up as in the notebook, too. Levels, filters and what writes to the standard streams hold on
-a rank as they do in the notebook. Handlers that write elsewhere (files, sockets) stay in the notebook's
-process.
+``logging`` is set up as in the notebook, too. Levels, filters and handlers that write to the standard streams
+apply on a rank as they do in the notebook. Handlers that write elsewhere (files, sockets) stay in the
+notebook's process.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class _Setting:
         self.module = module
 
     def read(self, there: Any) -> Any:
-        """Return its value, which ``there`` has."""
+        """Return its value in the module ``there``."""
         raise NotImplementedError
 
     def set(self, there: Any, value: Any) -> None:
-        """Set it to what was read."""
+        """Set it to a value that was read."""
         raise NotImplementedError
 
     def default(self, there: Any) -> Any:
-        """Return its value where nobody has set it."""
+        """Return its value while it isn't set."""
         return {}
 
     def before(self, there: Any, value: Any) -> Any:
-        """Return what :meth:`set` puts back once it has set a value."""
+        """Return what to pass to :meth:`set` later, to restore what setting ``value`` changes."""
         return self.read(there)
 
 
@@ -55,7 +55,7 @@ SETTINGS: Dict[str, _Setting] = {}
 
 
 def _of(module: str, name: str) -> Callable[[_Kind], _Kind]:
-    """Have the setting of that name be one that a module keeps."""
+    """Register a class as the setting of that name, which ``module`` keeps."""
 
     def enter(kind: _Kind) -> _Kind:
         SETTINGS[name] = kind(module)
@@ -76,7 +76,7 @@ class _Recursion(_Setting):
         return 1000
 
 
-# What Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
+# Filters that Python, IPython and libraries set as they are imported, on ranks too (Python 3.14, IPython 9,
 # numpy 2.4, scipy 1.17, any torch): by action, category, message and module.
 _FILTERS = (
     ("default", "builtins.DeprecationWarning", "", "__main__"),
@@ -105,13 +105,13 @@ _laid_filters: List[Any] = []  # those that this process got from the notebook
 @_of("warnings", "warnings.filterwarnings")
 class _Filters(_Setting):
     def read(self, there: Any) -> List[Tuple[str, str, str, str, int]]:
-        """Return those that the notebook has set, the first first: patterns and the category as texts."""
+        """Return the filters that the notebook has set, in order, with patterns and category as strings."""
         filters = []
         for action, message, category, module, line in there.filters:
             name = "%s.%s" % (category.__module__, category.__qualname__)
             patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
             known = (action, name, *patterns)
-            # Of a class of the notebook's a rank has another one of that name.
+            # A class defined in the notebook isn't the same class on a rank.
             if known not in _FILTERS and category.__module__ != "__main__":
                 filters.append((action, name, *patterns, line))
         return filters
@@ -129,7 +129,7 @@ class _Filters(_Setting):
         return []
 
     def before(self, there: Any, value: Any) -> Any:
-        return []  # the others have stayed
+        return []  # the other filters have stayed
 
 
 def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
@@ -177,7 +177,7 @@ class _Context(_Setting):
 @_of("multiprocessing", "multiprocessing.set_start_method")
 class _StartMethod(_Setting):
     def read(self, there: Any) -> Optional[str]:
-        """Return the method that the notebook chose: the first process that is started fixes the default."""
+        """Return the method that the notebook chose; not the default, which starting a process also sets."""
         method: Optional[str] = there.get_start_method(allow_none=True)
         return None if method == there.get_all_start_methods()[0] else method
 
@@ -244,7 +244,7 @@ class _TorchPrints(_Setting):
 class _Rc(_Setting):
     def read(self, there: Any) -> Dict[str, Any]:
         default = there.rcParamsOrig
-        own = dict.items(there.rcParams)  # its own way of reading would choose a backend
+        own = dict.items(there.rcParams)  # reading it the usual way would choose a backend
         skipped = ("backend", "backend_fallback", "interactive")
         return {name: value for name, value in own if name not in skipped and value != default.get(name)}
 
@@ -276,18 +276,18 @@ class _Options(_Setting):
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
-    """Suppress what pandas (3.1) warns of deprecated options: no user asked to read those."""
+    """Suppress warnings of pandas (3.1) about deprecated options: it isn't the user who reads those."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-_before: Dict[str, Tuple[Any, Any]] = {}  # of what is applied: its module, and what was there
-_awaited: Dict[str, List[Callable[[Any], None]]] = {}  # what to do with modules as they are imported
+_before: Dict[str, Tuple[Any, Any]] = {}  # of applied settings: the module, and the old value
+_awaited: Dict[str, List[Callable[[Any], None]]] = {}  # what to call with modules once they are imported
 
 
 def changed() -> Dict[str, Any]:
-    """Return this process's settings that aren't as a fresh process has them, by name, as plain data."""
+    """Return this process's settings that differ from a fresh process's, by name, as plain data."""
     values: Dict[str, Any] = {}
     for name, setting in SETTINGS.items():
         module = sys.modules.get(setting.module)
@@ -297,13 +297,13 @@ def changed() -> Dict[str, Any]:
             value = setting.read(module)
             if value != setting.default(module):
                 values[name] = value
-        except Exception:  # a module of that name that is another one, or of a version that isn't known
+        except Exception:  # another module of that name, or an unknown version
             continue
     return values
 
 
 def lay(values: Dict[str, Any]) -> None:
-    """Apply what :func:`changed` returned, now or once its module is imported, and put the others back."""
+    """Apply what :func:`changed` returned, now or once its module is imported, and restore the others."""
     for actions in _awaited.values():
         actions.clear()
     while _before:
@@ -314,7 +314,7 @@ def lay(values: Dict[str, Any]) -> None:
 
 
 def _once_imported(home: str, act: Callable[[Any], None]) -> None:
-    """Pass a module to a function, now or as it is imported, unless other settings are applied by then."""
+    """Pass a module to a function, now or once it is imported, unless other settings are applied by then."""
     if home in sys.modules or home in sys.builtin_module_names:
         act(importlib.import_module(home))
         return
@@ -333,11 +333,11 @@ def _set(name: str, value: Any, module: Any) -> None:
     try:
         _before[name] = module, SETTINGS[name].before(module, value)
         SETTINGS[name].set(module, value)
-    except Exception as exc:  # of another version than the notebook's
+    except Exception as exc:  # the module's version isn't the notebook's
         print("nbtorchjob: %s isn't as in the notebook: %s" % (name, exc), file=sys.__stderr__)
 
 
-# Loggers of the process that runs a notebook, which code in it doesn't write to.
+# Loggers of the process that runs a notebook; the notebook's code doesn't write to them.
 _KERNEL = (
     *("IPKernelApp", "ipykernel", "IPython", "traitlets", "tornado", "asyncio", "parso", "nbtorchjob"),
     *("ServerApp", "LabApp", "NotebookApp", "TorchJobApp"),  # of a server in the same process
@@ -351,7 +351,7 @@ _OF_TORCH = (
 )
 _UNTOLD = (logging.NOTSET, logging.WARNING)
 _STREAMS = ("stdout", "stderr", "__stdout__", "__stderr__")
-_undo: List[Callable[[], Any]] = []  # what puts logging back, the newest last
+_undo: List[Callable[[], Any]] = []  # functions that restore logging, the newest last
 
 
 class HandlerSetup(NamedTuple):
@@ -374,9 +374,9 @@ class LoggerSetup(NamedTuple):
 
 
 def changed_logging() -> Tuple[Dict[str, Any], List[str]]:
-    """Return this process's set-up where it isn't as Python starts, and the classes of handlers that stay.
+    """Return this process's set-up where it differs from a new Python's, and classes of handlers that stay.
 
-    What is returned holds formatters and filters as they are.
+    The set-up holds formatters and filters as objects.
     """
     loggers: Dict[str, LoggerSetup] = {}
     stay: List[str] = []
@@ -399,7 +399,7 @@ def changed_logging() -> Tuple[Dict[str, Any], List[str]]:
             library,
         )
         default = logging.WARNING if logger is logging.root else logging.NOTSET
-        if library:  # which may keep its records to itself
+        if library:  # a library may keep its records to itself
             setup = setup._replace(propagate=True)
         if setup[:5] != (default, True, False, [], []):
             loggers[name] = setup._replace(propagate=logger.propagate)
@@ -414,7 +414,7 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[HandlerSetup
     if type_ is logging.NullHandler or type_.__module__.startswith("_pytest"):
         return None
     own = {name: value for name, value in vars(handler).items() if name not in ("lock", "stream", "_name")}
-    # A library's own may be missing in the image, and isn't worth a refusal.
+    # A library's own formatter or filter may be missing in the image, which isn't worth a refusal.
     if _of_library(own.get("formatter")):
         own["formatter"] = None
     own["filters"] = [item for item in own.get("filters", ()) if not _of_library(item)]
@@ -430,13 +430,13 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[HandlerSetup
     plain: Dict[str, Any] = {name: own[name] for name in ("level", "filters", "formatter") if name in own}
     return HandlerSetup(
         logging.StreamHandler, "stderr", plain
-    )  # one that draws in a terminal: its words go on
+    )  # one that draws in a terminal: its text is still logged
 
 
 def _of_library(obj: Any) -> bool:
-    """Whether a formatter's or filter's class is of an installed distribution."""
+    """Whether the class of a formatter or filter belongs to an installed distribution."""
     module = type(obj).__module__
-    # ``python -m`` has ``__main__`` be a file of a library.
+    # With ``python -m``, ``__main__`` is a file of a library.
     others = module.partition(".")[0] in ("__main__", "logging", "builtins")
     return not others and bool(importable.installed(sys.modules.get(module)))
 
@@ -454,7 +454,7 @@ def lay_logging(setup: Dict[str, Any]) -> None:
     logging.captureWarnings(setup["warnings"])
     for name, logger_setup in setup["loggers"].items():
         if logger_setup.library == "torch" and os.environ.get("TORCH_LOGS"):
-            continue  # which has set torch's levels here
+            continue  # that variable has set torch's levels here
         logger = logging.getLogger(name or None)
         before = logger.level, logger.propagate, logger.disabled, logger.filters[:]
         _undo.append(functools.partial(_set_logger, logger, *before))

@@ -1,8 +1,8 @@
-"""A rank starts as a fresh process would, whatever it was forked from.
+"""Makes a rank start as a fresh process would, whatever it was forked from.
 
-Warm ranks are forked from a process that has imported torch, and every rank comes by way of
-multiprocessing. What either leaves in a process that a script of its own wouldn't have is put back here;
-``tests/backends/local/launch/test_start.py`` holds the two against each other.
+Warm ranks are forked from a process that has imported torch, and multiprocessing starts every rank. State
+that either leaves in a process, and that a plain script wouldn't have, is reset here;
+``tests/backends/local/launch/test_start.py`` compares the two.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import Any
 
 from nbtorchjob.runtime.facts.injected import FOLDER
 
-# What Python and libraries read as they are loaded, which was in the process that a rank was forked from.
+# Read by Python and libraries as they are loaded, which was in the process that a rank was forked from.
 _READ_AT_IMPORT = (
     *("LD_", "GLIBC_", "MALLOC_", "LANG", "LC_", "PYTHON"),
     *("TORCH", "PYTORCH", "ATEN_", "NPY_", "MKL_", "KMP_", "OMP_", "GOMP_", "OPENBLAS_", "SYMPY_", "MPMATH_"),
     "THP_",
 )
-# Not as they are loaded. torch sets the first when a kernel makes an optimizer, scikit-learn's threadpools
-# the next two; ``use_threads`` sees to OMP_NUM_THREADS, and PYTHONUNBUFFERED counts as streams are made.
+# Read later. torch sets the first when a kernel makes an optimizer, scikit-learn's threadpools the next two;
+# ``use_threads`` applies OMP_NUM_THREADS, and PYTHONUNBUFFERED takes effect as streams are made.
 _READ_LATER = (
     *("TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "OMP_NUM_THREADS"),
     *("PYTHONUNBUFFERED", "TORCHELASTIC_"),
 )
 
-# CPython keeps no name for it: this is the class of the process that imports this first, the agent, or a
-# rank that hasn't been told yet what it is.
+# CPython keeps no name for the main process's class: this is the class of the process that imports this
+# module first, the agent, or a rank that isn't set up yet.
 _MAIN: Any = type(multiprocessing.current_process())
 
 
@@ -48,7 +48,7 @@ def too_late(name: str) -> bool:
 
 
 def start() -> None:
-    """Forget what this process was forked from."""
+    """Reset the state that this process inherited from the one that it was forked from."""
     # A forked rank inherits the agent's handlers, and the template ignores SIGINT.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -57,47 +57,48 @@ def start() -> None:
     _be_main_process()
     if FOLDER in os.environ:
         keep_sockets(os.environ[FOLDER])
-    # Have a tracker of its own, started once there is something to be tracked.
-    # One that others have, too, removes what this process leaves in shared memory only when they have
+    # Use a resource tracker of its own, started once there is something to track.
+    # One shared with other processes removes what this process leaves in shared memory only when they have
     # ended.
     tracker: Any = getattr(resource_tracker, "_resource_tracker", None)  # private to CPython (3.14)
     fd = getattr(tracker, "_fd", None)
     if fd is not None:
         tracker._fd = tracker._pid = None
         os.close(fd)
-    # Let no program that the code runs inherit this process's files: the forkserver marks none of them.
+    # Programs that the code runs must not inherit this process's files: the forkserver marks none of them.
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             if int(name) > 2:
                 os.set_inheritable(int(name), False)
         except OSError:  # the folder's own
             pass
-    # torch takes its 134 libraries of operators down: 70 ms in a rank, which has to copy that memory.
+    # At exit, torch tears down its 134 operator libraries: 70 ms in a rank, which has to copy that memory.
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):  # private to CPython (3.14)
         finalizer.atexit = False
-    # Draw seeds from the system: forks of one process would otherwise all go on with its numbers.
+    # Draw seeds from the system: otherwise, all forks of one process would continue its random numbers.
     # Python does that for `random` at each fork. torch's default generator draws its seed when it is
-    # made, which was in the process that imported torch; those of devices are made when they are first
-    # used.
+    # made, which was in the process that imported torch; the devices' generators are made when they are
+    # first used.
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()  # `torch.seed` would seed all devices with one number
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    tempfile.tempdir = None  # TMPDIR may be another one now
-    gc.freeze()  # what is here isn't the program's: its files are told by that (``streams.py``)
+    tempfile.tempdir = None  # TMPDIR may differ now
+    gc.freeze()  # existing objects aren't the program's: `streams.flush_files` finds its files by that
 
 
 def _be_main_process() -> None:
-    """Have multiprocessing take this for the process that a program begins with.
+    """Make multiprocessing treat this process as a program's main process.
 
-    Else code that asks whether it is would be told no, and all the ranks of a pool would have one key.
+    Otherwise, code that checks for the main process would see another, and all ranks of a pool would share
+    one authentication key.
     """
-    # It left the way this rank was started as its own default: processes that the user's code starts
+    # The method that started this rank is its default now: processes that the user's code starts
     # (DataLoader's workers) would look for the notebook's classes and not find them.
     multiprocessing.set_start_method(None, force=True)
-    # Every user of the machine reaches those, and can have a forkserver run code (CVE-2022-42919).
+    # Every user of the machine can reach such sockets, and make a forkserver run code (CVE-2022-42919).
     util: Any = multiprocessing.util
     util.abstract_sockets_supported = False
     process: Any = multiprocessing.process
@@ -110,10 +111,10 @@ def _be_main_process() -> None:
 
 
 def keep_sockets(folder: str) -> None:
-    """Have multiprocessing make its sockets in ``folder``, the node's own, which goes with the job.
+    """Make multiprocessing put its sockets in ``folder``, the node's own, which is removed with the job.
 
-    Its own choice, a folder ``pymp-…`` among the machine's temporary files, stays there for ever where the
-    process is killed. It is left the choice where the path is too long for a socket's, or can't be made.
+    Its default, a folder ``pymp-…`` among the machine's temporary files, stays there forever if the process
+    is killed. It keeps the default if the path in ``folder`` is too long for a socket, or can't be made.
     """
     place = os.path.join(folder, "mp")
     if len(os.fsencode(place)) > _LONGEST:
@@ -121,7 +122,7 @@ def keep_sockets(folder: str) -> None:
     with suppress(OSError):
         os.makedirs(place, 0o700, exist_ok=True)
         current: Any = multiprocessing.current_process()
-        if hasattr(current, "_config"):  # private to CPython (3.8 to 3.14); what it starts inherits it
+        if hasattr(current, "_config"):  # private to CPython (3.8 to 3.14); its child processes inherit it
             current._config["tempdir"] = place
 
 
@@ -129,10 +130,10 @@ _LONGEST = 107 - len("/listener-12345678")  # bytes; a socket's path has at most
 
 
 def use_threads() -> None:
-    """Have torch and numpy use as many threads as ``OMP_NUM_THREADS`` says.
+    """Make torch and numpy use as many threads as ``OMP_NUM_THREADS`` says.
 
-    They read it when they are loaded, which in the process that this was forked from was too early. Ranks'
-    template does it for them: told in a fork, numpy's library starts threads that compute nothing for 25 ms.
+    They read it when they are loaded: too early, in the process that this one was forked from. The ranks'
+    template does this for them: in a fork, numpy's library starts threads that compute nothing for 25 ms.
     """
     global _threads
     number = os.environ.get("OMP_NUM_THREADS", "")
@@ -142,7 +143,7 @@ def use_threads() -> None:
 
     _threads = number
     torch.set_num_threads(int(number))
-    # numpy's library, which has no door of its own to this, is found among those of this process (Linux).
+    # numpy has no function for this; its library is found among those of this process (Linux).
     paths = set()
     with suppress(OSError), open("/proc/self/maps", errors="replace") as file:
         paths = {line.split(None, 5)[-1].rstrip("\n") for line in file if "openblas" in line}
@@ -154,8 +155,8 @@ def use_threads() -> None:
                     getattr(library, name)(int(number))
 
 
-_threads = ""  # that this process uses by now, or the one that it was forked from
-# In numpy's wheels (2.4, 1.26), and where a distribution links the library itself.
+_threads = ""  # the number that is in use already, in this process or the one that it was forked from
+# The function's name in numpy's wheels (2.4, 1.26), and in a library that a distribution links itself.
 _OPENBLAS = (
     "scipy_openblas_set_num_threads64_",
     "openblas_set_num_threads64_",

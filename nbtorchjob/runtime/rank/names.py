@@ -1,4 +1,4 @@
-"""The names of ``__main__``, for what is loaded into a rank that runs already; and those in statements."""
+"""The names of ``__main__``, for calls that are loaded into a running rank; and the names in statements."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from nbtorchjob.runtime.store.payload import Payload
 
 
 class Names:
-    """The names of ``__main__``, for what is loaded there.
+    """The names of ``__main__``, for calls that are loaded there.
 
-    What came with a call is laid there where the name is free, or one of those in ``push``, and its functions
+    Values that came with a call are set there if the name is free, or is in ``push``; the call's functions
     find their globals there.
     """
 
     def __init__(self, names: Dict[str, Any], push: Any) -> None:
         self.push = list(push)
-        self.laid = False  # whether anything was
+        self.laid = False  # whether any name was set
         self._names = names
 
     def load(self, payload: Payload) -> Dict[str, Any]:
-        """Load a call on a rank, and lay what came with it."""
+        """Load a call on a rank, and set the names that came with it."""
         import torch
 
         try:
-            with torch.device("cpu"):  # where what travels is made, whatever default the code has set
+            with torch.device("cpu"):  # for loaded tensors, whatever default the code has set
                 return self.take(payload)
         except BaseException:
             memory.forget()
@@ -83,7 +83,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def set_by(statement: ast.stmt) -> Set[str]:
-    """Return the names that a statement sets; those that loops set, again and again, aren't among them."""
+    """Return the names that a statement sets, except those that loops in it set repeatedly."""
     names: Set[str] = set()
     for node in walk(statement, ast.ClassDef, *FUNCTIONS, *LOOPS, *_COMPREHENSIONS):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -96,7 +96,7 @@ def set_by(statement: ast.stmt) -> Set[str]:
 
 
 def read_by(part: ast.AST) -> Set[str]:
-    """Return the names that a statement itself reads, and not only a function in it once that is called."""
+    """Return the names that a statement itself reads, without those that its functions read when called."""
     names: Set[str] = set()
     for node in walk(part, *FUNCTIONS):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -107,7 +107,7 @@ def read_by(part: ast.AST) -> Set[str]:
 
 
 def walk(top: ast.AST, *leaves: type) -> Iterator[ast.AST]:
-    """Yield what a part of a cell consists of, but not what is in ``leaves``."""
+    """Yield the nodes of a part of a cell, but not those inside nodes of the types ``leaves``."""
     waiting = [top]
     while waiting:
         node = waiting.pop()

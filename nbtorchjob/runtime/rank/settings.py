@@ -9,7 +9,7 @@ from nbtorchjob.runtime import torch_versions
 
 
 class _Setting(NamedTuple):
-    """What sets it, its default, and how it is read from and set in torch (the argument)."""
+    """The statement that sets it, its default, and functions that read and set it, both given ``torch``."""
 
     call: str
     default: Any

@@ -4,7 +4,7 @@ Both go through buffers that a thread flushes 50 times a second: writing each li
 a system call a line, which makes a chatty rank several times slower; writing 8 KiB blocks, Python's
 way with files, would keep a quiet rank's lines from the notebook for minutes.
 
-When and to which of them each byte was written stands in an index beside the log (``store/stream.py``).
+An index beside the log tells when, and to which of the two, each byte was written (``store/stream.py``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nbtorchjob.runtime.store.stream import TIMES, Mark, mark_line
 
 FLUSH_S = 0.02
 BUFFER = 1 << 16
-_FILE: Any = io.IOBase.__base__  # in C: one look at its ABC takes ten times as long
+_FILE: Any = io.IOBase.__base__  # the class in C: a check of its ABC takes ten times as long
 
 
 class _Stderr(io.TextIOWrapper):
-    """Keeps its place among the lines of stdout, which holds text back to write it in blocks."""
+    """Flushes stdout, which is written in blocks, before each write, so that lines keep their order."""
 
     def write(self, text: str) -> int:
         _flush(sys.stdout)
@@ -37,9 +37,9 @@ class _Stderr(io.TextIOWrapper):
 
 
 class _Raw(io.FileIO):
-    """One of the two streams; after each write the index learns of it.
+    """One of the two streams; updates the index after each write.
 
-    ``earlier`` has what was written before it: half a line that the other stream holds back.
+    ``earlier`` is the other stream, flushed before each write: it may hold back half a line.
     """
 
     def __init__(self, fd: int, index: "LogIndex", earlier: Any = None) -> None:
@@ -56,9 +56,9 @@ class _Raw(io.FileIO):
 
 
 def redirect(path: str, *, at_once: bool = False) -> "Flusher":
-    """Send this process's stdout and stderr to the end of the file at ``path``; return what flushes them.
+    """Send this process's stdout and stderr to the end of the file at ``path``; return their flusher.
 
-    stdin is opened anew: multiprocessing has closed it. ``at_once`` is as Python's -u.
+    stdin is opened anew: multiprocessing has closed it. ``at_once`` is like Python's -u.
     """
     global _flusher
     index = LogIndex(path)
@@ -69,7 +69,7 @@ def redirect(path: str, *, at_once: bool = False) -> "Flusher":
         out = io.BufferedWriter(_Raw(1, index, err), BUFFER)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     sys.stdout = io.TextIOWrapper(out, "utf-8", "backslashreplace", write_through=at_once)
-    # Python's own way: what is said on stderr is out at the end of each line, whatever comes then.
+    # As in Python itself, stderr is written out at the end of each line, whatever happens next.
     sys.stderr = _Stderr(err, "utf-8", "backslashreplace", line_buffering=True, write_through=True)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, "__%s__" % name, getattr(sys, name))
@@ -79,34 +79,34 @@ def redirect(path: str, *, at_once: bool = False) -> "Flusher":
 
 
 class LogIndex:
-    """Has both streams go to the end of a log, and writes its index.
+    """Directs both streams to the end of a log, and writes the log's index.
 
-    Each stream has an open file of its own there, whose position is where its last write ended (O_APPEND),
-    whoever wrote: Python, a C library, a child process. So what is new since the last look went to the
-    stream whose position moved. Where both moved, the one that is behind wrote first: that is exact for all
+    Each stream has its own open file of the log, whose position is where its last write ended (O_APPEND),
+    whether Python, a C library or a child process wrote. So new bytes since the last check went to the stream
+    whose position moved. If both moved, the one at the lower position wrote first: that is exact for all
     that Python writes, and may swap what a library and a child write within ``FLUSH_S``.
     """
 
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
         self._files: Tuple[int, ...] = ()
-        self._index = -1  # opened once there is something to write down
+        self._index = -1  # opened once there is something to write
         self._stopped = False
         self._open(path)
 
     def _open(self, path: str) -> None:
         self._path = path
-        # Kept besides 1 and 2, which the user's code may point elsewhere for a while.
+        # Kept besides the descriptors 1 and 2, which the user's code may redirect for a while.
         self._files = (_opened(path), _opened(path))
         for target, file in enumerate(self._files, 1):
             os.dup2(file, target)
             os.set_inheritable(target, True)
         self._end = os.fstat(1).st_size
-        self._marked = self._end  # up to here it is written down
-        self._stderr = False  # whether what isn't went there
+        self._marked = self._end  # the index covers the log up to here
+        self._stderr = False  # whether the bytes after that went to stderr
 
     def turn_to(self, path: str) -> None:
-        """Have all that is written from now on go to another log."""
+        """Direct all further output to another log."""
         self.tick()
         with self._lock:
             for file, name in zip((*self._files, self._index), (self._path, self._path, self._path + TIMES)):
@@ -117,12 +117,12 @@ class LogIndex:
             self._open(path)
 
     def stop(self) -> None:
-        """Leave it to the process that this one was forked from, which sees what both write."""
+        """Leave the index to the process that this one was forked from, which sees what both write."""
         self._stopped = True
 
     def look(self) -> None:
-        """See to which streams anything was written."""
-        if self._stopped or not self._lock.acquire(False):  # a signal's handler, or another thread, looks
+        """Check which streams were written to."""
+        if self._stopped or not self._lock.acquire(False):  # in a signal handler, or another thread
             return
         try:
             self._look()
@@ -132,7 +132,7 @@ class LogIndex:
             self._lock.release()
 
     def tick(self) -> None:
-        """Look, and write down what was seen."""
+        """Check the streams, and write the index."""
         if self._stopped or not self._lock.acquire(False):
             return
         try:
@@ -168,7 +168,7 @@ def _opened(path: str) -> int:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if fd > 2:
         return fd
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # one of them was closed, and this is it
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # a standard stream was closed, and this got its number
     os.close(fd)
     return moved
 
@@ -176,7 +176,7 @@ def _opened(path: str) -> int:
 class Flusher:
     """Flushes in the background, also in the processes that a rank forks (DataLoader's workers).
 
-    A fork while a flush holds the buffer's lock would leave the child with a lock nobody opens.
+    A fork while a flush holds the buffer's lock would leave the child with a lock that is never released.
     """
 
     def __init__(self, out: Any, err: Any, index: LogIndex) -> None:
@@ -203,16 +203,16 @@ class Flusher:
         threading.Thread(target=self._run, daemon=True, name="flush").start()
 
     def pace(self, every: float) -> None:
-        """Flush so often, in seconds, from now on, or from the next time on where that is less often."""
+        """Flush at that interval in seconds: from now on, or after the next flush if that is less often."""
         self._every = every
         if every < self._waits:
             self._pause.set()
 
     def _run(self) -> None:
-        # The user's code may block signals and wait for them: none may come here instead.
+        # The user's code may block signals and wait for them: this thread must not receive them instead.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
-            self._waits = self._every  # said before it is read once more: who sets it meanwhile asks for this
+            self._waits = self._every  # set before `_every` is read again: `pace` compares with it
             if self._pause.wait(self._every):
                 self._pause.clear()
             with self.lock:
@@ -227,7 +227,7 @@ class Flusher:
             self.index.tick()
         except ValueError:  # closed at exit
             return False
-        except OSError:  # the disk is full: who writes next meets that too, and may find room again
+        except OSError:  # the disk is full: the next write fails too, or finds room again
             pass
         return True
 
@@ -236,13 +236,13 @@ _flusher: Optional["Flusher"] = None  # this process's
 
 
 def _flush(stream: Any) -> None:
-    # The program may have closed it, or have put None there, or a class of its own.
+    # The program may have closed it, or replaced it by None or by a class of its own.
     with contextlib.suppress(Exception):
         stream.flush()
 
 
 def flush() -> None:
-    """Write out what is buffered, and the index."""
+    """Write out buffered output, and the index."""
     for stream in (sys.stdout, sys.stderr):
         _flush(stream)
     if _flusher is not None:
@@ -251,7 +251,7 @@ def flush() -> None:
 
 
 def say(text: str) -> None:
-    """Write to stderr, or to the log where the program has put something there that doesn't take it."""
+    """Write to stderr, or to the log if the program has replaced stderr by something that fails."""
     try:
         sys.stderr.write(text)
     except Exception:
@@ -259,9 +259,9 @@ def say(text: str) -> None:
 
 
 def flush_files() -> None:
-    """Write out what the program's open files hold back, as Python does as it ends.
+    """Flush the program's open files, as Python does when it exits.
 
-    Only plain files: to write to anything else may wait for who reads there.
+    Only plain files: writing to anything else may wait for a reader.
     """
     for obj in gc.get_objects():
         if issubclass(type(obj), _FILE):  # a proxy's __class__ may be anything

@@ -29,7 +29,7 @@ from nbtorchjob.runtime.store.payload import Payload, lay_given
 
 
 class Rank(NamedTuple):
-    """A rank: its ``number``, the payload's ``path`` and ``header``, its round and the ``folder`` of that.
+    """A rank: its ``number``, the payload's ``path`` and ``header``, its round and that round's ``folder``.
 
     The ranks' process groups meet in the store at ``meeting`` (host:port). ``key`` is the job's.
     """
@@ -54,11 +54,11 @@ def run_rank(
     attempt: int,
     act: Callable[[Rank], None],
 ) -> None:
-    """Do what ``act`` does as the rank that the environment names; torch's agent starts this.
+    """Call ``act`` as the rank that the environment names; torch's agent starts this.
 
-    ``attempt`` is the job's, from 1.
+    ``attempt`` is the number of the job's attempt, from 1.
 
-    Returns only when the call returned. Otherwise the process ends here: what follows in a failed
+    Returns only when the call returned. Otherwise the process ends here: the usual end of a failed
     rank (exit handlers, destructors of process groups) may wait for ranks that are gone.
     """
     die_with_parent()
@@ -80,12 +80,12 @@ def run_rank(
     try:
         act(Rank(rank, path, header, folder, key, round_, meeting, sampler, flusher))
         _end_program()
-        sampler.returned()  # before others can fail of it that this rank leaves its groups
+        sampler.returned()  # before others can fail because this rank leaves its groups
         groups.leave()
     except BaseException as exc:
         try:
             mute_handlers()
-        except Exception:  # of a signal that had come before
+        except Exception:  # raised by the handler of an earlier signal
             mute_handlers()
         retry_on = header["retry"]["retry_on"]
         if errors.is_a(exc, SystemExit) and not errors.named(exc, retry_on) and not _said(exc):
@@ -96,7 +96,7 @@ def run_rank(
     streams.flush()
 
 
-# What ranks have handlers for: timers, children that end, and what is free for anybody's use.
+# Signals that code in ranks handles: those of timers and of ended children, and those free for any use.
 _HANDLED = (
     *(signal.SIGCHLD, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
     *(signal.SIGUSR1, signal.SIGUSR2),
@@ -104,10 +104,10 @@ _HANDLED = (
 
 
 def mute_handlers() -> Dict[int, Callable[..., Any]]:
-    """Have the code's handlers of signals do nothing while a failure is described; return them.
+    """Make the code's signal handlers do nothing while a failure is described; return them.
 
-    What they raise would hide it: torch's raises an error when a DataLoader's worker ends, also just
-    after the connection to that worker has failed.
+    An error that they raise would hide the failure: torch's handler raises one when a DataLoader's worker
+    ends, even just after the connection to that worker has failed.
     """
     handlers = {int(number): signal.getsignal(number) for number in _HANDLED}
     muted = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -117,14 +117,14 @@ def mute_handlers() -> Dict[int, Callable[..., Any]]:
 
 
 def call_once(rank: Rank) -> None:
-    """Run the payload's call, and send what it returns where that is wanted."""
+    """Run the payload's call, and send its value if this rank's is wanted."""
     try:
         payload = begin(rank)
         content = rebuilt.loads(payload.call(), payload.buffers())
         if rank.header.get("given"):
             lay_given(content, rank.key)
         if rank.header["settings"]:
-            from nbtorchjob.runtime.rank import settings  # late: it travels only where it is needed
+            from nbtorchjob.runtime.rank import settings  # imported late: it travels only if needed
 
             settings.lay(rank.header["settings"])
         emit("RankBegan", rank=rank.number, round=rank.round)
@@ -132,7 +132,7 @@ def call_once(rank: Rank) -> None:
         over(rank)
     except SystemExit as exc:
         if errors.exit_code(exc) in (None, 0):
-            # "that's all": a good end without a value
+            # The code ended itself: a success without a value
             value = None
         else:
             raise
@@ -148,7 +148,7 @@ def call_once(rank: Rank) -> None:
 
 
 def over(rank: Rank) -> None:
-    """Stop nowhere any more: the code has returned."""
+    """Stop in the debugger no more: the code has returned."""
     if rank.header["debug"]:
         from nbtorchjob.runtime import debug  # late, as above
 
@@ -156,7 +156,7 @@ def over(rank: Rank) -> None:
 
 
 def begin(rank: Rank) -> Payload:
-    """Make what the rank's code expects of its process; return the payload."""
+    """Set up what the rank's code expects of its process; return the payload."""
     fresh.use_threads()
     groups.meet_at(rank.meeting, rank.round)
     payload = Payload(rank.path)
@@ -167,7 +167,7 @@ def begin(rank: Rank) -> Payload:
         os.environ[points.KEPT_AT] = os.path.join(os.path.dirname(rank.folder), points.KEPT)
     stops = rank.header["debug"]
     if stops:
-        from nbtorchjob.runtime import debug  # late: it travels only where it is needed
+        from nbtorchjob.runtime import debug  # imported late: it travels only if needed
 
         log = os.path.join(rank.folder, "rank-%d.log" % rank.number)
         debug.begin(
@@ -185,7 +185,7 @@ def begin(rank: Rank) -> Payload:
 
 
 def send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
-    """Send what a rank's call has returned; raises what an object's own pickling raises."""
+    """Send the value of a rank's call; raises whatever an object's own pickling raises."""
     ref = os.path.join(folder, "rank-%d.value" % rank)
     key = wire.value_key(key, injected.run(), round_, rank)
     size = wire.write_value(ref, value, dump, key)
@@ -195,7 +195,7 @@ def send(value: Any, rank: int, round_: int, folder: str, key: bytes) -> None:
 
 
 def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-    """Pickle a result by value where it must be, with the memory of tensors out of band."""
+    """Pickle a result, by value where necessary, with the memory of tensors out of band."""
     from nbtorchjob.runtime.objects.pickler import (
         Pickler,
         dumps,  # imported late: it needs cloudpickle
@@ -205,7 +205,7 @@ def dump(value: Any, out_of_band: Callable[[pickle.PickleBuffer], Any]) -> bytes
 
 
 def leave(rank: int, round_: int) -> NoReturn:
-    """End this process, which has saved as its node is about to end."""
+    """End this process, which has saved because its node is about to end."""
     _end_program()
     groups.leave()
     streams.flush()
@@ -217,7 +217,7 @@ def leave(rank: int, round_: int) -> NoReturn:
 def _end_program() -> None:
     """Do what Python does when a program succeeds: wait for threads, run exit handlers, write out files."""
     threading._shutdown()  # type: ignore[attr-defined]  # multiprocessing's own way; a second call does nothing
-    # Else torch works out for 4 ms how long it compiled, and logs that nowhere.
+    # Otherwise torch spends 4 ms on summing up its compile times, and logs them nowhere.
     dump, log = torch_versions.COMPILE_TIMES.get(), torch_versions.COMPILE_LOG.get()
     if dump is not None and log is not None and not log.isEnabledFor(logging.INFO):
         atexit.unregister(dump)
@@ -228,7 +228,7 @@ def _end_program() -> None:
 def _said(exc: BaseException) -> str:
     """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error.
 
-    A code that a rank can't end with is told as one.
+    An exit code that a rank can't end with becomes such a message.
     """
     code = errors.exit_code(exc)
     if not isinstance(code, int):
@@ -251,11 +251,11 @@ def _fail(
     try:
         if error.lost_peer:
             sampler.say_last(error.frames)
-        # The agent of a pool's node goes on, as that of a lab's does.
+        # In a pool, as in a lab, the node's agent goes on.
         stays = {"stays": True} if header.get("pool") else {}
         tell(exc, error, text, rank, round_, **stays)
         if header["locals"]:
-            # Its agent ends what is left of a round once another rank has failed: this one is about to end.
+            # Once another rank has failed, the agent ends the rest of the round: this rank ends by itself.
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             tell_variables(exc, error, text, rank, round_, **stays)
@@ -279,12 +279,12 @@ def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Err
 
 
 def tell(exc: BaseException, error: Error, text: str, rank: int, round_: int, **more: Any) -> None:
-    """Tell of a failure, and print it."""
-    # Recorded before it is printed: on a full disk there is room for only one of them.
+    """Report a failure, and print it."""
+    # Reported before it is printed: a full disk may have room for only one of the two.
     _emit(error, rank, round_, more)
     if not text:
         streams.say(_printed(exc, error))
-    elif text == errors.text_of(exc):  # as Python does; argparse has printed by itself
+    elif text == errors.text_of(exc):  # as Python does; argparse has already printed its message
         streams.say("%s\n" % text)
     streams.flush()
 
@@ -292,7 +292,7 @@ def tell(exc: BaseException, error: Error, text: str, rank: int, round_: int, **
 def _printed(exc: BaseException, error: Error) -> str:
     try:
         printed = traceback.format_exception(type(exc), exc, errors.users_traceback(exc))
-    except Exception:  # it asks the exception's class, which may raise
+    except Exception:  # it runs code of the exception's class, which may raise
         frames = [(frame.filename, frame.lineno, frame.name, frame.line) for frame in error.frames]
         line = "%s: %s\n" % (error.type, error.message)
         printed = ["Traceback (most recent call last):\n", *traceback.format_list(frames), line]
@@ -300,8 +300,8 @@ def _printed(exc: BaseException, error: Error) -> str:
 
 
 def tell_variables(exc: BaseException, error: Error, text: str, rank: int, round_: int, **more: Any) -> None:
-    """Tell of a failure once more, with its variables: to describe them may end the process."""
-    # Of a rank that lost a peer nobody asks what it held.
+    """Report a failure once more, with its variables: describing them may end the process."""
+    # The variables of a rank that lost a peer don't matter.
     if not text and not error.lost_peer:
         with_them = with_variables(error, exc)
         if with_them != error:

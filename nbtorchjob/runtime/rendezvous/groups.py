@@ -1,10 +1,10 @@
-"""The process groups of a rank's code: where ``init_process_group`` meets, and that none is left open.
+"""The process groups of a rank's code: where ``init_process_group`` meets, and how they are left at the end.
 
-torch has two ways to meet: a store that rank 0 hosts, which ends with rank 0 while others connect,
-and one of the agent's, in which a second group reads the addresses of the first. Here it is one of the
-agent's, of which each group has a part of its own.
+torch has two ways to meet: in a store that rank 0 hosts, which ends with rank 0 while others connect,
+and in a store of the agent, where a second group reads the addresses of the first. Here groups meet in a
+store of the agent, and each has its own part of it.
 
-Each store that a node serves listens on one address; torch's own listen on all of the machine's.
+Each store that a node serves listens on one address; torch's own stores listen on all of the machine's.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from typing import Any, Callable, Iterator, Sequence
 from nbtorchjob.runtime import torch_versions
 
 _MEETING = "nbtorchjob/meeting"  # in the store that the agents of a round share
-# Where torch's own ways meet: what goes there, such as RPC or another process, does so as ever.
+# Where torch's own ways meet, which stay unchanged for what uses them, such as RPC or another process.
 _WHERE = ("MASTER_ADDR", "MASTER_PORT")
 _WHO = ("RANK", "WORLD_SIZE")
-_RETURNED_S = 0.005  # within which a rank that leaves its groups has told that it returned
+_RETURNED_S = 0.005  # by then a rank that leaves its groups has reported that it returned
 
 
 def open_store(shared: Any, host: str, address: str) -> Any:
     """Open the store of a round's groups at ``address`` and keep it open as long as the result lives.
 
-    ``shared`` tells the other agents of the round where it is: on ``host`` if ``address`` is "", for all.
+    Its address is written to ``shared`` for the other agents of the round. If ``address`` is "", the store
+    listens on all addresses, and the others use ``host``.
     """
     store = serve_store(address)
     shared.set(_MEETING, "%s:%d" % (address or host, store.port))
@@ -42,7 +43,7 @@ def open_store(shared: Any, host: str, address: str) -> Any:
 
 
 def address(shared: Any) -> str:
-    """Return where the groups of the round meet (host:port), once its first agent has told."""
+    """Return where the groups of the round meet (host:port), once its first agent has written that."""
     return str(shared.get(_MEETING).decode())
 
 
@@ -51,12 +52,12 @@ def meet_at(address: str, round_: int) -> None:
 
     In the ranks of a pool the store outlives the round, so the names of its groups begin with ``round_``.
 
-    That is, over ``env://``, unless the code has chosen an address or a store of its own. Nobody leaves it
-    before all have connected: a short function would end on one rank while another, on a busy machine, still
-    connects, and gloo would fail there with "Connection closed by peer".
+    This applies to ``env://``, unless the code has chosen its own address or store. No rank leaves the call
+    before all have connected: otherwise a short function could end on one rank while another, on a busy
+    machine, still connects, and gloo would fail there with "Connection closed by peer".
     """
     importlib.import_module("torch.distributed.distributed_c10d")
-    # torch's public door takes new schemes only.
+    # torch's public hook takes only new schemes.
     meet, has_barrier = torch_versions.MEET.get(), torch_versions.BARRIER.get()
     if meet is not None and has_barrier is not None:
         door = _Door(address, round_, meet, has_barrier)
@@ -65,7 +66,7 @@ def meet_at(address: str, round_: int) -> None:
 
 
 class _Door:
-    """Stands in for two functions that ``init_process_group`` calls, one after the other."""
+    """Replaces two functions that ``init_process_group`` calls, one after the other."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class _Door:
         yield PrefixStore("round-%d-group-%d" % (self._round, next(self._numbers)), store), rank, world_size
 
     def has_barrier(self) -> int:
-        """Return whether all wait for each other: for a group that met here, else as torch has it."""
+        """Return 1 for a group that met here, so that its ranks wait for each other; else torch's answer."""
         passed, self._passed = self._passed, False
         return 1 if passed else self._has_barrier()
 
@@ -109,15 +110,15 @@ def _values(names: Sequence[str]) -> "list[str | None]":
 def leave() -> None:
     """Leave the process groups that the code left open: torch warns about them in every rank's log.
 
-    Gloo's are left in the background where it can be: their threads look whether they are to end 100 times a
-    second only, and what others still wait for goes on meanwhile. Where all ranks return at
-    once, they are ended before it begins.
+    Gloo's groups are left in the background if possible: their threads check only 100 times a second
+    whether to end, and calls that others still wait for can complete meanwhile. If all ranks return at once,
+    they are ended before that begins.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     backends = {backend for backend, _ in getattr(torch_versions.WORLD.get(), "pg_map", {}).values()}
-    # Its ranks end once all of them have returned; of several nodes each would on its own.
+    # With one node, ranks end only after all have returned; with several, each node ends its own.
     if os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE") or backends != {"gloo"}:
         distributed.destroy_process_group()
         return
@@ -128,20 +129,20 @@ def leave() -> None:
 
     thread = threading.Thread(target=leave_soon, name="leave", daemon=True)
     thread.start()
-    atexit.register(thread.join)  # for an interpreter that ends in order: most ranks just end
+    atexit.register(thread.join)  # for an interpreter that shuts down normally: most ranks are killed
 
 
-ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's own
+ADDRESS = "NBTORCHJOB_ADDRESS"  # the pod's
 ITSELF = "this machine can't connect to itself"
-_FILES = 16  # that a store takes, and some to spare
+_FILES = 16  # more than a store needs
 _REACH_S = 5.0  # for a connection from this machine to itself
-_BACKLOG = 2048  # all nodes of a job may come at once
+_BACKLOG = 2048  # all nodes of a job may connect at once
 
 
 def serve_store(address: str, port: int = 0, timeout: timedelta = timedelta(minutes=5)) -> Any:
-    """Open a ``TCPStore`` at ``address``, or at any of this machine's where that is ""; 0 is any free port.
+    """Open a ``TCPStore`` at ``address``, or at all of this machine's if that is ""; port 0 is any free one.
 
-    Raises ``OSError`` where it can't be had.
+    Raises ``OSError`` if that fails.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
@@ -149,9 +150,9 @@ def serve_store(address: str, port: int = 0, timeout: timedelta = timedelta(minu
 
 
 def store_on(listener: socket.socket, host: str, **options: Any) -> Any:
-    """Open a ``TCPStore`` that ``listener`` listens for; this process reaches it at ``host``.
+    """Open a ``TCPStore`` on the socket ``listener``; this process reaches it at ``host``.
 
-    Raises ``OSError`` where it can't be had.
+    Raises ``OSError`` if that fails.
     """
     from torch.distributed import TCPStore
 
@@ -162,10 +163,10 @@ def store_on(listener: socket.socket, host: str, **options: Any) -> Any:
 
 
 def check_listener(listener: socket.socket, address: str) -> None:
-    """Make sure that a ``TCPStore`` can serve at ``address``, and be reached there by this process.
+    """Make sure that a ``TCPStore`` can serve at ``address``, and that this process can reach it there.
 
-    Raises ``OSError`` where it can't, as where the loopback interface is down or no more files may be open.
-    torch itself then tries again for minutes, without a word, or ends the process.
+    Raises ``OSError`` if not, as when the loopback interface is down or no more files may be opened.
+    torch itself would retry silently for minutes, or end the process.
     """
     files = []
     try:
@@ -183,22 +184,20 @@ def check_listener(listener: socket.socket, address: str) -> None:
 
 
 def told_address() -> str:
-    """Return this node's own address, where the cluster tells it; else ""."""
+    """Return this node's address if the cluster has set it, else ""."""
     return os.environ.get(ADDRESS, "")
 
 
 def own_address(host: str) -> str:
-    """Return the address at which others reach this node, known to them as ``host``; "" if there is none."""
+    """Return the address at which others reach this node under the name ``host``; "" if there is none."""
     if told_address():
         return told_address()
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
         with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET):
             pass
-    except (
-        OSError
-    ):  # nobody knows the name yet, or it stands for this machine without being one of its addresses
+    except OSError:  # the name can't be resolved yet, or resolves to an address that isn't this machine's own
         return ""
-    # Many a machine calls itself so in its own /etc/hosts, and nobody else does.
+    # Many machines map their own name to loopback in /etc/hosts, where no other machine can reach them.
     hidden = ipaddress.ip_address(address).is_loopback and host not in (address, "localhost")
     return "" if hidden else address

@@ -1,55 +1,55 @@
-"""The agents of a job look after each other, so that none waits for one that is gone.
+"""The agents of a job watch each other, so that none waits for one that is gone.
 
 Theory of operation
 ===================
 
-torch's agents share a store to meet, and then look at their own ranks only: where one rank has ended,
-the others wait in a collective until it times out, 10 to 30 minutes. So each agent leaves a word in
-that store when it ends, and a beat while it lives:
+torch's agents share a store to meet, and then look only at their own ranks: when one rank has ended,
+the others wait in a collective until it times out, 10 to 30 minutes. So each agent writes a *word* to
+that store when it ends, and beats while it lives. The words are:
 
     end        the first exit code that ends the job for all of its nodes; 0 once it has succeeded
-    told/W     who wakes the others for word W, of many nodes that say it at once
-    newest     the round that was begun last: a node of an elastic job that isn't of it was given up
+    told/W     the node that wakes the others for word W, of many nodes that write it at once
+    newest     the round that was begun last: a node of an elastic job that isn't in it was given up
     R/lost     a node of round R is gone; the others of an elastic job meet again
     R/beat/N   counts up while node N of round R lives; the node before it, in a ring, looks at it
     R/done/N   the ranks of node N have returned
-    R/over/N   so have those of all nodes below N in a tree, whose root says ``R/over`` for the whole: of many
-               nodes each asks for three keys as it waits for the others, not for one of each
+    R/over/N   so have those of all nodes below N in a tree, whose root writes ``R/over`` for all: of many
+               nodes, each asks for only three keys while it waits, not for one of every node
     was/N      the newest round that node N was in: a node of its number that comes later replaces it
     R/asks     ranks of a node call ``leaving()``, or are going to
-    R/leave    how many seconds the ranks of all nodes have, as a node is about to end, and behind that "join"
-               if it waits to join instead (``departure.py``)
+    R/leave    how many seconds the ranks of all nodes have, as a node is about to end; followed by "join" if
+               a node waits to join instead (``departure.py``)
     R/bound/N  the first call of ``leaving()`` that no rank of node N has passed
-    R/gone/N   the ranks of node N have left that call it
+    R/gone/N   the ranks of node N that call ``leaving()`` have left
     R/sent/N   what ranks of node N saved is in the job's store
     R/counts/T 1 if that counts, as all have sent theirs; 0 if not
-    R/left/N   node N may end, as far as that goes
+    R/left/N   node N may end: its ranks have left
     R/swap/…   how nodes agree on code that their ranks go on with (``swaps.py``)
-    R/sample   why all nodes are to look at what their ranks do (``lookout.py``), and a number of its own
-    R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring tell that, too: a
+    R/sample   why all nodes should sample their ranks (``lookout.py``), with the node's number and a time
+    R/seen/N   what node N saw of its ranks then, sealed. The nodes before it in the ring emit it, too: a
                cluster may take its log away as soon as another node has failed
-    R/gather   what all nodes do is to be told to the one that says so (``ring.py``)
+    R/gather   the name under which all nodes store what they do, for the node that asks (``ring.py``)
     R/bye/N    node N has read the last word, or is gone; the node that hosts the store waits for that
 
-A thread of each agent waits for news of them (``ring.py``). Another one beats and looks at the next node
-(``ring.py``), with less than one call a second to the store. Nothing that they read ends the node there and
-then: they note the end, and the main thread raises it at its next ``check``.
+One thread of each agent waits for news of these words (``ring.py``). Another beats and looks at the next node
+(``ring.py``), with less than one call a second to the store. They never end the node themselves: they note
+the end, and the main thread raises it at its next ``check``.
 
     what is read, or isn't                   leads to
     ---------------------------------------  -----------------------------------------------------------------
-    end, and all ranks have returned         nothing: this node ends as it does (``_settled``)
-    end, and this node has told its own end  nothing, for the same reason
-    end else                                 ``PeersEnded`` with the code that a peer's end stands for
+    end, and all ranks have returned         nothing: this node ends as it would anyway (``_settled``)
+    end, after this node told its own end    nothing, for the same reason
+    end, otherwise                           ``PeersEnded`` with the code that a peer's end stands for
     lost, or newest names another round      ``peer_lost``: an elastic group meets again (``rendezvous.py``)
-    no beat for ``silence`` seconds          lost, in an elastic job; else end, for all of its nodes
-    no beat where another replaces the node  the same, after the time of one beat and a half: it says so
+    no beat for ``silence`` seconds          lost, in an elastic job; otherwise end, for all of its nodes
+    no beat of a node that is replaced       the same, after one and a half beats: the new node writes it
     sample                                   a sample of this node's ranks, which goes into seen
     asks, leave                              the ranks of this node save, and leave
-    a value that isn't signed                ``PeersEnded``: somebody who isn't of the job writes there
+    a value that isn't signed                ``PeersEnded``: a stranger writes to the store
     an error of the store                    ``PeersEnded``: its host is gone
     no answer for ``silence`` seconds        the same, from ``pulse``: a host that is gone may never answer
 
-What the main thread says, it says once, and does without where the store is gone (``store_may_be_gone``). If
+The main thread writes each word once, and goes on if the store is gone (``store_may_be_gone``). If
 it doesn't come to ``check`` in time, ``pulse`` has the process ended from a third thread.
 """
 
@@ -71,21 +71,21 @@ PREFIX = "nbtorchjob/peers"
 END = "end"
 _NEWEST = "newest"
 LINGER_S = 10.0  # at most, for the others to read the last word: on a busy machine they look late
-_FEW = 16  # nodes, of which each may ask for a key of every other one
-_EVERY = 128  # looks after which one in a tree asks for all: a node below it may have left
-_WORD_S = 3.0  # for the word of a peer to come, once a collective has failed
+_FEW = 16  # nodes: up to this many, each asks for a key of every other
+_EVERY = 128  # looks after which a node in a tree asks for all keys: a node below it may have left
+_WORD_S = 3.0  # for a word of a peer to come, once a collective has failed
 _SAMPLE_LOOKS = 30  # for the others' samples, which take up to 4 s, once they are wanted
-_UNHEARD = 8  # looks after which words are read though there are no news
-_SEEN = 16  # nodes whose samples a node tells
-_SEEN_BYTES = 1 << 16  # of one, compressed
+_UNHEARD = 8  # looks after which words are read even without news
+_SEEN = 16  # nodes whose samples a node emits
+_SEEN_BYTES = 1 << 16  # of one sample, compressed
 
 
 class Peers(Alone):
-    """Nodes of one job, which meet in ``store``, where only they are heard (``signed.py``).
+    """Nodes of one job, which meet in ``store``, where only their signed values count (``signed.py``).
 
-    ``connect`` opens a second connection to it, on which a thread waits for news; by a third one, ``beats``,
-    nothing is said that takes long: on one, a word would wait behind another.
-    ``node`` is this one's number; another of it may have been here before.
+    ``connect`` opens a second connection to it, on which a thread waits for news; a third one, ``beats``,
+    is only for short calls, as calls on one connection wait for each other.
+    ``node`` is this node's number, which an earlier node may have had.
     ``hosted`` says that the store ends with this node; ``silence`` is how many seconds without a beat
     mean that a node is lost.
     """
@@ -107,14 +107,14 @@ class Peers(Alone):
         self._elastic = elastic
         self._hosted = hosted
         self._silence = silence
-        self.patience = silence + _WORD_S  # a node that was killed leaves no word, only silence
+        self.patience = silence + _WORD_S  # a node that was killed writes no word; it only falls silent
         self._ring: Optional[Ring] = None
         self._former = Beats.of_former(self.replaces, node, silence) if self.replaces >= 0 else None
         self._node = node
         self._ended: Optional[PeersEnded] = None
         self._ended_at = 0.0
         self._heeded = self._told = False
-        self._settled = False  # whether this node ends as it does, whatever becomes of the store
+        self._settled = False  # whether this node's end is decided, even if the store goes away
         self._connected = False
         self._looks, self._looks_seen, self._unanswered = 0, 0, 0
         self._closed, self._stirred = threading.Event(), threading.Event()
@@ -137,7 +137,7 @@ class Peers(Alone):
         self._store.set("was/%d" % node, str(number))
         if self._elastic:
             newest = self._store.get(_NEWEST) if self._store.check([_NEWEST]) else b"0"
-            # Else another node has said so, or the others are further already.
+            # Otherwise another node has written it, or the others are in a later round already.
             if newest.decode() != ring.name and int(newest.split()[0]) <= number:
                 self._store.set(_NEWEST, ring.name)
                 announce(self._store, "%s %s" % (_NEWEST, ring.name))
@@ -165,17 +165,17 @@ class Peers(Alone):
     def tell(self, code: int) -> int:
         """See the base class; the first word that ends the job stands."""
         self._told = True
-        with store_may_be_gone(PeersEnded):  # or somebody else writes there
+        with store_may_be_gone(PeersEnded):  # raised if a stranger writes there
             if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
                 return self._tell_end(code)
-            if self._ring is not None:  # before that nobody counts on this node: another may take its place
+            if self._ring is not None:  # before that no node relies on this one: another may take its place
                 ring = self._ring
                 if self._elastic and not self._hosted:
                     self._store.set(ring.key("lost"), "1")
                     announce(self._store, ring.key("lost"))
                 else:
                     code = self._tell_end(code)
-                self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends, whatever is said
+                self._store.set(self._ring.key("bye", self._ring.node), "1")  # it ends in any case
         return code
 
     def _tell_end(self, code: int) -> int:
@@ -202,7 +202,7 @@ class Peers(Alone):
                 self._store.seal(ring.key("seen", ring.node), data)
 
     def gather(self, seconds: float) -> Iterator[Tuple[int, bytes]]:
-        """See the base class; who asks while another one does waits for that."""
+        """See the base class; a call waits for one that is under way."""
         until = time.monotonic() + seconds
         if not self._gathering.acquire(timeout=max(0.0, seconds)):
             return
@@ -223,7 +223,7 @@ class Peers(Alone):
     def say_asks(self) -> None:
         """See the base class."""
         ring = self._ring
-        if ring is not None and not ring.asks:  # else all hear of it already
+        if ring is not None and not ring.asks:  # otherwise all nodes know it already
             with store_may_be_gone():
                 self._store.set(ring.key("asks"), "1")
                 ring.asks = True
@@ -244,7 +244,7 @@ class Peers(Alone):
         ring = self._ring
         assert ring is not None
         word = "%s join" % seconds if joins else str(seconds)
-        stands = word.encode()  # without the store each node leaves for itself
+        stands = word.encode()  # without the store, each node's ranks leave on their own
         with store_may_be_gone():
             stands = self._store.compare_set(ring.key("leave"), "", word)
             announce(self._store, ring.key("leave"))
@@ -308,7 +308,7 @@ class Peers(Alone):
             return
         try:
             self._store.set(ring.key("done", ring.node), "1")
-            # Its ranks are told no more; those of a node that has more to do shouldn't wait for that.
+            # Its ranks need no further words; nodes whose ranks still run shouldn't wait for this one's.
             for word, value in (("bound", "0"), ("sent", "1"), ("left", "1")):
                 self._say_once(ring, word, value)
             for look in itertools.count(1):
@@ -326,7 +326,7 @@ class Peers(Alone):
                     return
                 time.sleep(pause)
                 pause = min(pause * 1.1, 0.05)
-            # For a node that torch has given up: it would wait for the others, or begin anew without them.
+            # For a node that torch has given up, which would wait for the others, or begin anew without them.
             if not self._store.check([END]):
                 self._store.compare_set(END, "", str(exits.OK))
                 announce(self._store, END)
@@ -346,7 +346,7 @@ class Peers(Alone):
         self._closed.set()
         self._stirred.set()
         if self._ended is None and not self._settled:
-            # It waits for news. A thread that is in torch as the interpreter ends would abort the process.
+            # Wake the thread that waits for news: if it is in torch when the interpreter ends, that aborts.
             with store_may_be_gone(PeersEnded):
                 announce(self._store)
         for thread in self._threads:
@@ -354,8 +354,8 @@ class Peers(Alone):
 
     def pulse(self, limit: float) -> Optional[PeersEnded]:
         """See the base class."""
-        # A store whose host is gone without a word never answers: reads have no timeout.
-        # The thread that listens may take as long to connect as torch lets it, and ends the node if it can't.
+        # A store whose host vanished never answers: reads have no timeout.
+        # The listening thread may take as long to connect as torch allows, and ends the node if it can't.
         answered = self._looks != self._looks_seen or not self._connected
         self._looks_seen = self._looks
         self._unanswered = 0 if answered else self._unanswered + 1
@@ -383,8 +383,8 @@ class Peers(Alone):
         with self._ending():
             while self._ended is None and not self._settled:
                 ring = self._ring
-                # A node may be killed after a word, before its news; a round may have words as it begins.
-                # Before the first one, too, whoever hosts the store may be gone without a word.
+                # A node may be killed between a word and its news; a round may have words as it begins.
+                # Even before the first round, the host of the store may vanish.
                 if self._looks % _UNHEARD == 0 or (ring is not None and not ring.heard):
                     self._hear(store)
                 if ring is not None and self._ended is None and not self._settled:
@@ -397,7 +397,7 @@ class Peers(Alone):
                 self._stirred.clear()
                 if self._closed.is_set():
                     return
-                # A node that was stopped or starved hasn't looked all the while.
+                # A node that was stopped or starved hasn't been looking in the meantime.
                 seconds = min(pause, time.monotonic() - began)
                 if ring is not None:
                     ring.pass_time(seconds)
@@ -406,7 +406,7 @@ class Peers(Alone):
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the node where the store can't be read."""
+        """End the node if the store can't be read."""
         try:
             yield
         except PeersEnded as exc:
@@ -415,17 +415,17 @@ class Peers(Alone):
             self._store_is_gone(exc)
 
     def _hear(self, store: Any) -> bool:
-        """Read what was said; return whether that is the end of the job."""
+        """Read the words; return whether the job has ended."""
         with self._hearing:
             over = store.check([END])
-            ring = self._ring  # read after that: while it was asked, this node may have joined a round
+            ring = self._ring  # read after that call, during which this node may have joined a round
             if over:
                 word = int(store.get(END))
                 if ring is not None:
-                    self._look_for_wish(ring, store)  # whoever ended the job may have asked just before
+                    self._look_for_wish(ring, store)  # the node that ended the job may have asked just before
                     self._tell_samples(ring, store)
-                # Once the ranks of all its nodes have returned, there is nothing to heed; of many nodes one
-                # has mostly said that for all.
+                # Once the ranks of all nodes have returned, the end can be ignored; of many nodes, the root
+                # has usually written that for all.
                 if self._told or (
                     ring is not None
                     and (
@@ -436,14 +436,14 @@ class Peers(Alone):
                     self._settled = True
                 else:
                     self._end(exits.of_peer(word))
-                if ring is not None:  # at last: from then on the store may go at any moment
+                if ring is not None:  # last of all: from then on the store may go at any moment
                     store.set(ring.key("bye", ring.node), "1")
                 return True
             if ring is not None:
                 ring.heard = True
                 ring.lost = ring.lost or store.check([ring.key("lost")])
-                # torch lets the others begin anew without a node whose signs of life are late, and doesn't
-                # tell it.
+                # torch lets the others begin anew without a node whose heartbeats are late, and doesn't tell
+                # that node.
                 ring.lost = ring.lost or (self._elastic and store.get(_NEWEST).decode() != ring.name)
                 self._look_for_wish(ring, store)
                 self._look_for_gathering(ring, store)
@@ -464,13 +464,13 @@ class Peers(Alone):
                 ring.lost = True
                 announce(store, ring.key("lost"))
             else:
-                with self._hearing:  # else the thread that listens may hear that word before it has the text
+                with self._hearing:  # otherwise the listening thread may read that word first, without a text
                     stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
                     self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
                 announce(store, END)
 
     def _tell_former(self, store: Any) -> None:
-        """Say that the former node of this number is gone, long before the others would notice."""
+        """Report that the former node of this number is gone, long before the others would notice."""
         self._former = None
         store.set("%d/bye/%d" % (self.replaces, self._node), "1")
         lost = "%d/lost" % self.replaces
@@ -494,7 +494,7 @@ class Peers(Alone):
     def _look_for_wish(self, ring: Ring, store: Any) -> None:
         wish = ring.key("sample")
         word = store.get(wish) if ring.sampled or store.check([wish]) else b""
-        # Another thread may have had a wish of its own since.
+        # Another thread may have published this node's own wish since.
         if word and word != ring.sampled:
             ring.sampled = word
             why, node, _ = word.split()

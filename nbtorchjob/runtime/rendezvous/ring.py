@@ -1,11 +1,11 @@
-"""The nodes of one round: each looks whether the next one still beats, hears news, and tells what it does.
+"""The nodes of one round: each checks that the next one beats, waits for news, and reports what it does.
 
-All who wait for news hear of it at once, and ask for nothing meanwhile: torch's store answers whoever waits
-for a key as soon as that is set. So a node that has said something sets the next of the keys ``news/0``,
-``news/1``, … as well, each set once; ``news`` names one that is set.
+All nodes that wait for news get it at once, without polling: torch's store answers a wait for a key as soon
+as the key is set. So a node that has written a word also sets the next of the keys ``news/0``,
+``news/1``, …, each of which is set once; ``news`` holds the number of one that is set.
 
-Whoever asks a thousand nodes asks one: each of the others seals what it does where they meet, and that node
-gathers it. A node that doesn't answer in time is one of which nothing came.
+To ask a thousand nodes, a client asks one: the others seal their records in the store where they meet, and
+that node gathers them. A node that doesn't answer in time is left out.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from nbtorchjob.runtime.facts import LONGEST_FACT
 
-LOOK_S = 0.5  # between two looks where something is awaited
+LOOK_S = 0.5  # between two looks while something is awaited
 _BEATS_S = 5.0  # between two beats of a node, at most
-_BEATS = 3.5  # that go into a silence
-_LATE_BEATS = 1.5  # into a silence that is told of a node which another one replaces
-_EARLY = 0.98  # of the time between two beats: a look that comes too soon soon comes again, so it stays close
+_BEATS = 3.5  # intervals between beats that a silence lasts
+_LATE_BEATS = 1.5  # the same, for the silence of a node that another one replaces
+_EARLY = 0.98  # of the time between two beats: a look that is too early is soon repeated, so looks stay close
 
 
 class Beats:
-    """What one node hears of the beats of another, which are ``every`` so many seconds, under a ``key``.
+    """Watches the beats of another node, which come ``every`` so many seconds, under a ``key``.
 
-    A beat is looked for about when it is due, and then twice a second until it comes. So a silence is noticed
+    It looks for a beat about when it is due, and then twice a second until it comes. So it notices a silence
     as soon as if all nodes beat twice a second.
     """
 
@@ -43,15 +43,15 @@ class Beats:
 
     @classmethod
     def of_former(cls, number: int, node: int, silence: float) -> Beats:
-        """Return those of the node that was in that round, and that another one of its number replaces.
+        """Return the beats of a node of an earlier round, which another node of its number replaces.
 
-        It has ended or is about to, so that a beat is late is enough.
+        It has ended or is about to, so one late beat is enough.
         """
         every = _every(silence)
         return cls(_key(number, "beat", node), every, _LATE_BEATS * every)
 
     def pass_time(self, seconds: float) -> None:
-        """Take in that this node was awake for so long."""
+        """Record that this node was awake for ``seconds``."""
         self.look_in -= seconds
         self._silent += seconds
 
@@ -75,12 +75,12 @@ def _key(number: int, word: str, node: Optional[int] = None) -> str:
 
 
 class Ring:
-    """What one node, ``node``, knows of a round, and when it beats and looks."""
+    """What ``node`` knows of a round, and when it beats and looks."""
 
     def __init__(self, number: int, nodes: Sequence[int], node: int, silence: float) -> None:
         self.number = number
         self.nodes = nodes
-        self.together: Sequence[int] = nodes  # those that run what this node runs: of a pool's job some
+        self.together: Sequence[int] = nodes  # those that run the same job: in a pool some of them
         self.node = node
         self.name = "%d of %s" % (number, ",".join(map(str, nodes)))
         place = nodes.index(node)
@@ -92,20 +92,20 @@ class Ring:
         self._beat_in = 0.0  # seconds
         self.heard = False  # whether its words were read
         self.lost = False  # whether a node of it is gone
-        self.sampled = b""  # the newest word on that
-        self.gathered = b""  # under which name this node told last what it does
-        self.sample_looks = 0  # that are left
+        self.sampled = b""  # the newest word ``sample``
+        self.gathered = b""  # the name under which this node last gave what it does
+        self.sample_looks = 0  # looks for the others' samples that are left
         self.seen: Dict[int, bytes] = {}  # by node
-        self.room = LONGEST_FACT  # for what others have seen, in bytes
+        self.room = LONGEST_FACT  # for the others' samples, in bytes
         self.asks = False
         self.leaves: Optional[float] = None
         self.joins = False
         self.said: Set[str] = set()
-        self.above = place > 0  # whether a node is, in the tree
+        self.above = place > 0  # whether a node is above this one in the tree
         self.below = [self.key("over", other) for other in nodes[2 * place + 1 : 2 * place + 3]]
 
     def leave(self, word: bytes) -> None:
-        """Take in what stands at ``leave``."""
+        """Record the value of the word ``leave``."""
         self.joins = word.endswith(b" join")
         self.leaves = float(word.split()[0])
 
@@ -114,7 +114,7 @@ class Ring:
         return _key(self.number, word, node)
 
     def keys(self, word: str, *, everywhere: bool = True) -> "list[str]":
-        """Return the keys of all nodes' words, or of those that run the same."""
+        """Return the keys of all nodes' words, or only of nodes that run the same job."""
         return [self.key(word, node) for node in (self.nodes if everywhere else self.together)]
 
     @property
@@ -125,12 +125,12 @@ class Ring:
         return max(0.01, min(self._beat_in, self._next_beats.look_in))
 
     def pass_time(self, seconds: float) -> None:
-        """Take in that this node was awake for so long."""
+        """Record that this node was awake for ``seconds``."""
         self._beat_in -= seconds
         self._next_beats.pass_time(seconds)
 
     def beat(self, store: Any) -> None:
-        """Give a sign of life, if it is due."""
+        """Write a beat, if it is due."""
         if self._beat_in <= LOOK_S:
             self._own_beats += 1
             store.set(self.key("beat", self.node), str(self._own_beats))
@@ -146,10 +146,10 @@ _FOR_EVER = timedelta(days=365)
 
 
 def announce(store: Any, word: str = "") -> None:
-    """Wake all nodes that wait for news; raises ``RuntimeError`` where the store is gone.
+    """Wake all nodes that wait for news; raises ``RuntimeError`` if the store is gone.
 
-    Of many that say the same ``word`` at once, as they do when a job ends, one wakes the others: else each
-    node would be woken by each.
+    If many write the same ``word`` at once, as when a job ends, only one wakes the others: otherwise each
+    node would be woken by every other.
     """
     mine = os.urandom(8).hex()
     if word and store.compare_set("told/%s" % word, "", mine) != mine.encode():
@@ -161,15 +161,15 @@ def announce(store: Any, word: str = "") -> None:
 
 
 class News:
-    """What a node hears by a connection to the store of its own, on which nothing else is said meanwhile."""
+    """Waits for news in ``store``, over a connection that nothing else uses meanwhile."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
         self._next = _latest(store)
 
     def wait(self) -> None:
-        """Wait for news, however many came at once; raises ``RuntimeError`` where the store is gone."""
-        # torch warns of a wait that is over without an answer, so there is none in a job's time.
+        """Wait for news, taking all that came at once; raises ``RuntimeError`` if the store is gone."""
+        # torch warns if a wait times out, so this one lasts longer than any job.
         self._store.wait([_news_key(self._next)], _FOR_EVER)
         self._next = max(self._next, _latest(self._store)) + 1
 
@@ -183,25 +183,25 @@ def _news_key(number: int) -> str:
 
 
 GATHER = "gather"
-_MOST_BYTES = 1 << 18  # of one node, compressed
-_TOGETHER = 32  # nodes that are asked after at once, as long as none of them is late
+_MOST_BYTES = 1 << 18  # of one node's record, compressed
+_TOGETHER = 32  # nodes whose keys are checked at once, until nodes are late
 _LATE_S = 1.0
 _GATHER_LOOK_S = 0.05
 
 
 def give(store: Any, ring: Ring, name: str, record: Dict[str, Any]) -> None:
-    """Tell what this node does to whoever gathers it under this ``name``."""
+    """Give a record of what this node does to the node that gathers such records under ``name``."""
     data = zlib.compress(json.dumps(record).encode())
     if len(data) <= _MOST_BYTES:
         store.seal(_gathered_key(ring, name, ring.node), data)
-        if store.get(ring.key(GATHER)) != name.encode():  # it comes too late for whoever would delete it
+        if store.get(ring.key(GATHER)) != name.encode():  # too late: the gathering node won't delete it
             store.delete_key(_gathered_key(ring, name, ring.node))
 
 
 def gather(store: Any, ring: Ring, seconds: float) -> Iterator[Tuple[int, bytes]]:
-    """Have all other nodes tell what they do; yield each one's number and what it gave, compressed."""
+    """Have all other nodes report what they do; yield each node's number and its record, compressed."""
     name, began = os.urandom(8).hex(), time.monotonic()
-    ring.gathered = name.encode()  # this node needn't tell itself
+    ring.gathered = name.encode()  # this node needn't give a record to itself
     store.set(ring.key(GATHER), name)
     announce(store)
     left = ring.after
@@ -222,7 +222,7 @@ def gather(store: Any, ring: Ring, seconds: float) -> Iterator[Tuple[int, bytes]
                 time.sleep(_GATHER_LOOK_S)
             left = still
     finally:
-        # In this order: who tells something from now on sees that, and deletes it.
+        # In this order: a node that gives its record from now on sees that, and deletes the record.
         store.compare_set(ring.key(GATHER), name, "")
         for node in left:
             store.delete_key(_gathered_key(ring, name, node))

@@ -1,1 +1,1 @@
-"""A node from its payload on: ``boot`` and ``main`` begin; ``init`` is a pod's PID 1, ``node`` the node."""
+"""How a node starts: ``boot`` and ``main`` are entry points, ``init`` is a pod's PID 1, ``node`` the node."""

@@ -1,8 +1,8 @@
-"""Where the compilers of a rank's code keep what they make, and load without a check.
+"""Where the compilers of a rank's code keep their output, which they load again without a check.
 
-torch takes a folder in the machine's temporary folder whose name anybody can predict, and unpickles
-what it finds there: whoever makes that folder first has their code run. Variables lead to another one, but
-for precompiled headers and the memos of torch's own code, which go there whatever they say.
+torch uses a folder with a predictable name in the machine's temporary folder, and unpickles what it finds
+there: anybody who creates that folder first can have their code run. Environment variables select another
+folder, except for precompiled headers and the memos of torch's own code, which always go there.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import stat
 from contextlib import suppress
 from typing import Dict, Mapping, MutableMapping
 
-# Triton (3.5) would take a folder in the home, and in torch's processes one of torch's; what torch carries
-# of QuACK one in the temporary folder. matplotlib (3.11), numba (0.62) and transformers (5.3) keep
-# nothing in shared places.
+# By default Triton (3.5) uses a folder in the home, and in torch's processes one of torch's; the part of
+# QuACK that torch bundles uses one in the temporary folder. matplotlib (3.11), numba (0.62) and transformers
+# (5.3) keep nothing in shared places.
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "QUACK_CACHE_DIR": "quack"}
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
 def variables(folder: str) -> Dict[str, str]:
-    """Return the variables that have compilers use ``folder``."""
+    """Return the environment variables that make compilers use ``folder``."""
     return {name: os.path.join(folder, below) for name, below in _FOLDERS.items()}
 
 
 def default(env: Mapping[str, str]) -> str:
-    """Return the folder that torch takes by itself in a process with this environment."""
+    """Return the folder that torch uses by default in a process with this environment."""
     places = (env.get(name) for name in _TEMPORARY)
     temporary = next((os.path.abspath(place) for place in places if place and os.path.isdir(place)), "/tmp")
     name = next((env[name] for name in _NAMES if env.get(name)), "")
@@ -41,7 +41,7 @@ def default(env: Mapping[str, str]) -> str:
 
 
 def chosen(env: Mapping[str, str]) -> Dict[str, str]:
-    """Return an environment without what torch itself has set in it: its own default, once it was needed."""
+    """Return an environment without the default folder that torch itself sets there once it needs one."""
     its_own = default(env)
     return {
         name: value
@@ -51,10 +51,10 @@ def chosen(env: Mapping[str, str]) -> Dict[str, str]:
 
 
 def lead(env: MutableMapping[str, str], folder: str) -> None:
-    """Have compilers use ``folder``, which is the node's own, unless the environment says otherwise."""
+    """Make compilers use ``folder``, which is the node's own, unless the environment says otherwise."""
     for name, path in variables(folder).items():
         env.setdefault(name, path)
-    # Make torch's own folder, so that nobody else can: unless this user alone may write to it, it isn't used.
+    # Create torch's default folder, so that nobody else can. It is used only if others can't write to it.
     usual, safe = default(env), False
     with suppress(OSError):
         with suppress(FileExistsError):

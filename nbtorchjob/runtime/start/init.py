@@ -1,8 +1,8 @@
 """The first process of a node on a cluster, PID 1 of its container.
 
-It stays small: the node proper, with torch, is its child. So it outlives whatever the kernel kills
-for memory, tells what happened, hands SIGTERM on, and copies what the node writes to stdout. It sees
-signals by asking for them: PID 1 ignores one that has no handler, but keeps one that is blocked.
+It stays small: the node proper, with torch, is its child. So it outlives any process that the kernel kills
+for memory, reports what happened, forwards SIGTERM, and copies the node's output to stdout. It blocks
+signals and polls for them: PID 1 ignores a signal without a handler, but a blocked one stays pending.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from nbtorchjob.runtime.facts.injected import FOLDER, GRACE, grace, node_index
 from nbtorchjob.runtime.store.stream import Pump
 
 _GRACE_S = 30  # for ranks, from SIGTERM to SIGKILL: two thirds of the 45 s that a pod has
-_AGENT = 4 / 3  # of that for their agent, which sends what they saved; in the rest the log is read
+_AGENT = 4 / 3  # of that for their agent, which sends what they saved; the rest is for reading the log
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def run_node(run: Callable[[], None]) -> int:
-    """Run the node as a child, by ``run``, and return the exit code that tells how it ended.
+    """Run the node as a child, with ``run``, and return an exit code that says how it ended.
 
     ``SIGNALS`` must be blocked. No process of the node is left when this returns.
     """
     try:
         folder = tempfile.mkdtemp(prefix="nbtorchjob-", dir=os.environ.get(FOLDER))
-    except OSError as exc:  # a root file system for reading only, a full disk
+    except OSError as exc:  # a read-only root file system, a full disk
         sys.stderr.write("nbtorchjob: this container has no place for files, mount one at /tmp: %s\n" % exc)
         return exits.CONFIG_ERROR
     output = os.path.join(folder, "node.log")
     os.environ.setdefault(GRACE, str(_GRACE_S))
     os.environ.update({FOLDER: folder, EVENTS: os.path.join(folder, "events.jsonl")})
     for number in (signal.SIGTERM, signal.SIGINT):
-        # It never runs, as both are blocked; but who looks from outside sees that they aren't ignored.
+        # It never runs, as both are blocked, but it shows other processes that they aren't ignored.
         signal.signal(number, lambda *_: None)
     adopt_orphans()
     child = os.fork()
@@ -67,7 +67,7 @@ def run_node(run: Callable[[], None]) -> int:
     heard = [LastWords(os.environ.get(TERMINATION_LOG)).note]
     poster: Any = None
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
-        with suppress(ImportError):  # it travels only where the code may report
+        with suppress(ImportError):  # only in payloads whose code may report
             from nbtorchjob.runtime.api.trainerstatus import Poster
 
             poster = Poster()
@@ -86,7 +86,7 @@ def run_node(run: Callable[[], None]) -> int:
 
 
 def _wait(child: int, limit: float) -> int:
-    """Wait for the node's end, handing the first SIGTERM or SIGINT on; return the exit code."""
+    """Wait for the node to end, forwarding the first SIGTERM or SIGINT; return the exit code."""
     kill_at: Optional[float] = None
     ended: Optional[int] = None  # the child's wait status; orphans are reaped on the way
     while True:
@@ -108,13 +108,13 @@ def _wait(child: int, limit: float) -> int:
     stopped = kill_at is not None
     if os.WIFEXITED(ended):
         code = os.WEXITSTATUS(ended)
-        # One node that ends with 0 is success of a whole PyTorchJob (elastic, 1.9), stopped or not.
+        # One node that ends with 0 makes a whole PyTorchJob succeed (elastic, 1.9), stopped or not.
         return exits.CANCELLED if stopped and code == exits.OK else code
     if stopped:
         return exits.CANCELLED
-    number = os.WTERMSIG(ended)  # of a signal that nobody was asked to send
+    number = os.WTERMSIG(ended)  # of a signal that wasn't requested
     text = "the node's agent was killed by %s" % signal.Signals(number).name
-    code = 128 + number  # as a container says it whose first process was killed
+    code = 128 + number  # as a container reports it when its first process was killed
     error = Error("nbtorchjob.runtime.NodeKilled", text).to_json()
     emit("NodeFailed", node=node_index(), code=code, error=error)
     return code

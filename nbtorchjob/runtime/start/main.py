@@ -4,9 +4,9 @@ import os
 import signal
 import sys
 
-# As a process that a rank's code starts runs it, too (``spawned.py``), it is named "__mp_main__".
+# Processes that a rank's code starts run it, too (``spawned.py``), under the name "__mp_main__".
 if __name__ == "__main__" and "NBTORCHJOB_STREAM" in os.environ:
-    # Before anything else: as PID 1 this process would ignore a signal that comes before its handler.
+    # Before anything else: as PID 1 this process would ignore a signal that arrives before its handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
 
 if sys.version_info < (3, 8):
@@ -27,13 +27,13 @@ def run() -> None:
     util._run_finalizers()  # type: ignore[attr-defined]  # they unlink the names of semaphores
     sys.stdout.flush()
     sys.stderr.flush()
-    # An orderly end destroys torch's stores while their threads run, which now and then aborts.
+    # A normal exit destroys torch's stores while their threads run, which sometimes aborts the process.
     os._exit(code)
 
 
 if __name__ == "__mp_main__":
     if CELLS in os.environ:
-        from nbtorchjob.runtime.lab.turns import later  # it travels with labs alone
+        from nbtorchjob.runtime.lab.turns import later  # only labs' payloads have it
 
         become_main(sys.argv[0], globals(), later)
     else:

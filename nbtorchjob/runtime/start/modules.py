@@ -1,7 +1,7 @@
-"""The package ``nbtorchjob.runtime`` of a payload that travels: its modules lie together in one member.
+"""The package ``nbtorchjob.runtime`` in a payload, where one member of the archive holds all its modules.
 
-Compressed one by one they take a third more, and zipimport reads no other archive within its own. They are
-found before anything else is, as a payload's runtime and cloudpickle win over those of an image.
+Compressed one by one they take a third more space, and zipimport can't read an archive within its own. They
+come before all other modules, as a payload's runtime and cloudpickle take precedence over an image's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from importlib.util import spec_from_file_location
 from typing import Any, Dict, Mapping, Optional
 
 MODULES = "modules"
-SEPARATOR = b"\0"  # between names and sources, in turn: no source has it
+SEPARATOR = b"\0"  # between names and sources, which alternate: no source contains it
 
 
 class _Modules:
-    """Finds the modules of ``archive`` by the names that zipimport would give their files."""
+    """Finds the modules of ``archive`` under the file names that zipimport would give them."""
 
     def __init__(self, archive: str, together: bytes) -> None:
         parts = together.split(SEPARATOR)
@@ -24,7 +24,7 @@ class _Modules:
         self._sources = {self._begin + name.decode(): source for name, source in zip(parts[::2], parts[1::2])}
 
     def add_late(self, sources: Mapping[str, str]) -> None:
-        """Find these, too, unless there are such modules (``ask/questions.py``)."""
+        """Find these modules, too, unless they exist already (``ask/questions.py``)."""
         for name, text in sources.items():
             self._sources.setdefault(self._begin + name, text.encode())
 
@@ -43,7 +43,7 @@ class _Loader(SourceFileLoader):
         self._sources = sources
 
     def get_data(self, path: str) -> bytes:
-        """Return a module's source: the rest of Python's own loader looks at no file."""
+        """Return a module's source; the rest of Python's own loader reads no file."""
         return self._sources[path]
 
 

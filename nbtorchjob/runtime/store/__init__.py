@@ -1,6 +1,6 @@
 """How a rank's value leaves a node on a cluster: through the log, or through a store if it is too big.
 
-Beside it: the payload, a rank's streams, and frames in a pod's log.
+The modules beside it: the payload, a rank's streams, and frames in a pod's log.
 
 An event names the value by a *ref*, ``log#DIGEST`` or ``URL#DIGEST``; the digest is the HMAC-SHA256 of
 the whole file with the job's key, in hex. A URL is an absolute path, ``file://`` or one for fsspec.
@@ -22,10 +22,10 @@ _PIECE = 1 << 20
 
 
 def digest(url: str, target: BinaryIO, size: int) -> str:
-    """Write what lies at ``url`` to ``target``, and return its SHA-256, in hex.
+    """Write the file at ``url`` to ``target``, and return its SHA-256, in hex.
 
-    Of a file that is longer than its ``size`` only one byte more is read: enough for another digest. Raises
-    the store's own errors.
+    If the file is longer than ``size``, only one byte more is read: enough for another digest. Raises the
+    store's own errors.
     """
     sha256, left = hashlib.sha256(), size + 1
     with opened(url) as source:
@@ -69,7 +69,7 @@ class Unsent(Exception):
 
 
 def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
-    """Send the value's file at ``path`` as ``send`` does; one that can't be sent then holds the reason."""
+    """Send the value's file at ``path`` as ``send`` does; if it can't be sent, send the reason."""
     try:
         return send(path, name, key)
     except Unsent as exc:
@@ -80,7 +80,7 @@ def put(path: str, name: str, key: bytes) -> Tuple[str, int]:
 def send(path: str, name: str, key: bytes) -> Tuple[str, int]:
     """Send the file at ``path`` as ``name``; return its ref and its size in bytes. Raises ``Unsent``.
 
-    A small one is left to init (``stream.py``).
+    A small file is left for init to send (``stream.py``).
     """
     size, url = os.path.getsize(path), os.environ.get(STORAGE)
     if size <= BY_LOG:
@@ -110,7 +110,7 @@ def copy(path: str, url: str, key: bytes) -> str:
 
 
 def fetch(ref: str, path: str, key: bytes, size: int) -> None:
-    """Copy what ``ref`` names from its store to ``path``, ``size`` bytes at most.
+    """Copy the file that ``ref`` names from its store to ``path``, ``size`` bytes at most.
 
     Raises ``WireError`` if it isn't what this job's rank stored, and the store's own errors.
     """

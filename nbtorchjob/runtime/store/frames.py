@@ -1,18 +1,18 @@
-"""What a node on a cluster says, as lines of its container's log.
+"""The output of a node on a cluster, as lines of its container's log.
 
-The host reads them with ``Parser``, but for what ranks write: that is most of it, and read by the batch
+The host reads them with ``Parser``, except for the ranks' output: that is most of it, and read in batches
 with ``HEAD``.
 
     0.1763737000.512 text       rank 0, round 1763737000, at byte 512 of that round's log
     fact.0 {"event": …}         an event (``nbtorchjob/state/facts/events.py``), at byte 0 of its JSON
     value.0.1763737000.0 AbC=   base64 of the file with rank 0's value, at byte 0 of it
-    value.1.2.0 AbC=            and that of node 1's artifacts of attempt 2, as the fact behind them says
+    value.1.2.0 AbC=            or with node 1's artifacts of attempt 2, as the fact after them says
     anything else               the node itself: Python's own errors, pip
 
-The character behind the number says how a piece of a log or of a fact ended, so that its bytes come
+The character after the number says how a piece of a log or of a fact ended, so that its bytes come
 out as they went in: " " a newline, "+" nothing, "<" a carriage return and a newline, "-" a carriage
-return; and "!", "#", ">" and "=" the same of what a rank wrote to stderr. containerd keeps every byte of
-a line, NUL and invalid UTF-8 too, but for a carriage return right before the newline; and it stores lines
+return; and "!", "#", ">" and "=" mean the same for a rank's stderr. containerd keeps every byte of
+a line, even NUL and invalid UTF-8, except a carriage return right before the newline; and it stores lines
 above 16 KiB in pieces.
 """
 
@@ -30,11 +30,11 @@ from nbtorchjob.runtime.objects.wire import WireError, sign
 LONGEST = 8192  # bytes of text in one line
 _VALUE_BYTES = 9000  # 12,000 in base64
 
-_MARKS = {b" ": b"!", b"+": b"#", b"<": b">", b"-": b"="}  # of a piece of stdout, and the same of stderr
+_MARKS = {b" ": b"!", b"+": b"#", b"<": b">", b"-": b"="}  # for a piece of stdout, and the same for stderr
 STDERR = frozenset(_MARKS.values())
 _ENDS = {b" ": b"\n", b"+": b"", b"<": b"\r\n", b"-": b"\r"}
 _ENDS.update([(_MARKS[mark], end) for mark, end in _ENDS.items()])
-# In front of a piece of a log: whose and of which round, at which byte, how it ended and on which stream.
+# Precedes a piece of a log: its rank and round, its first byte, and by a mark, its end and its stream.
 HEAD = rb"(\d{1,9}\.\d{1,12})\.(\d{1,18})([ +<\-!#>=])"
 _log = re.compile(HEAD).match
 _fact = re.compile(rb"fact\.(\d{1,9})([ +])").match
@@ -58,7 +58,7 @@ class Fact(NamedTuple):
 
 
 class ValuePart(NamedTuple):
-    """Bytes of the file with a rank's value; or with a node's artifacts, ``round`` being the attempt."""
+    """Bytes of a rank's value file; or of a node's artifacts: ``rank`` is the node, ``round`` the attempt."""
 
     rank: int
     round: int
@@ -116,7 +116,7 @@ def _pieces(text: bytes, newline: bool) -> Iterator[Tuple[bytes, bytes]]:
 
 
 def ended(text: bytes, mark: bytes) -> bytes:
-    """Return a piece of a log with its end, of which ``mark`` told."""
+    """Return a piece of a log with the end that ``mark`` stands for."""
     return text + _ENDS[mark]
 
 
@@ -138,7 +138,7 @@ def value(rank: int, round_: int, data: bytes) -> Iterator[bytes]:
 
 
 def output(line: bytes) -> bytes:
-    """Return the line for one of the node's own; a space keeps apart what looks like another frame."""
+    """Return the line for one of the node's own; a space is put before one that looks like another frame."""
     looks = _log(line) or _fact(line) or _value(line)
     return (b" " if looks else b"") + line.rstrip(b"\r\n") + b"\n"
 
@@ -152,7 +152,7 @@ class Parser:
     def feed(self, line: bytes) -> Optional[Frame]:
         """Return what a line says, or None for a part of a fact that goes on.
 
-        ``line`` comes without its newline. What is damaged comes out as ``Output``.
+        ``line`` comes without its newline. A damaged line is returned as ``Output``.
         """
         match = _log(line)
         if match:
@@ -172,7 +172,7 @@ class Parser:
         return Output(line.decode(errors="replace"))
 
     def _fact(self, offset: int, text: bytes, more: bool, line: bytes) -> Optional[Frame]:
-        # Parts may come again after a cut; one that is missing spoils the rest of its fact.
+        # Parts may come again after an interruption; a missing one spoils the rest of its fact.
         known = self._begun[:offset]
         self._begun = b""
         if len(known) == offset and offset + len(text) <= LONGEST_FACT:
@@ -189,9 +189,9 @@ class Parser:
 
 
 def collect(parts: Iterable[ValuePart], digest: str, key: bytes) -> bytes:
-    """Return the file that ``parts`` of one rank and round are of, in any order and any repetition.
+    """Return the file that consists of ``parts``, of one rank and round, in any order and with repetitions.
 
-    ``digest`` is the HMAC-SHA256 of the whole file in hex (``store.py``). Raises ``WireError`` where
+    ``digest`` is the HMAC-SHA256 of the whole file in hex (``store/__init__.py``). Raises ``WireError`` if
     a part is missing, damaged, or not written with this job's key.
     """
     out = bytearray()

@@ -1,13 +1,13 @@
-"""What a node writes to files, copied to stdout as frames, for the log of its container.
+"""Copies a node's output from files to stdout as frames, for the log of its container.
 
-Files come first so that a rank never waits for whoever reads the log, and so that the local backend
-and a cluster run the same node. What was copied is given back to the disk at once.
+Output goes to files first so that a rank never waits for a reader of the log, and so that the local backend
+and a cluster run the same node. Disk space of copied output is freed, 1 MiB or more at a time.
 
-A rank's log has an index, which says when and to which stream each byte was written. It stands beside the
-log, so that the log itself stays what was printed: a line "OFFSET SECONDS" in `<log>.times` says that all
-before that byte, down to the line before, was written by then to stdout, and "OFFSET SECONDS 2" the same of
-stderr. What has no such line yet was written when the log's file was last changed. In a log that has ended
-that is what a process wrote last that a signal ended: it counts as stderr.
+A rank's log has an index, which says when and to which stream each byte was written. It is a file beside the
+log, so that the log itself stays as it was printed: a line "OFFSET SECONDS" in `<log>.times` says that all
+bytes before that one, back to the previous line's, were written to stdout by then, and "OFFSET SECONDS 2" the
+same for stderr. Bytes without such a line were written when the log's file was last changed. In a log that
+has ended, they are the last output of a process that a signal ended: they count as stderr.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Seque
 
 from nbtorchjob.runtime.store import LOG, frames
 
-TIMES = ".times"  # what the name of a log's file has behind it where its index is
-UNMARKED_S = 1.5  # for how long the index of a process that runs may lag behind its log
+TIMES = ".times"  # the suffix to a log's name for its index
+UNMARKED_S = 1.5  # how long the index of a running process may lag behind its log
 
 
 class Mark(NamedTuple):
-    """What a log has before ``offset``, down to the mark before, was written by ``time`` to one stream."""
+    """The bytes of a log from the previous mark to ``offset`` were written to one stream by ``time``."""
 
     offset: int
     time: float
@@ -36,12 +36,12 @@ class Mark(NamedTuple):
 
 
 def mark_line(mark: Mark) -> bytes:
-    """Return the line of an index that says it."""
+    """Return a mark's line in an index."""
     return b"%d %.3f%s\n" % (mark.offset, mark.time, b" 2" if mark.stderr else b"")
 
 
 def read_mark(line: bytes) -> Optional[Mark]:
-    """Return what a line of a log's index says, None for one that is damaged."""
+    """Return the mark in a line of a log's index, None if the line is damaged."""
     offset, _, rest = line.partition(b" ")
     at, _, stream = rest.partition(b" ")
     try:
@@ -50,15 +50,15 @@ def read_mark(line: bytes) -> Optional[Mark]:
         return None
 
 
-_BATCH = 1 << 18  # bytes of one file in one look
-_SHORTEST, _LONGEST = 0.005, 0.02  # seconds between two looks
-_QUIET_S, _RESTING = 10.0, 0.1  # after so long without anything it looks less often
+_BATCH = 1 << 18  # bytes of one file in one read
+_SHORTEST, _LONGEST = 0.005, 0.02  # seconds between two reads
+_QUIET_S, _RESTING = 10.0, 0.1  # after that long without output, reads are further apart
 _KEEP_SIZE_PUNCH_HOLE = 3
-_HOLE = 1 << 20  # bytes; a hole for every look would cost more than it frees
+_HOLE = 1 << 20  # bytes; a hole for every read would cost more than it frees
 
 
 class Tail:
-    """What a file gained since the last look."""
+    """Reads the bytes that a file gained since the last read."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class Tail:
         self.offset = 0
 
     def read(self) -> bytes:
-        """Return at most a batch; the file may not be there yet."""
+        """Return at most a batch; the file may not exist yet."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -92,7 +92,7 @@ class Tail:
 
 
 class Lines:
-    """The lines that a file gained since the last look."""
+    """Reads the lines that a file gained since the last read."""
 
     def __init__(self, path: str) -> None:
         self._tail = Tail(path)
@@ -110,18 +110,18 @@ class Lines:
 
 
 class RankLog:
-    """What a rank's log gained, by the stream that it was written to."""
+    """Reads the bytes that a rank's log gained, by the stream that they were written to."""
 
     def __init__(self, rank: int, round_: int, path: str) -> None:
         self._rank, self._round = rank, round_
         self._tail, self._index = Tail(path), Lines(path + TIMES)
         self._marks: Deque[Mark] = deque()
-        self._data = b""  # of which no frame was made yet
-        self._at = 0  # where that begins
-        self._since = 0.0  # when there was none, or a frame was made
+        self._data = b""  # bytes that aren't in a frame yet
+        self._at = 0  # where they begin
+        self._since = 0.0  # when there were none last, or a frame was made
 
     def read(self, *, ended: bool) -> List[bytes]:
-        """Return frames of what was marked since the last look; once a rank has ``ended``, of everything."""
+        """Return frames of the bytes marked since the last read; once a rank has ``ended``, of all bytes."""
         if not self._data:
             self._since = time.monotonic()
         self._data += self._tail.read()
@@ -133,7 +133,7 @@ class RankLog:
             if not lines:
                 break
             self._marks += filter(None, map(read_mark, lines))
-        pieces: List[Tuple[int, bool]] = []  # up to where, and whether to stderr
+        pieces: List[Tuple[int, bool]] = []  # where each ends, and whether it is stderr's
         known = self._at
         while self._marks:
             upto, _, stderr = self._marks[0]
@@ -164,7 +164,7 @@ class RankLog:
 
 
 class Pump(threading.Thread):
-    """Copies a node's folder to the file descriptor ``out`` until told that nothing more comes."""
+    """Copies a node's output from its folder to the file descriptor ``out``, until :meth:`finish`."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Pump(threading.Thread):
         self._ended = threading.Event()
 
     def finish(self) -> None:
-        """Return once everything is copied; whoever wrote must have ended."""
+        """Return once everything is copied; all writers must have ended."""
         self._ended.set()
         self.join()
 
@@ -192,7 +192,7 @@ class Pump(threading.Thread):
         """See the class."""
         pause, quiet = _SHORTEST, 0.0
         while True:
-            ended = self._ended.is_set()  # asked before the look, so that last words are read after it
+            ended = self._ended.is_set()  # checked before reading, so that the last output is read after it
             out: List[bytes] = []
             for line in self._events.read(ended=ended):
                 self._event(line, out)
@@ -211,7 +211,7 @@ class Pump(threading.Thread):
                     left = left[os.write(self._out, left) :]
                 except BlockingIOError:
                     select.select([], [self._out], [])
-                except OSError:  # nobody reads any more: the job goes on
+                except OSError:  # there is no reader any more: the job goes on
                     self._out = -1
             moved = len(data)
             if ended and not moved:
@@ -243,7 +243,7 @@ class Pump(threading.Thread):
                 os.unlink(path)
             for hear in self._heard:
                 hear(record)
-        except Exception:  # any process of a rank may write there: what it says is for the host to refuse
+        except Exception:  # any process of a rank may write there: the host may refuse the event
             pass
         out.append(frames.fact(line))
 

@@ -30,13 +30,13 @@ from nbtorchjob.spec.cluster.grammars import (
     user,
 )
 
-# The folders of ``backends/kubernetes/kinds``, best first: those that can do more come earlier. The only list
-# of them is here, as options are made from it and may import no backend; ``kinds`` follows it.
+# The folders of ``backends/kubernetes/kinds``, most capable first. This is the only list of them: options are
+# made from it and may not import a backend; ``kinds`` follows it.
 KINDS = ("pytorchjob", "trainjob", "volcano", "indexedjob")
 
 
 def _matching(pattern: str, allowed: str) -> Callable[[str, object], str]:
-    """Return the check that a value is a text of such a pattern."""
+    """Return the check that a value is text that matches ``pattern``."""
 
     def check(name: str, value: object) -> str:
         if isinstance(value, str) and re.fullmatch(pattern, value):

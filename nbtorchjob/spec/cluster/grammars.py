@@ -66,7 +66,7 @@ def subdomains(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def secrets(field: str, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Check what variables are taken from: ``secret/NAME``."""
+    """Check the sources of variables: ``secret/NAME``."""
     for source in value:
         kind, _, name = source.partition("/")
         if kind != "secret" or not _is_subdomain(name):
@@ -234,10 +234,10 @@ _SUFFIX = {
     **{suffix: 1000.0**power for power, suffix in enumerate(("n", "u", "m", "", "k", *"MGTPE"), start=-3)},
     **{suffix + "i": 1024.0**power for power, suffix in enumerate("KMGTPE", start=1)},
 }
-# The standard ones; all others belong to a domain, such as nvidia.com/gpu.
+# The standard resources; all others belong to a domain, such as nvidia.com/gpu.
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
 _BYTES = ("memory", "ephemeral-storage", "shm")
-# flytekit's names; ``storage`` in its older versions is a volume's, which no container requests.
+# flytekit's names; ``storage`` in its older versions is for volumes: no container requests it.
 _ALSO = {"mem": "memory", "ephemeral_storage": "ephemeral-storage"}
 _FLYTE = ("cpu", "mem", "gpu", "ephemeral_storage", "storage")
 _FLYTE_GPU = "nvidia.com/gpu"  # unless its administrators name another one
@@ -245,7 +245,7 @@ _LEAST_BYTES = 4_000_000  # no container starts with less; 512m is half a byte
 
 
 def amount(text: str) -> float:
-    """Return the number that ``text`` writes: cores, bytes, pieces. Raises ``ValueError``."""
+    """Return the number that ``text`` stands for: cores, bytes, pieces. Raises ``ValueError``."""
     parts = _QUANTITY.fullmatch(text)
     if parts is None:
         raise ValueError(text)
@@ -313,7 +313,7 @@ _TAKEN = ("/etc/nbtorchjob", "/dev/termination-log", "/dev/shm")
 class Mount(FrozenDataclass):
     """A host's folder (bind), a claim (volume) or a host's device at a path of the container.
 
-    ``perm`` is what a device may be used for: of r(ead), w(rite), m(ake nodes).
+    ``perm`` is what a device may be used for: some of r(ead), w(rite), m(ake nodes).
     """
 
     type: str
@@ -329,7 +329,7 @@ class Mount(FrozenDataclass):
 
 
 def mounts(field: str, value: Iterable[str]) -> tuple[str, ...]:
-    """Return the mounts as texts, one each, written out. Raises ``SpecError``."""
+    """Return each mount as a text, written out. Raises ``SpecError``."""
     parsed = parse_mounts(value, field)
     targets = [mount.dst for mount in parsed]
     for target in targets:

@@ -3,37 +3,38 @@
 Theory of operation
 ===================
 
-Ranks wait for each other in collectives. One of those ends when every rank of its group has entered it, so
-most ranks of a job that hangs are found in a collective, and the one to look at is elsewhere: it hasn't
-entered it. A sample tells of each rank which calls it has made in each group, and where its stack stands.
-Calls are counted within a group, so a number means the same call on all its ranks. From that:
+Ranks wait for each other in collectives. A collective ends when every rank of its group has entered it, so
+most ranks of a job that hangs are found in one, and the rank to look at is elsewhere: it hasn't entered it. A
+sample shows which calls each rank has made in each group, and where its stack is. Calls are counted within a
+group, so a number means the same call on all ranks of the group. From that:
 
-1. *A call is waited in* where a rank has entered it and it isn't done, for longer than a moment: the ranks of
-   a healthy job, too, are found in collectives. Who of the group has made fewer calls is *absent* from it.
-2. *A call differs* where ranks have entered different operations at one number. They went different ways,
-   or one of them skipped a call, and its numbers are off by one since. So does one that must be given as
-   many elements of one type on all ranks, and wasn't. Of two sides the smaller one is named.
-3. *Who is absent may wait itself*, in a call of another group, and the ranks that are absent from that are
-   to blame, and so on. It ends in a rank that waits in no call, which is the one to name, or in a circle.
-4. A rank that is stopped tells nothing of its calls, nor one that something in C holds; but neither enters
-   any, nor does one that has ended. Where one rank is left in a call, and all others have returned, it has
-   made a call too many.
-5. Samples of several nodes aren't of one moment. A rank is absent only if it was looked at after somebody
-   had begun to wait for it; else it may be there by now. Of ranks that gave no sample nothing is known.
-6. Some calls aren't recorded (of gloo: send, recv, monitored_barrier). A stack tells that a rank waits in
-   one, and its frame for whom; of what ``irecv`` returned nothing tells that. Since when it waits isn't known
-   either: what is concluded from such a call is sure only if nothing had moved for long.
-   Those of NCCL's are recorded, and hold up no stack: a rank that has one under way may wait for the other
-   side or be at work, so it isn't the one to name, and what follows from it is unsure.
-7. A frame holds what a call was given, too: where ranks wait in one call for another root, reduce otherwise,
-   or are in one line with other groups of the same ranks, they don't mean the same.
+1. *A call is waited in* where a rank entered it more than a moment ago and it isn't done: the ranks of a
+   healthy job are found in collectives, too. Ranks of the group that made fewer calls are *absent* from it.
+2. *A call differs* where ranks have entered different operations at the same number. They took different
+   paths, or one of them skipped a call, and its numbers have been off by one since. A call that needs equally
+   many elements of one type on all ranks, and got others, differs as well. The smaller of two sides is named.
+3. *An absent rank may itself wait*, in a call of another group, and then the ranks that are absent from that
+   call are to blame, and so on. This ends at a rank that waits in no call, which is the one to name, or in a
+   circle.
+4. A rank that is stopped, or held by something in C, doesn't report its calls; but it enters none either, nor
+   does one that has ended. If one rank is left in a call, and all others have returned, it has made a call
+   too many.
+5. Samples of several nodes aren't of one moment. A rank is absent only if it was sampled after another rank
+   had begun to wait for it; otherwise it may be there by now. Nothing is known of ranks without a sample.
+6. Some calls aren't recorded (gloo's send, recv, monitored_barrier). A stack shows that a rank waits in one,
+   and the frame for which rank; for the handle that ``irecv`` returns, nothing shows that. How long the rank
+   has waited is unknown, too: a conclusion from such a call is sure only if nothing had moved for long.
+   NCCL's are recorded, but don't show in the stack: a rank that has one under way may wait for the other side
+   or be at work, so it isn't the one to name, and conclusions from it are unsure.
+7. A frame also holds the arguments of a call: if ranks wait in one call with different roots or reductions,
+   or are in one line with different groups of the same ranks, they don't mean the same call.
 8. A collective may give up at once: a rank that has left closes its connections, and gloo ends a rank that
-   gets data of another size. Ranks tell what they were in before they end. What a rank was in last is the
-   call that gave up: another rank was in another call there, or had ended before it.
-9. Where torch records none (of gloo before 2.9), a stack tells that a rank is in a call that needs all ranks.
-   Whoever isn't in one, and does nothing that would end by itself, keeps them waiting.
+   gets data of another size. Ranks report their calls before they end. The last call of a rank is the one
+   that gave up: another rank was in another call there, or had ended before it.
+9. Where torch records no calls (gloo's before 2.9), a stack shows that a rank is in a call that needs all
+   ranks. A rank that isn't in one, and does nothing that would end by itself, keeps the others waiting.
 
-A diagnosis is *sure* if these leave no other rank to name. Else it says "unsure", and what is known.
+A diagnosis is *sure* if these leave no other rank to name. Otherwise it says "unsure", and what is known.
 The first of these that applies:
 
     seen                                                    named                        sure  rule
@@ -47,22 +48,22 @@ The first of these that applies:
     group of the same ranks in one line
     absent, and it waits in no call: it is somewhere else,  it, and where it is          yes   ``_absent``
     has ended, is stopped, or is held by something in C
-    the same of one that came late to the calls before      it, which is slow            yes   ``_absent``
-    one waits in a call, and all others have returned       the one                      yes   ``_absent``
+    the same, and it came late to the calls before          it, which is slow            yes   ``_absent``
+    one waits in a call, and all others have returned       that one                     yes   ``_absent``
     each is absent from the call that another one waits in  all of them                  yes   ``_circle``
     some aren't in init_process_group, which others are in  those                        yes   ``_meeting``
-    no call is recorded, and some aren't in one of the one  those; if all are in one,    if    ``_elsewhere``
-    group's that all ranks have to enter                    the fewer                    idle
+    no call is recorded, there is one group, and some       those; if all are in one,    if    ``_elsewhere``
+    aren't in a call of it that all ranks have to enter     the fewer                    idle
     another tag on both sides of a send and a receive       both                         [6]   ``_peers``
-    sends, receives and calls wait for a rank that waits    that one                     [6]   ``_peers``
-    in none, or for each other                              or all of them
+    ranks in sends, receives and calls wait for one that    that one,                    [6]   ``_peers``
+    waits in none, or for each other                        or all of them
     some aren't in monitored_barrier, which others are in   those                        [6]   ``_monitored``
     absent, and perhaps at work, or waiting for others      those                        no    ``_perhaps``
     nothing is known of those that may be absent            those                        no    ``_perhaps``
-    all have entered the call                               nobody                       no    ``_complete``
+    all have entered the call                               none                         no    ``_complete``
     some wait in a call that isn't recorded                 the others                   no    ``_unrecorded``
-    nobody waits in a call, and one is stopped              it                           yes   ``_apart``
-    nobody waits in a call: they wait for data, or compute  nobody                       yes   ``_apart``
+    none waits in a call, and one is stopped                it                           yes   ``_apart``
+    none waits in a call: they wait for data, or compute    none                         yes   ``_apart``
 """
 
 from __future__ import annotations
@@ -79,21 +80,21 @@ from nbtorchjob.state.diagnosis.seen import ENDS_BY_ITSELF, MEETS, MONITORED, Se
 from nbtorchjob.state.diagnosis.verdicts import Sides, Verdict
 from nbtorchjob.state.known import Known
 
-_ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks give as many elements of one type
+_ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks pass equally many items of one type
 _TOGETHER = frozenset(
     ("all_reduce", "barrier", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all")
 )  # no rank leaves one of these before all have entered it
-_ONE_FOR_ALL = ("group", "src", "dst", "op")  # of what a call is given
-_GLOOS_ALIKE = (*_ALIKE, "all_gather", "_all_gather_base")  # of gloo, which has no uneven ones, of these too
-_OFTEN, _MUCH_LONGER = 2, 3  # who was late so often is slow, unless it takes so much longer now
+_ONE_FOR_ALL = ("group", "src", "dst", "op")  # the arguments that must agree on all ranks
+_GLOOS_ALIKE = (*_ALIKE, "all_gather", "_all_gather_base")  # gloo has no uneven gathers
+_OFTEN, _MUCH_LONGER = 2, 3  # a rank late this often is slow, unless it takes this many times longer now
 
 
 class Diagnosis(FrozenDataclass):
     """Why a job hangs: a ``verdict``, and the ranks to look at; ``frame`` is where the first of them is.
 
-    It rests on what is ``seen``; ``over`` says that the ranks are no longer there. ``time`` is when the job
-    was looked at. ``busy`` says that those ranks do what ends by itself: they compile, or save or load a
-    checkpoint; ``slow`` that they were late to the calls before, and came. ``state/text/hang`` words it.
+    It is based on what is ``seen``; ``over`` says that the ranks no longer exist. ``time`` is when the job
+    was sampled. ``busy`` says that those ranks do something that ends by itself: they compile, or save or
+    load a checkpoint; ``slow`` that they came late to the calls before. ``state/text/hang`` words it.
     """
 
     verdict: Verdict
@@ -114,7 +115,7 @@ class _Finding(FrozenDataclass):
 
 
 _Rule: TypeAlias = Callable[[Seen], _Finding | None]
-_RULES: list[_Rule] = []  # in the order in which they stand here; the first that concludes anything counts
+_RULES: list[_Rule] = []  # in the order of their definitions; the first that concludes anything counts
 
 
 def _rule(concludes: _Rule) -> _Rule:
@@ -124,9 +125,9 @@ def _rule(concludes: _Rule) -> _Rule:
 
 
 def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
-    """Return why the newest round hangs, as its samples tell; None where they show no sign of that.
+    """Return why the newest round hangs, according to its samples; None where they show no sign of that.
 
-    ``over`` says that the ranks are no longer there.
+    ``over`` says that the ranks no longer exist.
     """
     sources = known.info.sources
     sampled = [sample for sample in known.samples.values() if known.base(sample.round) == known.round]
@@ -167,7 +168,7 @@ def _broken(seen: Seen) -> _Finding | None:
         alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
         sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
         if len(sides) > 1:
-            # Ranks that nothing is known of, another node's, may have been on either side.
+            # Ranks without a sample, on another node, may have been on either side.
             all_known = seen.are_all(there, group.name)
             return _Finding(
                 verdicts.OtherCall(group, call.seq, sides, there, ended=True),
@@ -201,7 +202,7 @@ def _differing(seen: Seen) -> _Finding | None:
 
 
 def _sides(key_of: Mapping[int, object]) -> Sides:
-    """Return ranks that have the same key together, the fewest first."""
+    """Return the ranks grouped by key, the smallest group first."""
     alike: dict[object, list[int]] = {}
     for rank, key in key_of.items():
         alike.setdefault(key, []).append(rank)
@@ -209,7 +210,7 @@ def _sides(key_of: Mapping[int, object]) -> Sides:
 
 
 def _odd(sides: Sides) -> Sequence[int]:
-    """Return the ranks to name: the smaller side, or both where they are as many."""
+    """Return the ranks to name: the smaller side, or both where they are equal in size."""
     odd, other, *_ = sides
     return odd if len(odd) < len(other) else sorted([*odd, *other])
 
@@ -223,7 +224,7 @@ def _arguments(seen: Seen) -> _Finding | None:
         group, call = stand.call
         calls.setdefault((group.name, call.seq, call.op), []).append(rank)
         if stand.place is not None and call.op in stand.place.line:
-            # One line that is given other groups of the same ranks is one call of the code's.
+            # One line with different groups of the same ranks is a single call in the user's code.
             line = stand.place.filename, stand.place.lineno
             calls.setdefault((line, group.ranks, call.op), []).append(rank)
     for mine in calls.values():
@@ -246,8 +247,8 @@ def _absent(seen: Seen) -> _Finding | None:
         if len(wait.waiters) < len(wait.absent) and all(map(seen.returned, free)):
             if free and len(free) == len(wait.absent):
                 return _Finding(verdicts.Alone(wait, free), wait.waiters)
-            continue  # it may be that those made a call too many, and these are right to have ended
-        if free and all(map(seen.silent, free)):  # they may have been stopped in it
+            continue  # the waiters may have made a call too many, and the others rightly ended
+        if free and all(map(seen.silent, free)):  # they may have been stopped in the call
             return _Finding(verdicts.Silent(free, wait), free)
         late = seen.late(free[0], wait) if len(free) == len(wait.absent) == 1 else ()
         if len(late) >= _OFTEN and wait.seconds < _MUCH_LONGER * max(late):
@@ -263,7 +264,7 @@ def _circle(seen: Seen) -> _Finding | None:
         path = _way(seen, first, first, set())
         if not path:
             continue
-        # Who is absent from one call waits in the next.
+        # The ranks that are absent from one call wait in the next.
         turns = zip([path[-1], *path[:-1]], path, strict=True)
         steps = [(b, [rank for rank in a.absent if seen.held_in(rank) is b]) for a, b in turns]
         return _Finding(verdicts.Circle(steps), sorted({rank for _, inside in steps for rank in inside}))
@@ -271,7 +272,7 @@ def _circle(seen: Seen) -> _Finding | None:
 
 
 def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
-    """Return the calls on a way from one to another: in each waits who is absent from the one before it."""
+    """Return the calls on a path from ``at`` to ``to``: ranks absent from one call wait in the next."""
     following = {id(held): held for rank in at.absent if (held := seen.held_in(rank)) is not None}
     if id(to) in following:
         return [at]
@@ -310,7 +311,7 @@ def _elsewhere(seen: Seen) -> _Finding | None:
     if not away:
         sides = _sides(inside)
         return _Finding(verdicts.OtherOperation(sides), _odd(sides)) if len(sides) > 1 else None
-    silent = all(map(seen.silent, away))  # they may have been stopped in it
+    silent = all(map(seen.silent, away))  # they may have been stopped in the call
     idle = all(rank in seen.ended or seen.cant(rank) or seen.of[rank].waits for rank in away)
     verdict = verdicts.Elsewhere([*dict.fromkeys(inside.values())], away, [*inside], silent)
     return _Finding(verdict, away, sure=silent or idle)
@@ -339,7 +340,7 @@ def _peers(seen: Seen) -> _Finding | None:
 
 
 def _all_wait(seen: Seen, ranks: Sequence[int]) -> bool:
-    """Whether ranks surely wait in their sends and receives: they have for long, and do nothing else."""
+    """Whether ranks surely wait in their sends and receives: they have for long, with no other work."""
     return seen.settled and not any(seen.of[rank].beside for rank in ranks)
 
 
@@ -353,7 +354,7 @@ def _monitored(seen: Seen) -> _Finding | None:
 
 
 def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:
-    """Return a way from a rank over those that it waits for to one that waits for no other."""
+    """Return a path from a rank, along the ranks that each waits for, to a rank that waits for none."""
     ways, passed = [[rank]], {rank}
     for way in ways:
         for waiter in seen.awaited(way[-1]):
@@ -366,7 +367,7 @@ def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:
 
 
 def _ring(seen: Seen, rank: int) -> list[int]:
-    """Return the ranks of which each waits for another one of them, beginning with a rank."""
+    """Return all ranks that ``rank`` waits for, directly or not, if each of them waits, too; else none."""
     passed: list[int] = []
     following = [rank]
     while following:
@@ -375,7 +376,7 @@ def _ring(seen: Seen, rank: int) -> list[int]:
             continue
         passed.append(step)
         if not seen.awaited(step):
-            return []  # of that one it isn't known what it waits for
+            return []  # it is unknown what that rank waits for
         following += seen.awaited(step)
     return sorted(passed)
 

@@ -1,7 +1,7 @@
-"""Where each rank stands by its sample, and what the samples of all ranks show together.
+"""Where each rank stands according to its sample, and what the samples of all ranks show together.
 
-A rank's place is in the user's code, with what it waits in; of all ranks, which calls are waited in, and who
-isn't in them.
+For one rank: its place in the user's code, and what it waits in. For all ranks: which calls are waited in,
+and which ranks aren't in them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from nbtorchjob.state import failure
 from nbtorchjob.state.known import Known
 from nbtorchjob.text.words import line
 
-# A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
+# A file name -> its label ("Cell In[3]") and its text, for the notebook's own code.
 Sources = Mapping[str, tuple[str, str]]
 
 
 class WaitsFor(Enum):
-    """What a rank's frames show it to wait for, other than a collective."""
+    """What a rank waits for according to its frames, other than a collective."""
 
     AWAIT = "await"
     CHECKPOINT = "checkpoint"  # saving or loading one ends by itself, and so does compiling
@@ -61,18 +61,18 @@ class WaitsFor(Enum):
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<|/?nbtorchjob/runtime/|\.pyz/")
 _AUTOGRAD = "torch/autograd/graph.py"
 _C10D = "torch/distributed/distributed_c10d.py"
-# They wait for other ranks in Python and in C, and record nothing.
+# Functions that wait for other ranks, in Python and in C, and aren't recorded.
 MEETS = "init_process_group"
 MONITORED = "monitored_barrier"
 _MEETS = (MEETS, "new_group")
 POINT_TO_POINT = {"send": "dst", "recv": "src", "send_object_list": "dst", "recv_object_list": "src"}
 _UNRECORDED = (*_MEETS, MONITORED, *POINT_TO_POINT)
-# A line that waits for a call that was made before: of a tensor's, or one that torch has compiled, in an
-# operation, which torch may dispatch in Python.
+# A line that waits for a call made earlier: by its handle, or by ``wait_tensor`` (tensors, compiled code),
+# an operation that torch may dispatch in Python.
 _HANDLE = re.compile(r"\.wait\(|\bwait_tensor\b")
 DISPATCH = re.compile(r"torch/(?:_ops|_library/\w+)\.py$")
-# What a library's frame says of a rank, wherever it is in its stack: a checkpoint may be written to a file of
-# the user's own, and code that is compiled runs without the compiler. But both may call collectives.
+# What a library's frame anywhere in the stack says about a rank: a checkpoint may be written to a file object
+# of the user's own, and compiled code runs without the compiler. But both may call collectives.
 _ENDING = (
     (r"torch/_dynamo/convert_frame\.py", WaitsFor.COMPILER),
     (
@@ -81,7 +81,7 @@ _ENDING = (
     ),
 )
 ENDS_BY_ITSELF = frozenset(work for _, work in _ENDING)
-# And what one below the user's frame says of a rank that waits in it: the file's end and the function.
+# And what a frame below the user's says about a rank that waits in it: the file's end and the function.
 _WAITS = (
     (r"asyncio/(?!runners|base_events).*\.py", r".*", WaitsFor.AWAIT),
     (r"torch/utils/data/dataloader\.py", r".*", WaitsFor.DATALOADER),
@@ -101,7 +101,7 @@ _WAITS = (
     (r"threading\.py", r"join|_wait_for_tstate_lock", WaitsFor.THREAD),
     (r"threading\.py", r".*", WaitsFor.LOCK),
 )
-# What a line of the user's own says of it; a call into C has no frame.
+# What a line of the user's own code says about it: a call into C has no frame.
 _LINES = (
     (r"\bawait\b", WaitsFor.AWAIT),
     (r"\bsleep\(", WaitsFor.SLEEP),
@@ -118,10 +118,10 @@ class Standing(FrozenDataclass):
     """A rank as its sample found it at ``time``; ``state`` is one of the words of ``runtime/facts/samples``.
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
-    that it waits in, as its stack tells, ``waits`` what else it waits for; None where nothing says so.
-    ``given`` is what that operation was given, as ``runtime/samples.Thread`` has it. Of a send or a receive
-    of NCCL's, in which no stack stands, both are what a record tells, and it is ``beside`` the rank: that may
-    be at work meanwhile. ``recorded`` is whether its calls are known.
+    that it waits in according to its stack, ``waits`` what else it waits for, None where nothing shows that.
+    ``given`` are that operation's arguments, as in ``runtime/facts/samples.Thread``. NCCL's sends and
+    receives don't show in a stack: then ``inside`` and ``given`` come from torch's record, and ``beside``
+    says that the rank may be at work meanwhile. ``recorded`` is whether its calls are known.
     """
 
     rank: int
@@ -132,14 +132,14 @@ class Standing(FrozenDataclass):
     given: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     waits: WaitsFor | None = None
-    handle: bool = False  # whether its line waits for something, such as a call made before
+    handle: bool = False  # whether its line waits for something, such as a call made earlier
     groups: tuple[Group, ...] = ()
     recorded: bool = False
-    ddp: bool = False  # whether its backward pass waits for DDP's buckets, if for a collective
+    ddp: bool = False  # whether a collective that its backward pass waits for is one of DDP's buckets
     note: str = ""
 
     def entered(self, group: str) -> int | None:
-        """Return the number of its newest call in a group; None where nobody knows."""
+        """Return the number of its newest call in a group; None where that is unknown."""
         mine = next((candidate for candidate in self.groups if candidate.name == group), None)
         if mine is None:
             return 0 if self.recorded and len(self.groups) < MAX_GROUPS else None
@@ -147,7 +147,7 @@ class Standing(FrozenDataclass):
 
     @property
     def pending(self) -> list[tuple[Group, Collective]]:
-        """Its collectives that aren't done, the one that it called first at the front."""
+        """Its collectives that aren't done, in the order in which it called them."""
         calls = [
             (group, call) for group in self.groups for call in group.calls if not call.done and not call.p2p
         ]
@@ -155,10 +155,10 @@ class Standing(FrozenDataclass):
 
     @property
     def call(self) -> tuple[Group, Collective] | None:
-        """The call that it waits in: the newest where its stack is in one, else perhaps the oldest.
+        """The call that it waits in: the newest if its stack is in one, else perhaps the oldest.
 
-        None where it waits for something else, or in what isn't recorded, and so isn't held by what it has
-        called before.
+        None where it waits for something else or in a call that isn't recorded, so that its earlier calls
+        don't hold it.
         """
         pending = self.pending
         if not pending or self.waits or self.inside in _UNRECORDED:
@@ -167,24 +167,24 @@ class Standing(FrozenDataclass):
 
     @property
     def unrecorded(self) -> bool:
-        """Whether it waits in a call of which there is no record: a receive of gloo's, also by its handle."""
+        """Whether it waits in a call that isn't recorded, such as gloo's receive, or for its handle."""
         return self.call is None and not self.waits and bool(self.inside or self.handle)
 
     @property
     def peer(self) -> int | None:
-        """The rank that it waits for in a send or a receive; None where it is in none, or from any rank."""
+        """The rank that it waits for in a send or receive; None if it is in neither, or accepts any rank."""
         which = POINT_TO_POINT.get(self.inside)
         known = self.given.get(which, "") if which is not None else ""
         return int(known) if known.isdigit() else None
 
     @property
     def held(self) -> bool:
-        """Whether it surely waits in its call; else it may be at work meanwhile."""
+        """Whether it surely waits in its call; otherwise it may be at work meanwhile."""
         return self.call is not None and bool(self.inside or self.handle)
 
 
 def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence[Frame] = ()) -> Standing:
-    """Return where a rank stood that was sampled at ``time``, or where it ``raised`` what it failed of."""
+    """Return the standing of a rank sampled at ``time``; its place may be where it ``raised`` its error."""
     main = next(iter(sample.threads), Thread("", ()))
     thread = next((thread for thread in sample.threads if _operation(thread)), main)
     frames, inside = thread.frames, _operation(thread)
@@ -200,7 +200,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         beside = bool(inside)
     ends = [thread.frames[-1] for thread in sample.threads if thread.frames]
     backward = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
-    # Python code's collectives are FSDP's, or tensors'.
+    # Collectives that Python code calls in a backward pass are FSDP's, or tensors', not DDP's.
     own = any("torch/distributed/" in frame.filename for thread in sample.threads for frame in thread.frames)
     return Standing(
         sample.rank,
@@ -220,9 +220,9 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
 
 
 def _transfer(sample: RankSample, time: float) -> tuple[str, dict[str, str]]:
-    """Return the send or the receive that a rank has had under way for longest, and what it was given.
+    """Return the send or receive that a rank has had under way for longest, and its arguments.
 
-    Nothing where a collective is under way for longer: it may be held up by that.
+    Nothing if a collective has been under way for longer: it may hold up the transfer.
     """
     calls = [(group, call) for group in sample.groups for call in group.calls if not call.done]
     for group, call in sorted(calls, key=lambda pair: pair[1].since)[:1]:
@@ -233,7 +233,7 @@ def _transfer(sample: RankSample, time: float) -> tuple[str, dict[str, str]]:
 
 
 def library(frame: Frame, sources: Sources) -> bool:
-    """Whether a frame is of a library, or of this project's runtime, and not of the user's code."""
+    """Whether a frame belongs to a library, or this project's runtime, and not to the user's code."""
     return frame.filename not in sources and (not frame.filename or _in_library(frame.filename))
 
 
@@ -260,7 +260,7 @@ def _waits_in(file: str, function: str) -> WaitsFor | None:
 
 
 def users_frame(frames: Sequence[Frame], sources: Sources) -> Frame | None:
-    """Return the innermost frame in a cell; where there is none, in any file that is no library's."""
+    """Return the innermost frame in a cell or, if there is none, in any file outside libraries."""
     inner = [*reversed(frames)]
     cells = (frame for frame in inner if frame.filename in sources)
     own = (frame for frame in inner if not library(frame, sources))
@@ -282,7 +282,7 @@ def _code(frame: Frame, sources: Sources) -> str:
 
 
 def _operation(thread: Thread) -> str:
-    """Return the function of torch.distributed that a thread's stack ends in: the outermost of them."""
+    """Return the function of torch.distributed that a thread's stack ends in; if several, the outermost."""
     if not thread.frames:
         return ""
     names = [frame.name for frame in thread.frames if frame.filename.endswith(_C10D)]
@@ -299,7 +299,7 @@ def _waiting(frames: Sequence[Frame], sources: Sources) -> WaitsFor | None:
     if own == len(frames) - 1 and frames:
         code = _code(frames[own], sources)
         meanings = [meaning for pattern, meaning in _LINES if re.search(pattern, code)]
-        # Of a line with two calls it may be either, unless it awaits something, whatever that is.
+        # A line with two calls may wait in either, unless it awaits something, whatever that is.
         return meanings[0] if meanings[:1] == [WaitsFor.AWAIT] or len(meanings) == 1 else None
     for frame in frames[own + 1 :]:  # from the user's frame inwards: a DataLoader waits for a queue
         if (meaning := _waits_in(frame.filename, frame.name)) is not None:
@@ -308,9 +308,9 @@ def _waiting(frames: Sequence[Frame], sources: Sources) -> WaitsFor | None:
 
 
 MOMENT_S = 1.0  # a call that takes no longer isn't waited in
-ASKED = "asked"  # why there is a sample: somebody wanted it, and its node saw no reason to take one
+ASKED = "asked"  # why there is a sample: it was requested, while its node saw no reason to take one
 _MOST_WAITS = 256
-_CANT = (STOPPED, HELD, BUSY, BEGINS)  # none of them enters anything
+_CANT = (STOPPED, HELD, BUSY, BEGINS)  # ranks in these states enter no calls
 
 
 class End(FrozenDataclass):
@@ -325,18 +325,18 @@ class End(FrozenDataclass):
 
 
 class Wait(FrozenDataclass):
-    """A call that ranks wait in, for so many seconds, and who of its group isn't in it."""
+    """A call that ranks have waited in for ``seconds``, and which ranks of its group aren't in it."""
 
     group: Group
     call: Collective
     waiters: tuple[int, ...]
     absent: tuple[int, ...]
-    unknown: tuple[int, ...]  # members that may be in it or not
+    unknown: tuple[int, ...]  # ranks of the group that may or may not be in it
     seconds: float
 
 
 class Seen(FrozenDataclass):
-    """The standing of every rank that was sampled, and what follows from all of them."""
+    """The standing of every sampled rank, and what follows from all of them together."""
 
     known: Known
     standings: Sequence[Standing]
@@ -350,14 +350,14 @@ class Seen(FrozenDataclass):
 
     @property
     def settled(self) -> bool:
-        """Whether nothing had moved for long when the newest samples were taken: nobody just asked."""
+        """Whether nothing had moved for long when the newest sample was taken: it wasn't just requested."""
         newest = max(self.known.samples.values(), key=lambda fact: fact.time, default=None)
         return newest is not None and newest.why != ASKED
 
     @property
     def unseen(self) -> list[int]:
-        """The ranks of the round of which there is no sample."""
-        # Of a bigger world than this nobody reads a list, and anybody can claim that a world is big.
+        """The ranks of the round without a sample."""
+        # Bounded: a longer list would be unreadable, and a forged fact can claim a world of any size.
         return [rank for rank in range(min(self.known.world_size, 1 << 13)) if rank not in self.of]
 
     @cached_property
@@ -383,14 +383,14 @@ class Seen(FrozenDataclass):
         return rank in self.ended and self.ended[rank].how == End.RETURNED
 
     def has_left(self, rank: int, name: str) -> bool:
-        """Whether a rank had ended well, or goes on without a group that it destroyed."""
+        """Whether a rank had ended well, or had destroyed the group and gone on."""
         if rank in self.ended:
             return self.returned(rank)
         return rank in self.of and any(group.name == name and group.left for group in self.of[rank].groups)
 
     @cached_property
     def pending(self) -> Mapping[str, list[tuple[int, Group, Collective]]]:
-        """The calls that aren't done, with the ranks that they are of, by group."""
+        """The calls that aren't done, each with its rank, by group."""
         calls: dict[str, list[tuple[int, Group, Collective]]] = {}
         for stand in self.of.values():
             for group, call in stand.pending if stand.rank not in self.ended else ():
@@ -399,7 +399,7 @@ class Seen(FrozenDataclass):
 
     @cached_property
     def broken(self) -> Sequence[tuple[Group, Collective]]:
-        """The newest calls of ranks that ended in them, the first first; they told so as they ended."""
+        """The newest calls of ranks that ended in them, in order; the ranks reported them as they ended."""
         newest = []
         for stand in self.of.values():
             calls = [(g, call) for g in stand.groups for call in g.calls if not call.p2p]
@@ -408,14 +408,14 @@ class Seen(FrozenDataclass):
         return sorted(newest, key=lambda pair: pair[1].since)
 
     def made(self, rank: int, name: str) -> Sequence[Collective]:
-        """Return the calls that are known of a rank in a group."""
+        """Return the known calls of a rank in a group."""
         groups = self.of[rank].groups if rank in self.of else ()
         return [call for group in groups if group.name == name for call in group.calls if not call.p2p]
 
     def late(self, rank: int, wait: Wait) -> Sequence[float]:
-        """Return by how many seconds a rank was behind in the calls before one that others wait in.
+        """Return by how many seconds a rank was late to the calls before the one that others wait in.
 
-        The newest first, as far back as it always was, by more than a moment.
+        The newest call comes first. It goes back only as far as the rank was late by more than a moment.
         """
         begun = {
             waiter: {c.seq: c.since for c in self.made(waiter, wait.group.name)} for waiter in wait.waiters
@@ -431,7 +431,7 @@ class Seen(FrozenDataclass):
 
     @cached_property
     def moves(self) -> bool:
-        """Whether a rank made a call just before it was looked at, or one isn't done."""
+        """Whether a rank made a call just before it was sampled, or has one that isn't done."""
         calls = (
             (stand, call) for stand in self.of.values() for group in stand.groups for call in group.calls
         )
@@ -439,12 +439,12 @@ class Seen(FrozenDataclass):
 
     @cached_property
     def waits(self) -> Sequence[Wait]:
-        """One call of each group that is waited in, the longest first."""
+        """For each group, one call that is waited in; the longest wait comes first."""
         waits = [wait for name in self.pending if (wait := self._wait(name)).seconds >= MOMENT_S]
         return sorted(waits, key=lambda wait: (-wait.seconds, wait.group.name))[:_MOST_WAITS]
 
     def _wait(self, name: str) -> Wait:
-        """Return the first call of a group that somebody is absent from; where nobody is, the first."""
+        """Return the first call of a group that a rank is, or may be, absent from; else the first call."""
         calls = self.pending[name]
         waits = []
         for seq in sorted({call.seq for _, _, call in calls}):
@@ -463,7 +463,7 @@ class Seen(FrozenDataclass):
         return next((wait for wait in waits if wait.absent or wait.unknown), waits[0])
 
     def _there(self, rank: int, group: str, seq: int, since: float) -> bool | None:
-        """Whether a rank has entered a call that others have been in ``since``; None where nobody knows."""
+        """Whether a rank has entered a call that others have been in ``since``; None where unknown."""
         stand = self.of.get(rank)
         if rank in self.ended:
             return False
@@ -480,29 +480,29 @@ class Seen(FrozenDataclass):
         return sorted({rank for rank, _ in listed}.union(*(group.ranks for _, group in listed)))
 
     def are_all(self, ranks: Collection[int], name: str) -> bool:
-        """Whether these are surely all ranks of a group; who has left it doesn't tell who else was in it."""
+        """Whether these are surely all ranks of a group; a rank that left it doesn't report its members."""
         groups = [group for stand in self.of.values() for group in stand.groups if group.name == name]
         all_tell = not self.unseen and all(stand.recorded for stand in self.of.values())
         known = all_tell or not all(group.left for group in groups)
         return known and {*ranks} == {*self.members(name)}
 
     def free(self, rank: int) -> bool:
-        """Whether a rank surely waits for no other."""
+        """Whether a rank surely waits for no other rank."""
         stand = self.of.get(rank)
         if rank in self.ended or (stand is not None and self.cant(rank)):
             return True
         return stand is not None and stand.state == RUNS and stand.call is None and not stand.unrecorded
 
     def cant(self, rank: int) -> bool:
-        """Whether a rank is stopped, or held, or the like: it enters nothing."""
+        """Whether a rank can't enter a call, as it is stopped, held or the like."""
         return self.of[rank].state in _CANT
 
     def silent(self, rank: int) -> bool:
-        """Whether a rank can't tell what it has entered."""
+        """Whether a rank can't report which calls it has entered."""
         return rank not in self.ended and self.cant(rank) and not self.of[rank].recorded
 
     def awaited(self, rank: int) -> Sequence[int]:
-        """Return the ranks that a rank surely waits for: in a send or a receive, or in a collective."""
+        """Return the ranks that a rank surely waits for, in a send, a receive or a collective."""
         stand = self.of.get(rank)
         if stand is None or rank in self.ended or stand.state != RUNS:
             return ()
@@ -510,8 +510,8 @@ class Seen(FrozenDataclass):
             other = self.of.get(stand.peer)
             if other is None or other.rank in self.ended or other.peer != rank:
                 return (stand.peer,)
-            # Where one sends and the other receives the same, it is on its way.
-            # A record has no tag, which NCCL doesn't know.
+            # If one sends what the other receives, the transfer is under way.
+            # A record has no tag: NCCL doesn't have tags.
             both = {*other.given} & {*stand.given} & {"group", "tag"}
             alike = all(other.given[name] == stand.given[name] for name in both)
             return () if alike and other.inside != stand.inside else (stand.peer,)
@@ -519,7 +519,7 @@ class Seen(FrozenDataclass):
         return held.absent if held is not None else ()
 
     def held_in(self, rank: int) -> Wait | None:
-        """Return the call that a rank surely waits in, of those that are waited in."""
+        """Return the call among ``waits`` that a rank surely waits in."""
         stand = self.of.get(rank)
         if stand is None or stand.call is None or not stand.held:
             return None

@@ -1,4 +1,4 @@
-"""What can be concluded of a job that hangs: a class for each kind of verdict, which holds what it rests on.
+"""The possible verdicts on a job that hangs: a class for each, which holds the facts it is based on.
 
 A verdict is data; ``state/text/hang`` words it. ``ranks`` are the ranks to look at, ``waiters`` and ``there``
 those that wait for them.
@@ -13,11 +13,11 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.facts.samples import Collective, Group
 from nbtorchjob.state.diagnosis.seen import Wait
 
-Sides = Sequence[Sequence[int]]  # ranks that did the same, the smallest group of them first
+Sides = Sequence[Sequence[int]]  # groups of ranks that did the same, the smallest first
 
 
 class OtherCall(FrozenDataclass):
-    """Ranks entered different operations, sizes or types at one number; ``ended`` in it, if they have."""
+    """Ranks entered different operations, sizes or types at one number; ``ended``: they have ended in it."""
 
     group: Group
     number: int
@@ -27,7 +27,7 @@ class OtherCall(FrozenDataclass):
 
 
 class OtherArguments(FrozenDataclass):
-    """Ranks wait in one call for another root, reduce otherwise, or in another group of the same ranks."""
+    """Ranks wait in one call with different roots or reductions, or in different groups of the same ranks."""
 
     sides: Sides
 
@@ -55,14 +55,14 @@ class Alone(FrozenDataclass):
 
 
 class Silent(FrozenDataclass):
-    """Ranks are stopped, and can't say what they have entered, while others wait."""
+    """Ranks are stopped, and can't report what they have entered, while others wait."""
 
     ranks: Sequence[int]
     wait: Wait
 
 
 class Slow(FrozenDataclass):
-    """A rank came late to the calls before this one, by so many seconds, the newest first."""
+    """A rank came ``late`` to the calls before this one: by how many seconds, the newest call first."""
 
     rank: int
     wait: Wait
@@ -77,13 +77,13 @@ class Absent(FrozenDataclass):
 
 
 class Circle(FrozenDataclass):
-    """Ranks wait in calls for each other: those of a step for those of the next, the last for the first."""
+    """Ranks wait for each other in calls: those in a step for those in the next, the last for the first."""
 
     steps: Sequence[tuple[Wait, Sequence[int]]]
 
 
 class Away(FrozenDataclass):
-    """Ranks never entered a function that waits for all ranks, and of which torch keeps no record."""
+    """Ranks never entered a function that waits for all ranks, and that torch doesn't record."""
 
     operation: str
     ranks: Sequence[int]
@@ -93,7 +93,7 @@ class Away(FrozenDataclass):
 class Elsewhere(FrozenDataclass):
     """Ranks are outside the ``operations`` that others wait in, where torch records no call.
 
-    ``silent`` ranks are stopped, and can't say what they have entered.
+    ``silent`` ranks are stopped, and can't report what they have entered.
     """
 
     operations: Sequence[str]
@@ -109,7 +109,7 @@ class Mismatched(FrozenDataclass):
 
 
 class Chain(FrozenDataclass):
-    """Each of these ranks waits for the next one, and the last of them for none."""
+    """Each of these ranks waits for the next one, and the last one for none."""
 
     ranks: Sequence[int]
 

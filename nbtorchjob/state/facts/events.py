@@ -1,7 +1,7 @@
 """The facts a backend reports about one job. It concludes nothing from them: ``job.py`` does.
 
 Times are seconds since the epoch. A *round* is one life of the worker group: it grows with every
-restart and with every change of membership, where torch's count of *restarts* in place grows
+restart and with every change of membership, while torch's count of *restarts* in place grows
 only with the former (``torch.distributed.elastic.agent``).
 """
 
@@ -18,12 +18,12 @@ from nbtorchjob.runtime.facts.samples import GpuUse, RankSample, RankUse
 
 
 class NodeStarted(FrozenDataclass):
-    """A node's agent runs.
+    """A node's agent has started.
 
     On a cluster ``pod`` is the uid of the pod that the node lives in, and ``run`` counts the lives of
     its container, which the kubelet may start again in place (``restartPolicy: OnFailure``).
     ``attempt`` counts from 1 where attempts are numbered (``JobInfo.retry_owner``), else it is 1; on this
-    machine a pod is the node's process in one attempt. ``image`` is what its container runs, by digest.
+    machine a pod is the node's process in one attempt. ``image`` is its container's image, by digest.
     """
 
     time: float
@@ -37,10 +37,10 @@ class NodeStarted(FrozenDataclass):
 
 
 class NodeExited(FrozenDataclass):
-    """A node's agent ended: with an exit ``code``, by a ``signal``, or nobody knows how.
+    """A node's agent ended: with an exit ``code``, by a ``signal``, or in an unknown way.
 
-    A container tells a signal as code 128 + signal, and then both are set. ``reason`` and ``text`` are
-    the cluster's own words for it: the container's (``OOMKilled``) or its pod's (``Evicted``).
+    A container reports a signal as code 128 + signal, and then both are set. ``reason`` and ``text`` are
+    the cluster's own words for the end: the container's (``OOMKilled``) or its pod's (``Evicted``).
     """
 
     time: float
@@ -54,11 +54,11 @@ class NodeExited(FrozenDataclass):
 
 
 class NodeDisrupted(FrozenDataclass):
-    """Somebody takes a node's pod away, whatever its process does about it.
+    """A node's pod is being taken away, whatever its process does about it.
 
-    ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was
-    just deleted: by a person, or by its operator, which cleans up that way. ``order`` tells which of two
-    deletions of one second came first: the pod's resourceVersion, a number.
+    ``reason`` is that of the pod's ``DisruptionTarget`` condition, or ``DELETED`` for a pod that was simply
+    deleted: by a person, or by its operator, which cleans up that way. ``order``, the pod's resourceVersion
+    (a number), orders two deletions in the same second.
     """
 
     time: float
@@ -70,7 +70,7 @@ class NodeDisrupted(FrozenDataclass):
 
     @property
     def age(self) -> tuple[float, int, str]:
-        """What sorts disruptions of different pods by their time."""
+        """A key that sorts disruptions of different pods by their time."""
         return self.time, len(self.order), self.order
 
 
@@ -86,9 +86,9 @@ class NodeGone(FrozenDataclass):
 
 
 class Stage(IntEnum):
-    """How far something had come that has to wait; a later stage replaces an earlier one."""
+    """How far a waiting node or job has come; a later stage replaces an earlier one."""
 
-    QUEUED = 0  # there is no pod yet, or nobody looks for its place
+    QUEUED = 0  # there is no pod yet, or no scheduler is looking for its host
     PLACING = 1  # no host has been found
     STARTING = 2  # image, volumes, container
     RESTARTING = 3  # between two runs of one container
@@ -99,9 +99,9 @@ class Waiting(FrozenDataclass):
 
     ``reason`` is the cluster's own word for what is wrong; "" where nothing is. ``since`` is when that
     began, where the cluster says so; else 0. ``restarts`` is how often the operator had started all nodes
-    again before this pod was made, where pods say so. ``holder`` is the job of this machine that has the
-    places that this one waits for; ``stuck`` says that it hangs or is stopped in the debugger, so that the
-    wait may never end, and ``exclusive`` that it has GPUs, which no other job can use beside it.
+    again before this pod was made, where pods record that. ``holder`` is the job on this machine that has
+    the places that this one waits for; ``stuck`` says that the holder hangs or is stopped in the debugger,
+    so that the wait may never end, and ``exclusive`` that it has GPUs, which no other job can share.
     """
 
     time: float
@@ -110,8 +110,8 @@ class Waiting(FrozenDataclass):
     pod: str = ""
     reason: str = ""
     stage: Stage = Stage.QUEUED
-    attempt: int = 1  # as that of ``NodeStarted``
-    run: int = 0  # the one that ended, where it is between two
+    attempt: int = 1  # as in ``NodeStarted``
+    run: int = 0  # between two runs: the one that ended
     since: float = 0.0
     restarts: int | None = None
     holder: str = ""
@@ -123,12 +123,12 @@ GROUP = "PodGroupUnschedulable"
 
 
 def group_waits(time: float, text: str) -> Waiting:
-    """Return why all pods of a job wait that are placed at once; without ``text`` that they have places."""
+    """Return the wait of pods that are placed all at once; with an empty ``text``, they have been placed."""
     return Waiting(time, text, None, "", GROUP, Stage.PLACING, since=time if text else 0.0)
 
 
 class NodeOutput(FrozenDataclass):
-    """A line that a node's pod wrote, but no rank: Python's own errors, what pip says."""
+    """A line that a node's pod wrote outside any rank: Python's own errors, pip's output."""
 
     time: float
     node: int
@@ -139,10 +139,10 @@ class NodeOutput(FrozenDataclass):
 class Verdict(FrozenDataclass):
     """What the job's operator concluded.
 
-    ``every_node`` is False where one node that ended well is enough for it, as it is for an elastic
+    ``every_node`` is False where one node that ended well is enough for the operator, as for an elastic
     PyTorchJob (training-operator 1.9): that node may have been evicted and have ended politely.
-    ``pauses`` is True where the operator shows a suspended job in the same way. ``attempt`` is the one it is
-    about, as that of ``NodeStarted``.
+    ``pauses`` is True where the operator shows a suspended job in the same way. ``attempt`` is the attempt
+    that the verdict is about, as in ``NodeStarted``.
     """
 
     time: float
@@ -162,9 +162,9 @@ class AttemptBegan(FrozenDataclass):
 
 
 class AttemptPaid(FrozenDataclass):
-    """What the end of attempt ``attempt`` drew on, as whoever began the next one concluded, and why.
+    """What the end of attempt ``attempt`` drew on, and why, as concluded by the process that began the next.
 
-    ``budget`` is one of ``Budget``'s values. It holds, whatever else can still be had of that attempt.
+    ``budget`` is one of ``Budget``'s values. It holds, whatever other facts of that attempt are still left.
     """
 
     time: float
@@ -177,11 +177,11 @@ AWAITED, HELD = "awaited", "held"
 
 
 class Suspended(FrozenDataclass):
-    """Somebody took the job's nodes away for a while, or gave them back.
+    """The job was suspended, which takes its nodes away for a while, or resumed.
 
-    ``turn``: it was sent so, a run whose turn comes when others of its group have ended, and which is
-    ``AWAITED`` or ``HELD``: its user suspended it before that. ``began``: when the suspension that this ends
-    began, where its operator says so; of the dates of one resume the first counts then.
+    ``turn`` is set for a run that was submitted suspended, as its turn comes once others of its group have
+    ended: ``AWAITED``, or ``HELD`` if its user suspended it before that. ``began`` is when the suspension
+    that ends here began, if the operator records that: then the first of several dates of a resume counts.
     """
 
     time: float
@@ -193,9 +193,9 @@ class Suspended(FrozenDataclass):
 class Queued(FrozenDataclass):
     """Where the job stands in a queue that admits jobs: it has nodes only while it is ``admitted``.
 
-    ``reason`` is the queue's own word for why it isn't, and ``text`` what it says; both may be unknown.
-    ``held``: it won't be, until somebody resumes it. ``needs`` is what all its nodes request, by resource.
-    ``order`` tells which of two is newer: the resourceVersion of what says so, a number.
+    ``reason`` is the queue's own word for why it isn't, and ``text`` its message; both may be unknown.
+    ``held``: it won't be admitted until it is resumed. ``needs`` is what all its nodes request, by resource.
+    ``order``, the resourceVersion (a number) of the object that says so, tells which of two facts is newer.
     """
 
     time: float
@@ -209,14 +209,14 @@ class Queued(FrozenDataclass):
 
     @property
     def age(self) -> tuple[int, str, float, bool]:
-        """What sorts such facts: those that nothing numbers are the oldest."""
+        """A key that sorts such facts by age: those without an ``order`` are the oldest."""
         return len(self.order), self.order, self.time, self.admitted
 
 
 class Standing(FrozenDataclass):
-    """The job's place among those that wait in its queue: from 1, of so many.
+    """The job's place among the ``of`` jobs that wait in its queue, from 1.
 
-    ``used`` is what jobs hold there of each resource, of its ``quota``; without that only what those of the
+    ``used`` is what jobs hold there of each resource's ``quota``; without a quota, only what the jobs in the
     job's own namespace hold.
     """
 
@@ -228,15 +228,15 @@ class Standing(FrozenDataclass):
 
 
 class Evicted(FrozenDataclass):
-    """The job's queue took its nodes away; ``reason`` and ``text`` are its own words."""
+    """The job's queue took its nodes away; ``reason`` and ``text`` are the queue's own words."""
 
     time: float
     reason: str
     text: str = ""
 
 
-DEACTIVATED = "Deactivated"  # a queue's word for what somebody took away: it is no loss
-# The beginning of a queue's words for a job that it has given up: only somebody can have it tried again.
+DEACTIVATED = "Deactivated"  # a queue's word for a job that a person took out of it: no loss
+# What a queue's reason begins with once it has given up a job: only a person can have it tried again.
 GIVEN_UP = "DeactivatedDueTo"
 
 
@@ -247,7 +247,7 @@ class Removed(FrozenDataclass):
 
 
 class NodeFailed(FrozenDataclass):
-    """A node's agent gave up by itself, and is about to exit with ``code`` (``runtime/facts/exits.py``)."""
+    """A node's agent gave up, and is about to exit with ``code`` (``runtime/facts/exits.py``)."""
 
     time: float
     node: int
@@ -259,8 +259,8 @@ class NodeFailed(FrozenDataclass):
 class EnvironmentTold(FrozenDataclass):
     """What a node can import: its Python, its platform (``x86_64 glibc 2.36``), versions by distribution.
 
-    ``distributions`` are those of its image, ``modules`` what it has beside them by names of their own;
-    ``installed`` are those that were installed for the job, in front.
+    ``distributions`` are those of its image, ``modules`` the modules there not named like a distribution;
+    ``installed`` are the distributions that were installed for the job, which come first.
     """
 
     time: float
@@ -270,14 +270,14 @@ class EnvironmentTold(FrozenDataclass):
     distributions: Mapping[str, str]
     modules: tuple[str, ...] = ()
     installed: Mapping[str, str] = field(default_factory=dict)
-    pod: str = ""  # as that of ``NodeStarted``
-    origins: Mapping[str, str] = field(default_factory=dict)  # of some, as PEP 610 has them
+    pod: str = ""  # as in ``NodeStarted``
+    origins: Mapping[str, str] = field(default_factory=dict)  # of some distributions, as in PEP 610
 
 
 class CheckoutTold(FrozenDataclass):
-    """What git says of the notebook's folder, just after the submission: its commit, and what isn't in it.
+    """The state of the notebook's folder in git just after the submission: its commit, and what isn't in it.
 
-    ``changed`` are some of the files that differ from it, and ``more`` counts the others.
+    ``changed`` are some of the files that differ from the commit, and ``more`` counts the others.
     """
 
     time: float
@@ -287,15 +287,15 @@ class CheckoutTold(FrozenDataclass):
     more: int = 0
 
 
-# What ``FilesSeen`` tells of, as ``runtime/api/artifacts`` names it.
+# What ``FilesSeen`` reports, as ``runtime/api/artifacts`` names it.
 CHECKPOINT, CURVES = "checkpoint", "tensorboard"
 
 
 class FilesSeen(FrozenDataclass):
-    """A node's ranks have written the first of such files, told once in each life of the node.
+    """A node's ranks have written a first file of some kind; reported once in each life of the node.
 
-    ``what`` is ``CHECKPOINT`` for a whole one below ``checkpoint_dir()``, ``CURVES`` for files of events for
-    TensorBoard below ``artifacts_dir()``.
+    ``what`` is ``CHECKPOINT`` for a whole checkpoint below ``checkpoint_dir()``, ``CURVES`` for TensorBoard's
+    event files below ``artifacts_dir()``.
     """
 
     time: float
@@ -304,7 +304,7 @@ class FilesSeen(FrozenDataclass):
 
 
 class Annotated(FrozenDataclass):
-    """A person's note on the job and its tags, all of them each time; the newest replaces those before."""
+    """A person's note on the job, and all of its tags; the newest such fact replaces those before."""
 
     time: float
     note: str = ""
@@ -312,7 +312,7 @@ class Annotated(FrozenDataclass):
 
 
 class WorkersStarted(FrozenDataclass):
-    """A node started its workers for one round; ``ranks`` are the global ranks it has there."""
+    """A node started its workers for one round; ``ranks`` are their global ranks."""
 
     time: float
     node: int
@@ -320,21 +320,21 @@ class WorkersStarted(FrozenDataclass):
     round: int
     ranks: tuple[int, ...]
     world_size: int
-    pod: str = ""  # as that of ``NodeStarted``, where it is known
+    pod: str = ""  # as in ``NodeStarted``, where it is known
 
 
 class TurnTaken(FrozenDataclass):
     """A lab's lead has accepted a turn, which may have to wait for those before it.
 
-    Its ``round`` is its own, larger than any before; ``base`` is the one in which the lab's ranks began.
+    Its ``round`` is its own, larger than any before; ``base`` is the round in which the lab's ranks began.
     ``ranks`` and ``nodes`` are all that run it. ``text`` is its cell's source, "" for a function's call;
-    ``pushed`` are the names that came with it and were laid over the ranks' own. ``by`` says whose it is,
-    in words. The first one, the lab's own call, has no ``id``.
+    ``pushed`` are the names that came with it and replaced the ranks' own. ``by`` says whose it is, in words.
+    The first turn, the lab's own call, has no ``id``.
 
-    A job of a pool may run on any of ``nodes``, until it is placed (``TurnPlaced``). Its sender tells what
-    nobody else may know: its ``number``, which no other job of the pool has, or 0; when it was ``sent``
-    first; its budgets (``retry``, as JSON), which ``attempt`` it is, and what those before it drew on
-    (``paid``). Of a run of a group ``sweep`` are the fields of its record that say so, as JSON.
+    A job of a pool may run on any of ``nodes`` until it is placed (``TurnPlaced``). Its sender adds what only
+    it knows: the job's ``number``, which no other job of the pool has, or 0; when it was ``sent`` first; its
+    budgets (``retry``, as JSON), which ``attempt`` it is, and what the attempts before it drew on (``paid``).
+    For a run of a group, ``sweep`` has the fields of its record that describe the group, as JSON.
     """
 
     time: float
@@ -358,7 +358,7 @@ class TurnTaken(FrozenDataclass):
 
 
 class TurnPlaced(FrozenDataclass):
-    """A pool's lead has given a job its nodes: it begins there. With none it won't: the pool begins anew."""
+    """A pool's lead has given a job its nodes, and it begins; with none it won't, as the pool begins anew."""
 
     time: float
     node: int
@@ -369,9 +369,9 @@ class TurnPlaced(FrozenDataclass):
 class TurnEnded(FrozenDataclass):
     """All ranks of a node are through with a turn; ``failed`` are those whose code raised.
 
-    Of a job in a pool it says whether somebody asked for its end (``cancelled``), and which deadline the job
-    has exceeded, in seconds. ``early`` is what a run has reported that ends it; only the lead says so, also
-    where it isn't one of the job's nodes.
+    For a job in a pool it says whether its end was requested (``cancelled``), and which deadline the job has
+    exceeded, in seconds. ``early`` is what a run has reported that ends it; only the lead sets it, even where
+    the lead isn't one of the job's nodes.
     """
 
     time: float
@@ -384,9 +384,9 @@ class TurnEnded(FrozenDataclass):
 
 
 class LabEnds(FrozenDataclass):
-    """A lab takes no further turn, and ends once those that it has taken are through.
+    """A lab takes no further turns, and ends once those that it has taken are through.
 
-    ``why``: ``asked`` by somebody, or ``idle`` for as long as it may be.
+    ``why``: it was ``asked`` to end, or was ``idle`` for as long as it may be.
     """
 
     time: float
@@ -395,7 +395,7 @@ class LabEnds(FrozenDataclass):
 
 
 class Installing(FrozenDataclass):
-    """A node installs packages before its ranks start; ``packages`` are known once it has decided on them."""
+    """A node installs packages before its ranks start; ``packages`` is empty until it has chosen them."""
 
     time: float
     node: int
@@ -403,7 +403,7 @@ class Installing(FrozenDataclass):
 
 
 class Installed(FrozenDataclass):
-    """A node has them: ``by`` is what installed them, "" where they were there from an earlier job."""
+    """A node has its packages: ``by`` is what installed them, "" where they were left by an earlier job."""
 
     time: float
     node: int
@@ -413,10 +413,10 @@ class Installed(FrozenDataclass):
 
 
 class Fetching(FrozenDataclass):
-    """A node fetches data before its ranks start: ``done`` of ``size`` bytes, 0 where that is unknown.
+    """A node fetches data before its ranks start: ``done`` of ``size`` bytes, 0 where the size is unknown.
 
-    ``began`` is when it began, ``had`` how many bytes were there then, and ``waits`` whether another node, or
-    job, fetches it for this one.
+    ``began`` is when it began, ``had`` how many bytes it had then, and ``waits`` whether another node or job
+    fetches the data for it.
     """
 
     time: float
@@ -430,7 +430,7 @@ class Fetching(FrozenDataclass):
 
 
 class Fetched(FrozenDataclass):
-    """A node has data, in ``place``, in words; ``kept`` is whether an earlier job or another node left it."""
+    """A node has its data; ``place`` is where, in words, and ``kept`` whether another job or node left it."""
 
     time: float
     node: int
@@ -443,7 +443,7 @@ class Fetched(FrozenDataclass):
 
 
 class NodeMeets(FrozenDataclass):
-    """A node has imported torch, and looks for the others."""
+    """A node has imported torch, and looks for the other nodes."""
 
     time: float
     node: int
@@ -458,9 +458,9 @@ class RankBegan(FrozenDataclass):
 
 
 class NodeLeaves(FrozenDataclass):
-    """A node has to end, and its ranks have so many seconds to save, as do those of the other nodes.
+    """A node has to end, and the ranks of all nodes have ``seconds`` to save.
 
-    ``why`` is known where somebody told it ahead of SIGTERM.
+    ``why`` is set where the reason was announced ahead of SIGTERM.
     """
 
     time: float
@@ -471,9 +471,9 @@ class NodeLeaves(FrozenDataclass):
 
 
 class RankLeft(FrozenDataclass):
-    """A rank has saved, and left; it was told by its ``call`` of ``leaving()``, counted from 1.
+    """A rank has saved and left, as its ``call``-th call of ``leaving()`` told it to; counted from 1.
 
-    ``metrics`` are what it had reported last.
+    ``metrics`` are those of its last report.
     """
 
     time: float
@@ -485,13 +485,13 @@ class RankLeft(FrozenDataclass):
 
 
 class Swapped(FrozenDataclass):
-    """Ranks went on with other code: the ``number``-th swap of the job, of a lab's turn in its ``round``.
+    """Ranks went on with other code: the ``number``-th swap of the job, or of the lab's turn in ``round``.
 
-    They did so at the ``call``-th ``point``, "leaving()" or the like, of that round, all at the same.
-    ``names`` says how each changed (``runtime/rank/swapped``), ``text`` is the cell and ``diff`` what it
-    makes of the code before it. ``metrics`` are what rank 0 had reported last, ``by`` says whose it is, in
-    words. ``back`` is why what was there was put back; "" where the new code stays. ``payload`` is what
-    brought it, sealed and in Base64, unless that is too big to be told.
+    All of them did so at the ``call``-th ``point`` ("leaving()" or the like) of that round. ``names`` says
+    how each name changed (``runtime/rank/swapped``), ``text`` is the cell and ``diff`` how it changes the
+    code before it. ``metrics`` are those of rank 0's last report, ``by`` says whose swap it is, in words.
+    ``back`` is why the old code was put back; "" where the new code stays. ``payload`` is what brought the
+    code, sealed and in Base64, unless that is too big for a fact.
     """
 
     time: float
@@ -511,7 +511,7 @@ class Swapped(FrozenDataclass):
 
 
 class RankFailed(FrozenDataclass):
-    """An exception left the user's code on a rank; its node ``stays`` where it runs a lab's further turns."""
+    """The user's code raised on a rank; its node ``stays`` if it goes on to run further turns of a lab."""
 
     time: float
     node: int
@@ -526,7 +526,7 @@ BREAKPOINT, FAILURE = "breakpoint", "failure"
 
 
 class RankStops(FrozenDataclass):
-    """A rank is stopped in the debugger: ``why`` is ``BREAKPOINT``, or ``FAILURE`` for one that is held."""
+    """A rank is stopped in the debugger: ``why`` is ``BREAKPOINT``, or ``FAILURE`` for a held rank."""
 
     time: float
     node: int
@@ -542,9 +542,9 @@ STEPS = "steps"
 
 
 class RankGoesOn(FrozenDataclass):
-    """A rank that was stopped goes on.
+    """A stopped rank goes on.
 
-    It "continues" or ``STEPS``, was "released" or "interrupted", or "nobody" came.
+    ``how``: it "continues" or ``STEPS``, was "released" or "interrupted", or "nobody" came.
     """
 
     time: float
@@ -555,9 +555,9 @@ class RankGoesOn(FrozenDataclass):
 
 
 class RankExited(FrozenDataclass):
-    """A worker process ended by itself without having said why: ``os._exit`` or a signal.
+    """A worker process ended without reporting why: ``os._exit`` or a signal.
 
-    Where its node ``stays``, it was the rank of a job in a pool.
+    If its node ``stays``, it was the rank of a job in a pool.
     """
 
     time: float
@@ -581,9 +581,9 @@ class Reported(FrozenDataclass):
 
 
 class TrainerStatus(FrozenDataclass):
-    """What the job's operator was told of how far it is: in percent, and seconds that are left.
+    """The job's progress as its operator has it: ``percent`` done, and seconds ``left``.
 
-    ``metrics`` are the newest ones; ``attempt`` is as that of ``Verdict``.
+    ``metrics`` are the newest ones; ``attempt`` is as in ``Verdict``.
     """
 
     time: float
@@ -606,7 +606,7 @@ class Displayed(FrozenDataclass):
 class Sampled(FrozenDataclass):
     """What the ranks of a node were doing at one moment, by rank.
 
-    ``why`` it was looked at: ``asked`` by somebody, ``quiet`` as nothing had moved for long, or ``timeout``
+    ``why`` they were sampled: ``asked`` on request, ``quiet`` as nothing had moved for long, or ``timeout``
     as a collective was about to give up.
     """
 
@@ -640,9 +640,9 @@ class Used(FrozenDataclass):
 class LogChunk(FrozenDataclass):
     """Bytes of a rank's log, at ``offset`` in the log of that round.
 
-    ``times`` are (offset, seconds), in ascending order: what lies before that offset, down to the one
-    before, was written by then. The last one reaches to the chunk's end; none are there where nobody knows.
-    ``stderr`` are the spans of it, from an offset to another, that were written to stderr.
+    ``times`` are (offset, seconds) in ascending order: the bytes from the previous offset up to this one were
+    written by then. The last offset is the chunk's end; ``times`` is empty where the times are unknown.
+    ``stderr`` are the spans, as pairs of offsets, that were written to stderr.
     """
 
     rank: int
@@ -654,9 +654,9 @@ class LogChunk(FrozenDataclass):
 
 
 class Wrote(FrozenDataclass):
-    """Something was heard of a node: a rank wrote to its log, or, on a cluster, told any fact.
+    """A sign of life: a rank wrote to its log or, on a cluster, reported any fact.
 
-    What a node tells of its ranks by itself (``LOOKED``) doesn't count.
+    What a node reports about its ranks by itself (``LOOKED``) doesn't count.
     """
 
     time: float
@@ -673,9 +673,9 @@ class ValueReady(FrozenDataclass):
 
 
 class ArtifactsReady(FrozenDataclass):
-    """A node's artifacts of an attempt lie at ``ref``: ``files``, in a zip archive of ``size`` bytes.
+    """A node's artifacts of an attempt lie at ``ref``: ``files`` files, in a zip archive of ``size`` bytes.
 
-    ``total`` is what the files have together.
+    ``total`` is the size of all files together.
     """
 
     time: float
@@ -688,21 +688,21 @@ class ArtifactsReady(FrozenDataclass):
 
 
 class Notice(FrozenDataclass):
-    """Something worth a line in the cell that changes nothing."""
+    """Something worth a line in the cell, which changes nothing in the state."""
 
     time: float
     text: str
 
 
 class Refused(FrozenDataclass):
-    """A fact that isn't believed, and ``why``: nothing honest tells it. ``digest`` is that of its line."""
+    """A fact that isn't believed, and ``why``: no honest node reports it. ``digest`` is that of its line."""
 
     digest: str
     why: str
 
 
 class CancelRequested(FrozenDataclass):
-    """Somebody asked for the job's end; ``early`` is why a run was stopped early, by what it reported."""
+    """The job is to end; for a run that was stopped early, ``early`` is what it reported that ended it."""
 
     time: float
     early: str = ""
@@ -716,7 +716,7 @@ class DeadlineExceeded(FrozenDataclass):
 
 
 class Lost(FrozenDataclass):
-    """The backend can't say how the job ended, and ``reason`` says why it can't."""
+    """The backend can't say how the job ended; ``reason`` says why."""
 
     time: float
     reason: str
@@ -783,7 +783,7 @@ Event: TypeAlias = (
     | Closed
 )
 
-# What says that a file was sent home.
+# The facts that say that a file was sent home.
 Sent: TypeAlias = ValueReady | ArtifactsReady
-# What a node tells of its ranks by itself: it doesn't say that they move.
+# What a node reports about its ranks by itself, which doesn't mean that they are making progress.
 LOOKED = (Sampled.__name__, Used.__name__)

@@ -1,4 +1,4 @@
-"""What ranks wrote: the bounded tail of one rank's log, and lines of several by their times."""
+"""What ranks wrote: the bounded tail of one rank's log, and the lines of several in order of time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state.facts.events import LogChunk
 
-# One of the two that a rank writes to; None stands for both, as they were written.
+# One of the two streams that a rank writes to; None stands for both, interleaved as they were written.
 Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 def check_stream(stream: Stream | None) -> None:
-    """Raise ``SpecError`` for what is no stream."""
+    """Raise ``SpecError`` for anything but a stream or None."""
     if stream is not None and stream not in get_args(Stream):
         raise SpecError("stream", stream, "stdout or stderr")
 
 
 def of_stream(chunk: LogChunk, stream: Stream | None) -> Iterator[tuple[int, bytes]]:
-    """Yield what a chunk has of a stream, each piece with its offset."""
+    """Yield the pieces of a stream in a chunk, each with its offset."""
     at, end = chunk.offset, chunk.offset + len(chunk.data)
     spans = [(at, end)]
     if stream == "stderr":
@@ -40,7 +40,7 @@ def of_stream(chunk: LogChunk, stream: Stream | None) -> Iterator[tuple[int, byt
 
 
 class LogLine(NamedTuple):
-    """A line as a rank wrote it, with its newline if it has one, and when: 0 where nobody knows."""
+    """A line as a rank wrote it, with its newline if it has one, and its time: 0 where that is unknown."""
 
     time: float
     rank: int
@@ -52,15 +52,15 @@ class LogLine(NamedTuple):
         return self.data.removesuffix(b"\n").decode(errors="replace")
 
     def shown(self, *, time: bool, rank: bool) -> bytes:
-        """Return the line with what is asked for in front of it."""
+        """Return the line, prefixed with its time or rank on request."""
         at = datetime.fromtimestamp(self.time).astimezone().isoformat(timespec="milliseconds")
         head = (f"{at} " if time else "") + (f"[rank{self.rank}]: " if rank else "")
-        # Whole lines only: two of different ranks would stand in one.
+        # Always end the line: otherwise those of two ranks might be joined.
         return head.encode() + self.data + (b"" if self.data.endswith(b"\n") else b"\n")
 
 
 def compiled(pattern: str, name: str = "pattern") -> re.Pattern[str]:
-    """Return the regular expression, an option of that ``name``; raises ``SpecError`` for what is none."""
+    """Return the regular expression given as the option ``name``; raises ``SpecError`` if it is invalid."""
     try:
         return re.compile(pattern)
     except re.error as exc:
@@ -68,7 +68,7 @@ def compiled(pattern: str, name: str = "pattern") -> re.Pattern[str]:
 
 
 class Wanted(FrozenDataclass):
-    """Which lines are wanted: written from ``since`` on, by ``until``, and with a match of ``pattern``."""
+    """Which lines are wanted: those written from ``since`` to ``until`` that match ``pattern``."""
 
     since: float | None = None
     until: float | None = None
@@ -88,7 +88,7 @@ ALL = Wanted()
 
 @dataclass
 class Splitter:
-    """Makes lines of one rank's chunks, wherever these were split; with a ``stream`` of what went there."""
+    """Turns one rank's chunks, wherever they were split, into lines; optionally those of one ``stream``."""
 
     rank: int
     stream: Stream | None = None
@@ -97,7 +97,7 @@ class Splitter:
     _time: float = 0.0
 
     def feed(self, chunk: LogChunk) -> Iterator[LogLine]:
-        """Yield the lines that a chunk ends; a round ends the line that the one before it left."""
+        """Yield the lines that a chunk ends; a new round ends the unfinished line of the one before."""
         if chunk.round != self._round:
             yield from self.end()
             self._round = chunk.round
@@ -115,7 +115,7 @@ class Splitter:
                     yield from self.end()
 
     def end(self) -> Iterator[LogLine]:
-        """Yield the line that was begun."""
+        """Yield the unfinished line, if any."""
         if self._rest:
             yield LogLine(self._time, self.rank, b"".join(self._rest))
             self._rest = []
@@ -124,7 +124,7 @@ class Splitter:
 def lines(
     rank: int, chunks: Iterable[LogChunk], *, ended: bool = True, stream: Stream | None = None
 ) -> Iterator[LogLine]:
-    """Yield the lines of one rank; unless its job has ``ended`` without a last one that has no end yet."""
+    """Yield the lines of one rank; an unfinished last line only if its job has ``ended``."""
     splitter = Splitter(rank, stream)
     for chunk in chunks:
         yield from splitter.feed(chunk)
@@ -139,15 +139,15 @@ def merged(logs: Iterable[Iterator[LogLine]]) -> Iterator[LogLine]:
 
 # What a card can show; the whole log stays with the job.
 TAIL_BYTES = 32_768
-_ALL_TAILS = 1 << 26  # bytes, of all ranks together, but for the one that stands for all
-# Of a round before: its last words, for a bounded number of rounds.
+_ALL_TAILS = 1 << 26  # bytes of all ranks together, except the one that stands for all
+# Of earlier rounds: a share of the bytes for the end of each, and for how many rounds.
 _END_SHARE = 32
 _ENDS = 16
-_PIECES = 256  # with gaps between them
+_PIECES = 256  # the most pieces with gaps between them
 
 
 def tail_bytes(ranks: int) -> int:
-    """Return how many bytes are kept of each of so many ranks' logs: a power of two."""
+    """Return how many bytes are kept of each rank's log, given how many ranks there are: a power of two."""
     return min(TAIL_BYTES, 1 << max(10, (_ALL_TAILS // max(1, ranks)).bit_length() - 1))
 
 
@@ -160,18 +160,18 @@ class Piece(FrozenDataclass):
 
     @property
     def end(self) -> int:
-        """The offset just behind the last byte."""
+        """The offset just after the last byte."""
         return self.offset + len(self.data)
 
 
 class LogTail(FrozenDataclass):
-    """The newest bytes known of a rank's log; which ones doesn't depend on the order they came in."""
+    """The newest known bytes of a rank's log, whatever order they came in."""
 
     pieces: tuple[Piece, ...] = ()
     cap: int = TAIL_BYTES
 
     def add(self, round: int, offset: int, data: bytes) -> LogTail:
-        """Take in a chunk; what is known already, or older than the tail reaches, changes nothing."""
+        """Return the tail with a chunk; bytes it has already, or that are too old for it, change nothing."""
         new = Piece(round, offset, data)
         last = self.pieces[-1] if self.pieces else None
         if last and last.round == round and last.end == offset:  # the usual case: the log went on
@@ -185,12 +185,12 @@ class LogTail(FrozenDataclass):
             if last is None or piece.offset > last.end:
                 mine.append(piece)
             else:
-                # What two pieces hold that overlap, or touch; the other doesn't begin before the first
+                # The bytes that both of two overlapping or adjacent pieces hold; ``first`` begins first.
                 first = last
                 at, common = piece.offset - first.offset, min(first.end, piece.end) - piece.offset
                 here, there = first.data[at : at + common], piece.data[:common]
                 if here != there:
-                    # Of what was written, only a forged one differs: the same bytes stay in any order.
+                    # Only forged chunks differ: whatever order they come in, the same bytes are kept.
                     here = bytes(map(max, here, there))
                     first = Piece(
                         first.round, first.offset, first.data[:at] + here + first.data[at + common :]
@@ -203,7 +203,7 @@ class LogTail(FrozenDataclass):
         return LogTail(self._trim(ordered), self.cap)
 
     def within(self, most: int) -> LogTail:
-        """Return the tail that the same chunks make where fewer bytes are kept."""
+        """Return the tail that the same chunks make if at most ``most`` bytes are kept."""
         return LogTail(LogTail(cap=most)._trim([*self.pieces]), most)
 
     def _trim(self, pieces: list[Piece]) -> tuple[Piece, ...]:
@@ -222,7 +222,7 @@ class LogTail(FrozenDataclass):
         return tuple(reversed(kept))
 
     def last_lines(self, rounds: Collection[int], most: int) -> tuple[str, ...]:
-        """Return the last lines of the newest of these rounds that anything is kept of."""
+        """Return the last lines of the newest of these rounds that has any left."""
         for piece in reversed(self.pieces):
             if piece.round in rounds:
                 return tuple(_decode(piece.data).splitlines()[-most:])
@@ -235,7 +235,7 @@ class LogTail(FrozenDataclass):
 
     @property
     def size(self) -> int:
-        """How many bytes were written in the rounds that anything is kept of."""
+        """How many bytes were written in the rounds that the tail still has bytes of."""
         return sum({piece.round: piece.end for piece in self.pieces}.values())
 
     @property
@@ -245,13 +245,13 @@ class LogTail(FrozenDataclass):
 
     @property
     def newest(self) -> LogTail:
-        """What it holds of the newest round alone."""
+        """The tail of the newest round only."""
         return LogTail(
             tuple(piece for piece in self.pieces if piece.round == self.pieces[-1].round), self.cap
         )
 
     def text(self) -> str:
-        """The tail as text, from its first whole line on; gaps and earlier rounds marked by a line."""
+        """The tail as text, from its first whole line on, with a line to mark each gap and each restart."""
         out: list[str] = []
         for index, piece in enumerate(self.pieces):
             text = _decode(piece.data)
@@ -265,5 +265,5 @@ class LogTail(FrozenDataclass):
 
 
 def _decode(data: bytes) -> str:
-    # A chunk may end inside a character: leave that one for the next drawing.
+    # A chunk may end inside a character: leave that character for the next drawing.
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)

@@ -14,14 +14,14 @@ from nbtorchjob.state.facts import events as ev
 
 # Points kept of one metric: more than a chart of 600 px can show, and a bound for long jobs.
 MAX_POINTS = 512
-# Of rounds before the newest: enough for the curve that they left.
+# Points kept of each earlier round, enough to draw its curve; and how many earlier rounds.
 _EARLIER_POINTS = 64
 _EARLIER = 8
-# Of all ranks together, apart from the one that stands for all: each drawing reads all of them.
+# Points of all ranks together, except the one that stands for all: each drawing reads all of them.
 _ALL_POINTS = 1 << 15
-_NAMES = 256  # of metrics, whose newest reports are kept whichever are thinned out
-_OF_STEP = 16  # metrics, whose reports are thinned apart; of more, those that come first by name
-UNITS = ("step", "epoch")  # what counts a rank's progress, the finer first
+_NAMES = 256  # metrics whose newest reports are kept, whatever is thinned out
+_OF_STEP = 16  # metrics whose reports are thinned separately; if there are more, the first by name
+UNITS = ("step", "epoch")  # the metrics that count a rank's progress, the finer first
 
 
 def as_float(value: float) -> float:
@@ -33,7 +33,7 @@ def as_float(value: float) -> float:
 
 
 def points_each(ranks: int) -> int:
-    """Return how many points are kept of each of so many ranks: a power of two."""
+    """Return how many points are kept of each rank, given how many ranks there are: a power of two."""
     return min(MAX_POINTS, 1 << max(2, (_ALL_POINTS // max(1, ranks)).bit_length() - 1))
 
 
@@ -53,11 +53,11 @@ class Stretch(NamedTuple):
 
 
 class Series(FrozenDataclass):
-    """The reports of one rank in its newest round, of each metric thinned evenly to at most ``most``.
+    """The reports of one rank in its newest round, thinned evenly to at most ``most`` of each metric.
 
-    Of every 2^k reports the first is kept, and the first of each metric: one may be reported once an epoch.
-    The newest report is kept, too, and that of each metric. What k is depends on the newest alone. Of some
-    rounds before fewer are kept, and of one where each of many ranks has little room.
+    Of every 2^k reports the first is kept, and the first with each metric: some are reported once an epoch.
+    The newest report is kept, too, and the newest with each metric. k depends only on the newest report.
+    Fewer points are kept of some earlier rounds; of one only, where many ranks leave little room for each.
     """
 
     round: int = -1
@@ -68,21 +68,21 @@ class Series(FrozenDataclass):
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        """All that is kept of its newest round, in order."""
+        """All points kept of the newest round, in order."""
         newest = {point.seq: point for point in self.newest_of.values()}
-        if newest.keys() <= {point.seq for point in self.thinned[-1:]}:  # as nearly always
+        if newest.keys() <= {point.seq for point in self.thinned[-1:]}:  # nearly always
             return self.thinned
         numbered = newest | {point.seq: point for point in self.thinned}
         return tuple(numbered[seq] for seq in sorted(numbered))
 
     @property
     def stretches(self) -> tuple[Stretch, ...]:
-        """All rounds that anything is kept of, the newest last."""
+        """All rounds that have points, the newest last."""
         return (*self.earlier, Stretch(self.round, self.points)) if self.points else ()
 
     @cached_property
     def newest(self) -> dict[str, float]:
-        """The newest value of each metric of its round, in the order in which they first came."""
+        """The newest value of each metric in its round, in the order in which the metrics first came."""
         values: dict[str, float] = {}
         for point in self.points:
             values.update(point.metrics)
@@ -90,7 +90,7 @@ class Series(FrozenDataclass):
 
     @cached_property
     def ascending(self) -> frozenset[str]:
-        """Which of :data:`UNITS` its newest round counts, and never counts back."""
+        """Which of :data:`UNITS` its newest round counts without ever counting back."""
         counted = {
             unit: [as_float(p.metrics[unit]) for p in self.points if unit in p.metrics] for unit in UNITS
         }
@@ -106,10 +106,10 @@ class Series(FrozenDataclass):
         return frozenset(unit for unit, many in counted.items() if many == 0)
 
     def add(self, round: int, point: Point) -> Series:
-        """Take in one report."""
+        """Return the series with one more report."""
         if round == self.round:
             points, newest_of = _added(self.thinned, point, self.most), _with_newest(self.newest_of, point)
-            # In a third of the time of ``replace``
+            # Takes a third of the time of ``replace``
             return Series(round, points, self.earlier, self.most, newest_of)
         if round > self.round:
             before = (
@@ -123,7 +123,7 @@ class Series(FrozenDataclass):
         return replace(self, earlier=tuple(stretches[-self._rounds :]))
 
     def within(self, most: int) -> Series:
-        """Return the series that the same reports make where fewer are kept."""
+        """Return the series that the same reports make if at most ``most`` are kept."""
         thinned = _thinned([*self.thinned], most) if self.thinned else ()
         fewer = Series(self.round, thinned, (), most, self.newest_of)
         earlier = [Stretch(r, _thinned([*points], fewer._most_earlier)) for r, points in self.earlier]
@@ -145,7 +145,7 @@ def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, .
             return _thinned([*points, point], most)
         if step == 1:
             return (*points, point)
-        begins = len(points) - 1  # where the stretch of the newest so far begins, which may go now
+        begins = len(points) - 1  # where the stretch of the newest so far begins: that point may go now
         while begins and points[begins - 1].seq // step == points[-1].seq // step:
             begins -= 1
         return (*points[:begins], *_leading(points[begins:], step), point)
@@ -171,7 +171,7 @@ def _with_newest(newest_of: Mapping[str, Point], point: Point) -> Mapping[str, P
 
 
 def stride(newest: int, most: int) -> int:
-    """Return the power of two by which reports are thinned when the newest has that number."""
+    """Return the power of two by which reports are thinned when the newest has the number ``newest``."""
     return 1 << max(0, (newest // most).bit_length())
 
 
@@ -184,10 +184,10 @@ def _thinned(points: list[Point], most: int) -> tuple[Point, ...]:
 
 
 def _leading(points: tuple[Point, ...], step: int) -> tuple[Point, ...]:
-    """Return, of the reports that one step spans, the first and the first of each metric."""
+    """Return the first of the reports that one step spans, and the first with each metric."""
     first = points[0]
     if first.metrics and all(point.metrics.keys() <= first.metrics.keys() for point in points):
-        return points[:1]  # as nearly always
+        return points[:1]  # nearly always
     names = {name for point in points for name in point.metrics}
     left = {*sorted(names)[:_OF_STEP]}
     leading = []
@@ -199,9 +199,9 @@ def _leading(points: tuple[Point, ...], step: int) -> tuple[Point, ...]:
 
 
 def axis_of(several: Sequence[Sequence[Point]]) -> tuple[str, list[list[float]]] | None:
-    """Return what several stretches of reports are drawn over, and its values; None where no unit is fit.
+    """Return the unit of the x axis for several stretches of reports, and its values; None where none fits.
 
-    That is the finest of :data:`UNITS` that grows with each report: a step that begins anew with each epoch
+    It is the finest of :data:`UNITS` that grows with each report: a step that begins anew with each epoch
     would draw a line that runs back.
     """
     for unit in UNITS:
@@ -212,27 +212,27 @@ def axis_of(several: Sequence[Sequence[Point]]) -> tuple[str, list[list[float]]]
 
 
 _POINTS = 128
-# A GPU with less in its memory is another job's, or nobody's.
+# A GPU with less than this in its memory is used by another job, or not at all.
 _GPU_BYTES = 256_000_000
 
 
 class Use(FrozenDataclass):
-    """The newest that a node told of its use, and its course: see :func:`point`."""
+    """What a node uses, as it last reported it, and the course of that: see :func:`point`."""
 
     newest: ev.Used
     series: Series = field(default_factory=lambda: Series(most=_POINTS))
 
     def add(self, event: ev.Used) -> Use:
-        """Take in one more."""
+        """Return the use with one more report."""
         newest = max(self.newest, event, key=lambda used: (used.round, used.seq, used.time, repr(used)))
         return Use(newest, self.series.add(event.round, point(event)))
 
 
 def point(event: ev.Used) -> Point:
-    """Return what is kept of each time; CPU seconds and the GPUs' only grow.
+    """Return the point that is kept of one report; the seconds of CPUs and GPUs only grow.
 
-    All GPUs are watched from one moment on, whichever are used: the seconds of those alone that are used now
-    would grow by the whole past of one that comes into use.
+    The busy seconds are those of all GPUs, used or not, all watched from one moment on: a sum over the GPUs
+    now in use would jump by the whole past of a GPU that comes into use.
     """
     amounts = {
         "memory": event.memory,

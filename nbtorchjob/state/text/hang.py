@@ -16,7 +16,7 @@ _MAX_TEXT = 700
 _MAX_LINE = 120
 _MAX_NAME = 24
 _MOST_PLACES = _MOST_SIDES = _MOST_SIZES = 3
-# A verb of one rank -> of several, and both of what is over.
+# A verb for one rank -> for several, and the past tenses of both.
 _VERBS = {
     "is": ("are", "was", "were"),
     "has": ("have", "had", "had"),
@@ -53,7 +53,7 @@ def describe(diagnosis: Diagnosis) -> str:
 
 
 class _Wording(FrozenDataclass):
-    """Words what is seen, of a moment that is now, or that is ``over``."""
+    """Puts what is seen into words, in the present tense or, once it is ``over``, in the past."""
 
     seen: Seen
     over: bool
@@ -126,13 +126,13 @@ class _Wording(FrozenDataclass):
         firsts = _firsts(verdict.sides)
         if verdict.ended:
             for rank, call in verdict.calls.items():
-                # ``all_gather_object (all_gather int64[1])``: what the code called, and what that made of it.
+                # ``all_gather_object (all_gather int64[1])``: what the code called, and what that called.
                 inside = self.seen.of[rank].inside
                 entered[rank] = what(call) if inside in ("", call.op) else f"{inside} ({what(call)})"
         where = f"as call #{verdict.number} of {self._group(verdict.group)}"
         places = (
             self._lines(firsts) if verdict.ended else self._places(firsts)
-        )  # what did ranks do that ended?
+        )  # ranks that ended aren't doing anything
         return f"{_differ(where, verdict.sides, entered)}; {places}"
 
     def _entered(self, rank: int) -> str:
@@ -155,7 +155,7 @@ class _Wording(FrozenDataclass):
         return f"{leaders}, and {others} before {left}; the last is {last}; {why}"
 
     def _verb(self, word: str, subjects: Sequence[int]) -> str:
-        """Return a verb as so many ranks do it: ``wait``."""
+        """Return a verb in the form that goes with its subjects: ``wait``."""
         several, one_did, several_did = _VERBS[word]
         if self.over:
             return one_did if len(subjects) == 1 else several_did
@@ -182,7 +182,7 @@ class _Wording(FrozenDataclass):
     def _places(self, of: Iterable[int], *, named: bool = False) -> str:
         """Return ``rank 2 sleeps in Cell In[3], line 14: sleep(100); ranks 3-4 have returned``.
 
-        Of ranks that were ``named`` just before: ``it sleeps``, if they do the same.
+        For ranks that were ``named`` just before it is ``it sleeps``, if they all do the same.
         """
         alike: dict[tuple[str, str], list[int]] = {}
         for rank in of:
@@ -201,7 +201,7 @@ class _Wording(FrozenDataclass):
         return "; ".join([*dict.fromkeys(filter(None, map(self._at, of)))][:_MOST_PLACES])
 
     def _does(self, rank: int) -> tuple[str, str]:
-        """Return what a rank does, beginning with a verb, and where, as it can be said of several."""
+        """Return what a rank does, beginning with a verb, and where, in words that also fit several ranks."""
         stand = self.seen.of.get(rank)
         if rank in self.seen.ended:
             end = self.seen.ended[rank]
@@ -230,14 +230,14 @@ class _Wording(FrozenDataclass):
         return "is" if where else "is outside of the user's code", where
 
     def _at(self, rank: int) -> str:
-        """Return where a rank is in the user's code; empty where that isn't known."""
+        """Return where a rank is in the user's code; empty where that is unknown."""
         stand = self.seen.of.get(rank)
         frame = stand.place if stand is not None else None
         return place(frame, self.seen.known.info.sources) if frame is not None else ""
 
 
 def group_name(group: Group, members: Sequence[int]) -> str:
-    """Return what to call a group of these ranks: ``the default group``, ``group mesh_dp (ranks 0-1)``."""
+    """Return a name for a group of these ranks: ``the default group``, ``group mesh_dp (ranks 0-1)``."""
     if _DEFAULT & {group.name, group.label}:
         return "the default group"
     name = f"group {line(group.label or group.name, _MAX_NAME)}"
@@ -255,7 +255,7 @@ def _differ(where: str, sides: Sides, entered: Mapping[int, str]) -> str:
 
 
 def what(call: Collective) -> str:
-    """Return an operation and what it is called with: ``all_reduce float32[4, 8]``."""
+    """Return an operation with the types and sizes that it was called with: ``all_reduce float32[4, 8]``."""
     dtypes = [*call.dtypes, *[""] * (len(call.sizes) - len(call.dtypes))]
     shapes = [
         f"{dtype}[{', '.join(map(str, size))}]" for dtype, size in zip(dtypes, call.sizes, strict=False)
@@ -265,7 +265,7 @@ def what(call: Collective) -> str:
 
 
 def parties(inside: str, arguments: Mapping[str, str]) -> str:
-    """Return whom an operation moves data from or to, and how: ``from rank 1``, ``to rank 0 (MAX)``."""
+    """Return where an operation moves data from or to, and how: ``from rank 1``, ``to rank 0 (MAX)``."""
     parts = [
         f"{word} rank {arguments[name]}"
         for name, word in (("src", "from"), ("dst", "to"))

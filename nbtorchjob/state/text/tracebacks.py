@@ -9,7 +9,7 @@ from typing import TypeAlias
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.text.words import clean
 
-# A file name -> what to call it ("Cell In[3]") and its text, where it is the notebook's own.
+# A file name -> its label ("Cell In[3]") and its text, for the notebook's own code.
 SourceLookup: TypeAlias = Callable[[str], "tuple[str, str] | None"]
 
 _OURS = "nbtorchjob.runtime."  # a node's own errors, whose message says it all
@@ -17,29 +17,29 @@ _BEFORE = re.compile(r"^\[[^\]\n]*:\d+\]:?\s*|^NCCL error in: .*\nLast error:\s*
 
 CONTEXT = 2  # lines around the failing one: IPython's own number
 _GUTTER = 7  # columns for the line number: IPython's own number
-ARROW = "-" * (_GUTTER - 6)  # what the line that failed begins with, however long its number is
+ARROW = "-" * (_GUTTER - 6)  # the failing line begins with this, however long its number is
 
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
 
 def frames_text(error: Error, source: SourceLookup | None = None) -> str:
-    """Return the traceback with what caused it first, as Python prints a chain.
+    """Return the traceback, causes first, as Python prints a chain of exceptions.
 
     A frame in a file that ``source`` knows is drawn with the lines around it, any other with the
-    one line that the node sent. Terminal sequences and control characters are taken out.
+    one line that the node sent. Terminal sequences and control characters are removed.
     """
     return "\n".join(text for text, _ in pieces(error, source))
 
 
 def pieces(error: Error, source: SourceLookup | None = None) -> Iterator[tuple[str, Frame | None]]:
-    """Yield the same in pieces, each with the frame that it is of, if it is of one."""
+    """Yield the same traceback in pieces, each with its frame, if it has one."""
     if error.cause is not None:
         yield from pieces(error.cause, source)
         yield f"\n{_DIRECT if error.direct else _DURING}\n", None
     for frame in error.frames:
         yield _frame(frame, source), frame
-    from nbtorchjob.text.colours import to_text  # late: most states tell of no error
+    from nbtorchjob.text.colours import to_text  # late: most states have no error
 
     message = to_text(error.message)
     if error.type.startswith(_OURS) and not error.frames and "\n" in message.strip():
@@ -61,8 +61,8 @@ def frame_place(frame: Frame, source: SourceLookup | None = None) -> str:
 def summary(error: Error) -> str:
     """Return the last line of a traceback: the type, and the first line of the message.
 
-    Without where in its C++ a library raised it: ``[/pytorch/gloo/unbound_buffer.cc:81] ``; of NCCL's what it
-    ends with, as its first line is the same for most.
+    It leaves out where in its C++ code a library raised it (``[/pytorch/gloo/unbound_buffer.cc:81] ``). For
+    NCCL it begins at the message's last error: the first line is the same for most errors.
     """
     from nbtorchjob.text.colours import to_text  # late, as above
 
@@ -74,7 +74,7 @@ def summary(error: Error) -> str:
 
 
 def summarised(error: Error) -> bool:
-    """Whether :func:`summary` says all there is."""
+    """Whether :func:`summary` says everything."""
     more = error.frames or error.notes or error.cause
     return not more and error.type.startswith(_OURS) and "\n" not in error.message.strip()
 

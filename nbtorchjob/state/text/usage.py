@@ -1,4 +1,4 @@
-"""What a job uses of its machines, in words: what matters of it, and how memory rose before it ran out."""
+"""What a job uses of its machines, in words: what matters most, and how memory rose before it ran out."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from nbtorchjob.state.diagnosis.seen import WaitsFor, standing
 from nbtorchjob.state.facts.series import Point, Use
 from nbtorchjob.text.words import TIMES, clip, count, duration, line, number, ranks, size
 
-_WINDOW_S = 300.0  # what was used before is past
-_LATELY_S = 60.0  # memory that has not risen for so long has stopped
-_FULL = 0.9  # of the memory: worth a line
-_HALF = 0.5  # where it rises so that it will be full in `_SOON_S`
+_WINDOW_S = 300.0  # earlier use doesn't count
+_LATELY_S = 60.0  # memory that hasn't risen for this long has stopped rising
+_FULL = 0.9  # memory use that is worth a line, as a part of the limit
+_HALF = 0.5  # the same if memory rises so that it will be full in `_SOON_S`
 _SOON_S = 600.0
-_RISES = 0.03  # of the limit, in the window
+_RISES = 0.03  # of the limit, within the window
 _SHM_FULL = 0.9
 _IDLE, _WATCHED_S = 0.5, 30.0
-_FOUND_S = 60.0  # so long a sample may tell why
-_CROWDED, _TIMES = 2.0, 3  # running threads per core, in so many of the newest
+_FOUND_S = 60.0  # a sample up to this old may explain idle GPUs
+_CROWDED, _TIMES = 2.0, 3  # running threads per core, in the median of this many of the newest points
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24
 _MOST_NODES = 16
 _MAX_CELL = 60
-_MOST_CURVES = 8  # of nodes
-# What may have been the memory: the reasons say so of one, and suppose it of the other.
+_MOST_CURVES = 8  # nodes
+# Ends that memory may have caused: the reasons say so for the first, and suppose it for the second.
 _KILLED = ("OOMKilled", "SIGKILL")
 _NEAR = 0.8
 
@@ -49,7 +49,7 @@ class _Level(NamedTuple):
 
 
 def matters(state: JobState) -> str:
-    """Return the one thing that matters of what a running job uses; empty where nothing does."""
+    """Return the one thing about a running job's use that matters most; empty where nothing does."""
     if state.phase is not Phase.RUNNING:
         return ""
     uses = {node: use for node, use in state.uses.items() if state.base(use.newest.round) == state.round}
@@ -72,7 +72,7 @@ def matters(state: JobState) -> str:
     if watched < _WATCHED_S or 1 - busy / watched < _IDLE:
         gpus = ""
     else:
-        # What ranks were found waiting for, which may be why GPUs have nothing to do
+        # What ranks were found to wait for, which may be why GPUs have nothing to do
         since = max(use.newest.time for use in state.uses.values()) - _FOUND_S
         newest = [
             sample
@@ -103,13 +103,13 @@ def matters(state: JobState) -> str:
 def _level(points: Sequence[Point]) -> _Level:
     last = points[-1]
     lately = [point for point in points if point.time >= last.time - _LATELY_S]
-    # A model that is loaded is a step up, which looks like a slope while the window holds its foot.
+    # Loading a model is a step up, which looks like a slope while the window includes its foot.
     rising = min(_slope(points), _slope(lately if len(lately) > 1 else points[-2:]))
     return _Level(last.metrics["memory"], last.metrics["limit"], rising)
 
 
 def _slope(points: Sequence[Point]) -> float:
-    """Return by how many bytes a second memory rose from the first to the last of the points."""
+    """Return how many bytes per second memory rose by from the first to the last of the points."""
     took = points[-1].time - points[0].time
     rose = points[-1].metrics["memory"] - points[0].metrics["memory"]
     return rose / took if took > 0 else 0.0
@@ -122,7 +122,7 @@ def _where(node: int, state: JobState) -> str:
 
 
 def _cpu(uses: Mapping[int, Use], state: JobState) -> str:
-    """Tell of more threads that compute than cores: here all nodes share the machine's."""
+    """Describe that more threads compute than there are cores; all local nodes share the machine's cores."""
     from statistics import median  # late: its fractions and decimals are slow to import
 
     together = [list(uses.values())] if uses and not state.info.cluster else [[use] for use in uses.values()]
@@ -150,7 +150,7 @@ def _recent(use: Use) -> Sequence[Point]:
 
 
 def before(failure: Failure, state: JobState) -> str:
-    """Describe how a node's memory rose before it was killed, maybe for that; empty where nobody knows."""
+    """Describe how a node's memory rose before it was killed, if memory may be the reason; else ""."""
     use = state.uses.get(failure.node) if failure.node is not None else None
     word = next((word for word in _KILLED if word in failure.reason.line), "")
     if use is None or not word:
@@ -175,7 +175,7 @@ def before(failure: Failure, state: JobState) -> str:
 
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
-    """Return a row for each node below :data:`HEAD`; nothing where none has told what it uses."""
+    """Return :data:`HEAD` and a row for each node; nothing where no node has reported its use."""
     table = []
     for node, use in sorted(state.uses.items())[:_MOST_NODES]:
         newest, points = use.newest, use.series.points
@@ -202,7 +202,7 @@ def rows(state: JobState) -> list[tuple[str, ...]]:
 
 
 def notes(state: JobState) -> list[str]:
-    """Return how many nodes :func:`rows` leaves out, of which kinds they are, and what matters."""
+    """Return how many nodes :func:`rows` leaves out, which kinds of nodes there are, and what matters."""
     left = len(state.uses) - _MOST_NODES
     more = f"… and {count(left, 'more node')}" if left > 0 else ""
     by_kind = _kinds(state)
@@ -214,7 +214,7 @@ def notes(state: JobState) -> list[str]:
 
 
 def kinds(state: JobState) -> list[str]:
-    """Return of which kinds the job's nodes were, each once: ``8 cores of EPYC 9654, 64 GB``."""
+    """Return the distinct kinds of the job's nodes: ``8 cores of EPYC 9654, 64 GB``."""
     return list(_kinds(state))
 
 
@@ -234,7 +234,7 @@ def _kinds(state: JobState) -> dict[str, list[int]]:
 
 
 def bars(parts: Sequence[float]) -> str:
-    """Return a strip of bars for parts of a whole, each the highest of those that it stands for."""
+    """Return a strip of bars for parts of a whole; a bar that stands for several parts shows the highest."""
     return "".join(_BARS[min(len(_BARS) - 1, int(part * len(_BARS)))] for part in _thinned(parts))
 
 
@@ -252,7 +252,7 @@ class Strip(NamedTuple):
 
 
 def strips(state: JobState, most: int) -> Iterator[tuple[int, list[Strip]]]:
-    """Yield the first nodes of a running job with strips of what they are known to use, for a while now."""
+    """Yield the first ``most`` nodes of a running job, each with strips of what it has used for a while."""
     uses = sorted(state.uses.items()) if state.phase is Phase.RUNNING else []
     for node, use in [item for item in uses if state.base(item[1].newest.round) == state.round][:most]:
         newest, points = use.newest, use.series.points
@@ -274,7 +274,7 @@ def _parts(values: Sequence[float], whole: float) -> list[float]:
 
 
 def _grown(points: Sequence[Point], name: str) -> Iterator[tuple[Point, Point, float]]:
-    """Yield by how much a sum had grown between two times; where a rank had ended it isn't known."""
+    """Yield the growth of a sum between successive points; not if it fell, as when a rank had ended."""
     for before, after in pairwise(points):
         more = after.metrics[name] - before.metrics[name]
         if more >= 0 and after.time > before.time:
@@ -282,7 +282,7 @@ def _grown(points: Sequence[Point], name: str) -> Iterator[tuple[Point, Point, f
 
 
 def _watched(points: Sequence[Point]) -> Iterator[tuple[float, float, float]]:
-    """Yield times, and the seconds before in which GPUs that were in use were busy, and were watched."""
+    """Yield times, and for how many seconds before each the GPUs in use were busy, and were watched."""
     for before, after, busy in _grown(points, "busy"):
         in_use = min(before.metrics["gpus"], after.metrics["gpus"])
         watched = in_use * (after.metrics["watched"] - before.metrics["watched"])
@@ -299,7 +299,7 @@ def _gpu_curve(points: Sequence[Point]) -> Curve:
 
 
 def courses(state: JobState) -> Iterator[tuple[str, dict[str, Curve]]]:
-    """Yield what there are curves of, by node, over the minutes since the job began."""
+    """Yield each title that has curves, with the curves by node over the minutes since the job began."""
     began = min((use.series.points[0].time for use in state.uses.values()), default=0.0)
     nodes = sorted(state.uses.items())[:_MOST_CURVES]
     for title, of in _CURVES:

@@ -2,8 +2,8 @@
 
 The head is a dot, the state, the name, a grey line of facts, the toolbar, and the progress bar as its edge.
 
-A card's *tone* says at a glance what its state asks of a person: nothing while all goes well, amber where
-somebody should act or know, red where it failed.
+A card's *tone* says at a glance what its state asks of a person: nothing while all goes well, amber if
+somebody should act or take notice, red if it failed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def tone(state: JobState, now: float) -> Tone:
 
 
 def of_phase(phase: Phase) -> Tone:
-    """Return the tone of a job, or a group of jobs, of which nothing but the phase is known."""
+    """Return the tone of a job, or a group of jobs, of which only the phase is known."""
     return _OF_PHASE.get(phase, Tone.QUIET)
 
 
@@ -80,7 +80,7 @@ def head(
     tools: str = "",
     progress: tuple[float, float] | None = None,
 ) -> str:
-    """Return the head; ``rest`` and ``tools`` are HTML, ``progress`` is how much is done, and of how much."""
+    """Return the head; ``rest`` and ``tools`` are HTML, ``progress`` is how much is done, and the total."""
     dot = tag("span", "\u25cf", f"color:{shade(_COLOURS[tone])}", cls="nbt-dot")
     state = tag("b", escape(status.capitalize()), cls="nbt-state")
     words = [dot, state, tag("b", escape(line(name, _MAX_NAME)))]
@@ -105,6 +105,6 @@ def note(tone: Tone, verdict: str, *more: str) -> str:
 
 @lru_cache(maxsize=1)
 def _style() -> str:
-    """Return the style without comments and the blanks that only its readers need."""
+    """Return the style sheet without comments and superfluous blanks."""
     text = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     return " ".join(re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL).split())

@@ -1,6 +1,6 @@
-"""Line charts as SVG on a ground of their own, as no grey is readable on light and on dark pages.
+"""Line charts as SVG on a background of their own, as no grey is readable on both light and dark pages.
 
-An image can't see the page, but gets its ``color-scheme`` where the browser knows it; else the user's.
+An image can't see the page, but gets its ``color-scheme`` if the browser supports that; else the user's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Axis(FrozenDataclass):
         return math.log10(value) if self.log else value
 
     def ticks(self, *, whole: bool = False) -> list[float]:
-        """Return 3 to 5 round values within the axis; fewer where only whole ones will do."""
+        """Return 3 to 5 round values within the axis; fewer if they must be ``whole``."""
         if self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             if last - first < 2:
@@ -66,7 +66,7 @@ def up_axis(values: Sequence[float], start: float, end: float) -> Axis:
     if values:
         from statistics import median  # late: its fractions and decimals are slow to import
 
-        # A loss that decays; not an accuracy that rises, whose early values nobody need tell apart.
+        # A loss that decays; not an accuracy that rises, whose early values needn't be told apart.
         low, high = min(values), max(values)
         if low > 1e-280 and high > _LOG_SPAN * low and median(values) < _LOW * high:
             return Axis(low, high, start, end, True)
@@ -89,7 +89,7 @@ def label(tick: float) -> str:
 
 _MANY = 60  # points
 _NOISY = 6.0  # times that a line goes up or down its whole height
-_PARTS = 12  # a mean is over so many parts of a curve
+_PARTS = 12  # a mean spans one of this many parts of a curve
 
 
 def noisy(ys: Sequence[float]) -> bool:
@@ -101,7 +101,7 @@ def noisy(ys: Sequence[float]) -> bool:
 def smoothed(ys: Sequence[float]) -> list[float]:
     """Return at each point the mean of those around it: as many before as after, so that it doesn't lag.
 
-    Near the start those are few, which keeps an early decay; at the end they are those that there are.
+    Near the start these are few, which keeps an early decay; at the end, as many as are left.
     """
     half, end = max(2, len(ys) // _PARTS // 2), len(ys)
     sums = [0.0, *accumulate(ys)]
@@ -113,14 +113,14 @@ XY: TypeAlias = tuple[float, float]
 
 
 class Palette(FrozenDataclass):
-    """The colours of a chart: of its ground, its text, and its lines in their order."""
+    """The colours of a chart: of its background, its text, and its lines in their order."""
 
     ground: str
     text: str
     lines: tuple[str, ...]
 
 
-# Text has a contrast of at least 6 on its ground, lines of 4.
+# On the background, text has a contrast of at least 6, lines of 4.
 LIGHT = Palette(
     "#f6f8fa",
     "#59636e",
@@ -132,18 +132,18 @@ DARK = Palette(
     ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#f778ba", "#39c5cf", "#d4a72c", "#8b949e"),
 )
 _LINES = range(len(LIGHT.lines))
-# Lines are told apart without their colours, too.
+# Lines can be told apart without their colours, too.
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "2 2 6 2", "1 4")
 _MAX_NAME = 32
 _MOST_READ = 1 << 10  # of a name
 _HUGE = 1e300  # so that no difference of two values is infinite
 _BUCKET = 5  # px; each keeps its lowest and highest point, so that no spike is lost
-_PALER = 0.45  # a run before the newest
-_FAINT = 0.35  # what was reported, below its mean
+_PALER = 0.45  # opacity of the runs before the newest
+_FAINT = 0.35  # opacity of what was reported, beneath its mean
 _MEANS = 50  # points of a mean, which is smooth anyway
-_FONT = 11  # px; more in a page that shows the whole smaller
+_FONT = 11  # px; larger in a page that shrinks the chart
 _CHAR = 6.2  # px, a wide guess for sans-serif of that size
-_SAMPLE, _BESIDE, _APART = 16, 4, 12  # px of a legend: a line's sample, its distance to the name, to the next
+_SAMPLE, _BESIDE, _APART = 16, 4, 12  # px of a legend: a line's sample, the gaps to its name and to the next
 
 
 class Chart(FrozenDataclass):
@@ -157,7 +157,7 @@ class Chart(FrozenDataclass):
 
     @property
     def img(self) -> str:
-        """Return it as an ``<img>`` whose alt text is the title."""
+        """The chart as an ``<img>`` whose alt text is the title."""
         data = b64encode(self.svg.encode()).decode()
         # With its size known beforehand, a redrawn card doesn't jump.
         size = f'width="{self.width}" height="{self.height}" style="display:block;width:100%;height:auto"'
@@ -176,7 +176,7 @@ def curves(
 ) -> Chart:
     """Draw one line per series; nan and inf leave gaps.
 
-    Where x doesn't rise, a line begins anew and its earlier part is paler. ``marks`` are words at an x.
+    Where x doesn't rise, a new line begins, and the earlier part is paler. ``marks`` are words at an x.
     ``colours`` are the numbers of the series' colours in a palette, by default in their order.
     """
     drawn = {name: _runs(points) for name, points in series.items()}
@@ -226,7 +226,7 @@ def legend_width(names: Sequence[str]) -> float:
 
 
 def _stylesheet(numbers: Sequence[int], width: int) -> str:
-    """Return the style of lines with these numbers, on a light and on a dark ground, at any width."""
+    """Return the style of lines with these numbers, on light and dark backgrounds, at any width."""
     many = 1 + max([3, *numbers])
     # Each of several lines has a pattern of its own.
     dashed = [n for n in numbers if _DASHES[n]] if len(numbers) > 1 else []
@@ -279,7 +279,7 @@ def _marks(marks: Sequence[tuple[float, str]], across: Axis, up: Axis) -> list[s
 
 
 def _smooth(runs: list[list[XY]], up: Axis) -> bool:
-    """Whether a mean is drawn above what was reported: of a curve whose newest run is noisy."""
+    """Whether a mean is drawn over what was reported: if the curve's newest run is noisy."""
     return any(noisy([up(y) for _, y in run if math.isfinite(y)]) for run in runs[-1:])
 
 
@@ -311,7 +311,7 @@ def _polyline(at: Sequence[str], n: int, opacity: float) -> str:
 
 
 def _short(name: str) -> str:
-    """Return a series' name for the legend: what tells two long ones apart is mostly their ends."""
+    """Return a series' name, shortened for the legend: long names mostly differ at their ends."""
     return elide(clean(name[:_MOST_READ]), _MAX_NAME)
 
 
@@ -327,6 +327,6 @@ def _legend(
         out.append(f'<text x="{x:.1f}" y="16" font-weight="bold">{escape(name)}</text>')
         x += _CHAR * len(name) + _APART
     how = DOT.join([*(["log scale"] if up.log else []), *(["smoothed"] if smooth else [])])
-    if out and how:  # in the last name's element: how wide that is only the browser knows
+    if out and how:  # in the last name's element: only the browser knows its width
         out[-1] = out[-1].replace("</text>", f'<tspan font-weight="normal">{DOT}{how}</tspan></text>')
     return out

@@ -1,6 +1,6 @@
 """What rank 0's reports say: the newest values, curves, and the values under the pointer.
 
-An image is closed to both. What is laid over it has places in percent, so that it fits at any size.
+A chart is an image, which no pointer reaches into. What lies over it is placed in percent, to fit any size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MARKS = 8
 class Curve(FrozenDataclass):
     """One metric over ``label``: the step, the epoch or the number of the report.
 
-    Where a round's steps begin before the end of the last one, x falls back. ``marks`` are where a round
-    ended, and why.
+    x falls back where a round's steps begin before the end of the previous round's. ``marks`` say where a
+    round ended or code was swapped, and why.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Curve(FrozenDataclass):
 def newest(series: Series, *, counting: bool = True) -> list[tuple[str, str]]:
     """Return the newest value of each metric with its name.
 
-    A total isn't listed besides what counts up to it; without ``counting`` neither is.
+    A total isn't listed beside the metric that counts up to it; without ``counting`` neither is.
     """
     values = latest(series)
     return [(line(name, _MAX_NAME), number(values[name])) for name in measures(values, counting=counting)]
@@ -62,7 +62,7 @@ def curves(
 ) -> dict[str, Curve]:
     """Return the metrics worth a chart: those that changed, and aren't themselves a count.
 
-    ``turns`` are why each round began, and ``swaps`` in which round and when code was swapped, with a word.
+    ``turns`` says why each round began; ``swaps`` has the round and time of each swap of code, and a word.
     """
     drawn: dict[str, Curve] = {}
     for name in measures(latest(series)):
@@ -103,7 +103,7 @@ def _curve(
 
 
 def by_axis(metric: str, curves: Mapping[T, Curve]) -> dict[str, dict[T, Curve]]:
-    """Return jobs' curves of a metric by the title of the chart that they share: those over the same x."""
+    """Return jobs' curves of a metric by chart title; curves over the same x share a chart."""
     labels = dict.fromkeys(curve.label for curve in curves.values())
     return {
         metric if len(labels) == 1 else f"{metric} by {label}": {
@@ -113,14 +113,14 @@ def by_axis(metric: str, curves: Mapping[T, Curve]) -> dict[str, dict[T, Curve]]
     }
 
 
-_MOST = 48  # places in all charts of a card, at which their values are told
+_MOST = 48  # places in all charts of a card that show their value
 _ROWS = 12
-_BASIS = {1: 300, 2: 260, 3: 220, 4: 380}  # px that a chart needs at least, without the card's own style
+_BASIS = {1: 300, 2: 260, 3: 220, 4: 380}  # px: a chart's least width, without the card's style sheet
 _MAX_CELL = 32
 
 
 def html(charts: Sequence[tuple[Chart, Curve]]) -> str:
-    """Return the charts side by side, with the value at each place in its title."""
+    """Return the charts side by side, with the value at each place as a tooltip."""
     return beside([_over(*pair, _MOST // len(charts)) for pair in charts])
 
 
@@ -138,7 +138,7 @@ def beside(charts: Sequence[str]) -> str:
 
 
 def _over(chart: Chart, curve: Curve, most: int) -> str:
-    # Part the points by equal widths of x; each on its own where there are few
+    # Divide the points by equal widths of x; if there are few, each is on its own
     points = sorted(point for point in curve.points if math.isfinite(point[0]))
     xs = sorted({x for x, _ in points})
     if len(xs) <= most:
@@ -153,7 +153,7 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
         return chart.img
     middles = [(chart.across(part[0][0]) + chart.across(part[-1][0])) / 2 for part in parts]
     edges = [chart.across.start, *((a + b) / 2 for a, b in pairwise(middles)), chart.across.end]
-    # By widths: of a card that isn't trusted JupyterLab 4.2 keeps no flex.
+    # With widths: from an untrusted card JupyterLab 4.2 removes flex.
     share = 100 / (chart.across.end - chart.across.start)
     cells = ""
     for part, (a, b) in zip(parts, pairwise(edges), strict=True):
@@ -175,7 +175,7 @@ def _range(values: Sequence[float]) -> str:
 
 
 def table(curves: Mapping[str, Curve]) -> str:
-    """Return the values at a dozen places, folded: of the curves that share the first one's x."""
+    """Return a folded table of values at a dozen places, for the curves that share the first one's x."""
     label = next(iter(curves.values())).label
     shared = {name: dict(curve.points) for name, curve in curves.items() if curve.label == label}
     xs = sorted({x for points in shared.values() for x in points})

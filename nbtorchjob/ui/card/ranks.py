@@ -28,9 +28,9 @@ _HEAD = ("node", "host", "ranks", "state", "restarts", "last line")
 
 
 def rows(state: JobState) -> list[tuple[str, ...]]:
-    """Return a row for each node below a head; nothing for one node, or while none has a place yet."""
+    """Return a head and a row for each node; nothing for a single node, or while none has a place yet."""
     nodes = sorted(state.nodes.values(), key=lambda n: n.index)
-    # For nodes without a place, the reason why they wait is all there is.
+    # For nodes without a place, there is only the reason why they wait, shown elsewhere.
     if max(len(nodes), state.info.nodes[1]) < 2 or not any(node.host or node.ranks for node in nodes):
         return []
     table: list[tuple[str, ...]] = [_HEAD]
@@ -69,19 +69,19 @@ def node_table(state: JobState) -> str:
 
 
 _MOST_RANKS = 8192
-_BY_NODE = 32  # of more ranks those of each node have a row
+_BY_NODE = 32  # with more ranks, each node has a row
 _MOST_NODES, _FEW_NODES = 64, 10
 _MOST_SMALL = 256  # cells in these rows
-_MOST_CELLS = 64  # where there are more ranks, a cell stands for some of them and shows the worst
+_MOST_CELLS = 64  # with more ranks, a cell stands for several and shows the worst
 _SLOW = 1.5  # times the usual pace
 _LATE_S = 3.0  # reports of two nodes may arrive a second or two apart
-_SILENT_S = 10.0  # at least; 5 usual times between reports, if that is more
-_SILENT_FIRST_S = 60.0  # before anybody's second report
+_SILENT_S = 10.0  # at least; 5 times the usual interval between reports, if that is more
+_SILENT_FIRST_S = 60.0  # before any rank's second report
 _MAX_NAMES = 80
 _ROW = f"{PLAIN};display:flex;flex-wrap:wrap;align-items:center;gap:4px 10px"
-_MOST_TOLD = 16  # ranks, or groups of them, of which the legend tells
+_MOST_TOLD = 16  # ranks, or groups of them, that the legend describes
 
-# The worst first: a cell's sign and ground.
+# The worst first: a cell's sign and background.
 _LOOKS = {
     "awaited": ("?", shade(PHASES[Phase.FAILED], 0.85)),
     "failed": ("×", shade(PHASES[Phase.FAILED], 0.45)),
@@ -94,12 +94,12 @@ _LOOKS = {
 }
 _WORST = [*_LOOKS, ""]
 _NOTHING = "rgba(128,128,128,0.2)"
-# Shades of the others, each up to so many times the usual pace.
+# Shades of the other ranks, each up to a multiple of the usual pace.
 _HEAT = ((0.9, 0.2), (1.15, 0.35), (_SLOW, 0.6))
 
 
 class Pulse(FrozenDataclass):
-    """One rank; what isn't known is None. Times are in seconds."""
+    """One rank's reports; what isn't known is None. Times are in seconds."""
 
     rank: int
     at: float | None = None  # how many steps, epochs or reports it has done
@@ -123,15 +123,15 @@ def rank_lines(state: JobState, now: float) -> list[str]:
 
 
 def words(state: JobState, now: float) -> str:
-    """Return the same as :func:`text_line` as HTML: what stands out first."""
+    """Return :func:`rank_lines` as HTML: what stands out first."""
     summary, *outliers = rank_lines(state, now) or [""]
     return "".join(map(text_line, outliers)) + text_line(summary, SMALL)
 
 
 def html(state: JobState, now: float) -> str:
-    """Return the ranks as a strip of tiles, whose titles describe them, with what stands out in words.
+    """Return the ranks as a strip of tiles, whose tooltips describe them, with what stands out in words.
 
-    Where there are many ranks a tile stands for some of them; those of several nodes have a row for each.
+    With many ranks, a tile stands for several of them; if they are on several nodes, each node has a row.
     """
     pulses, unit = _pulses(state, now)
     if not pulses:
@@ -142,7 +142,7 @@ def html(state: JobState, now: float) -> str:
     if outliers:
         summary = tag("b", escape("; ".join(outliers)))
     else:
-        # How fast the ranks are where none stands out
+        # How fast the ranks are if none stands out
         report = [pulse for pulse in pulses if pulse.at is not None]
         if len(report) < len(pulses):
             every = f"{len(report)} of {len(pulses)}"
@@ -151,7 +151,7 @@ def html(state: JobState, now: float) -> str:
         pace = f" at {_seconds(usual.pace)} per {unit}" if usual.pace else ""
         summary = escape(f"{every} ranks report{pace}")
     if len(pulses) > _BY_NODE and len(state.members) > 1:
-        # A row for each node, the worst first; of very many nodes the worst ten
+        # A row for each node, the worst first; with very many nodes, only the worst ten
         known = {pulse.rank: pulse for pulse in pulses}
         nodes = [(node, [known[rank] for rank in node.ranks if rank in known]) for node in state.members]
         heard = [(node, mine) for node, mine in nodes if mine]
@@ -188,7 +188,7 @@ def _groups(pulses: Sequence[Pulse], per: int) -> list[Sequence[Pulse]]:
 
 
 def _unusual_words(pulses: Sequence[Pulse]) -> list[str]:
-    """Return how many of these ranks stand out, by how they do: ``3 slow``."""
+    """Return how many of these ranks stand out, and how: ``3 slow``."""
     odd = Counter(pulse.word for pulse in pulses if pulse.word not in ("", "waiting"))
     return [f"{many} {word}" for word, many in odd.items()]
 
@@ -199,7 +199,7 @@ def unusual(state: JobState, now: float) -> list[int]:
 
 
 def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
-    """Return what the signs mean, and folded below what is known of each rank, those that stand out first."""
+    """Return what the signs mean, and folded below that, each rank in words, those that stand out first."""
     odd = {pulse.word for group in groups for pulse in group}
     signs = [f"{sign} {word}" for word, (sign, _) in _LOOKS.items() if word in odd]
     paces = (
@@ -221,7 +221,7 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
         return [], ""
     at = now if state.ended is None else state.ended
     unit = unit_of(state.series[min(state.series)])
-    # Of a bigger world only those that report, as anybody can claim that a world is big.
+    # In a bigger world, only ranks that report, as anybody can claim that a world is big.
     known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
     pulses = []
     for rank in known:
@@ -234,11 +234,11 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
             every = pace(counts(recent, REPORT))
             reached = done(series, unit, state.counted_from_zero)
             pulses.append(Pulse(rank, reached, pace(counted), every, max(0.0, at - recent[-1].time)))
-    # How each stands out; "" for one that doesn't
+    # How each rank stands out; "" for one that doesn't
     ends, usual = _ends(state), _usual(pulses)
     diagnosis = hang(state, now)
     awaited = {*diagnosis.ranks} if diagnosis is not None and not diagnosis.slow else set()
-    if awaited:  # all others wait for those, whatever they have reported
+    if awaited:  # all others wait for these, whatever they have reported
         words = {pulse.rank: "awaited" if pulse.rank in awaited else "waiting" for pulse in pulses}
     else:
         words = {pulse.rank: _pace(pulse, usual) for pulse in pulses}
@@ -252,7 +252,7 @@ def _ends(state: JobState) -> dict[int, str]:
         if node.ended or node.left:
             if node.working and node.code == 0:
                 end = ""
-            else:  # of a code that it ended with its ranks tell
+            else:  # if it exited with a code, its ranks' own failures say more
                 end = "lost" if node.code is None or node.signal else "ended"
             ends |= dict.fromkeys(node.ranks, end)
     # A rank that communicates with a lost one fails because of that, or is ended by its own watchdog.
@@ -268,9 +268,9 @@ def _pace(pulse: Pulse, usual: _Usual) -> str:
         return ""
     lag = usual.at - pulse.at
     if pulse.heard > usual.silent:
-        # Where all wait for one, it is the one that got least far.
+        # If all are silent, the rank that they wait for is the one that got least far.
         return "behind" if usual.hung and lag >= 1 else "silent"
-    if pulse.pace is None:  # one that has just started again may catch up with what it left
+    if pulse.pace is None:  # a rank that has just restarted may still catch up
         return ""
     if pulse.pace > _SLOW * usual.pace:
         return "slow"
@@ -283,7 +283,7 @@ def _usual(pulses: Sequence[Pulse]) -> _Usual:
     every = [pulse.every for pulse in pulses if pulse.every is not None]
     silent = max(_SILENT_S, 5 * median(every)) if every else _SILENT_FIRST_S
     hung = all(pulse.heard is None or pulse.heard > silent for pulse in pulses)
-    # Of two ranks one is the straggler: the other's pace is the usual one.
+    # With two ranks, one is the straggler: the other's pace is the usual one.
     return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
 
 
@@ -309,7 +309,7 @@ def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
 
 
 def _look(group: Sequence[Pulse], usual: _Usual) -> tuple[str, str]:
-    """Return the sign and the ground of the worst of some ranks."""
+    """Return the sign and the background of the worst of some ranks."""
     if all(pulse.at is None for pulse in group):
         heat = _NOTHING
     else:
@@ -346,7 +346,7 @@ def _many(group: Sequence[Pulse], unit: str) -> str:
 
 
 def _span(values: Sequence[float | None], text: Callable[[float], str]) -> str:
-    """Return the lowest and the highest known number: ``40 to 42``; or the one they all are."""
+    """Return the lowest and the highest known number: ``40 to 42``; or the one that they all are."""
     known = [value for value in values if value is not None]
     low, high = text(min(known)), text(max(known))
     return low if low == high else f"{low} to {high}"

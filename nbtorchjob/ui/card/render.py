@@ -1,6 +1,6 @@
 """A job's state as one HTML card and as plain text: pure, so the same state gives the same card.
 
-It is made of ``elements``. Whatever comes from outside is cut, cleaned and escaped here.
+It is made of ``elements``. All text from outside is cut, cleaned and escaped here.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from nbtorchjob.ui.record import Offers
 # The card stays under 48 KiB of UTF-8: fixed parts are cut to size, the logs share the rest.
 _CARD_BYTES = 46_000
 _LOG_BYTES = 4_000  # at least; the strip of ranks gives way to it
-_FEW_LOGS = 4  # of more ranks only the unusual ones have their logs in the card
+_FEW_LOGS = 4  # with more ranks, only the unusual ones have their logs in the card
 _TEXT_LINES = 10
 _MAX_VALUE = 300  # characters
 _MAX_SHORT = 80  # in the head
 _MOST_TILES = 8  # of metrics, and of values
 _MAX_TILE = 24  # characters of a value
-NO_VALUE = "None"  # of a value: what a cell without one gives, which isn't worth a line
+NO_VALUE = "None"  # the value of a cell without one, which isn't worth a line
 _EARLIER = "Earlier attempts:"
 _NO_OFFERS: Offers = {}
 
-# Pixels of one chart in a card as wide as it gets, by how many there are; a page scales it to its own.
+# Pixels of one chart in a card of full width, by how many there are; a page scales it to its own width.
 _CHARTS = {1: (760, 170), 2: (450, 160), 3: (300, 150), 4: (450, 140)}
 _TILES = f"{PLAIN};display:flex;flex-wrap:wrap;gap:4px 20px"
 
@@ -68,8 +68,8 @@ def html(
 ) -> str:
     """Return the job's card; ``now`` is in seconds since the epoch.
 
-    What a person needs first comes first: a note where somebody should act, the exception of a failed job,
-    the figures of one that runs. ``source`` finds the text of the notebook's own files, by default in
+    What a person needs first comes first: a note if somebody should act, the exception of a failed job, the
+    figures of a running one. ``source`` finds the text of the notebook's own files, by default in
     ``state.info.sources``; with ``expand_logs`` every rank's log is open; ``live`` means that a cell waits
     for the job and redraws it; ``value`` is rank 0's in one line, once it has arrived (``text/words.py``);
     ``offers`` are what can be done with the job.
@@ -101,7 +101,7 @@ def html(
         _drawn(state, now, live=live),
     ]
     room = _CARD_BYTES - sum(len(part.encode()) for part in (card.frame(tone), *top, *first, *rows, *last))
-    # The logs share what these leave: the strip of ranks, then charts, then what a pointer reads in them.
+    # Then the strip of ranks gets room, then charts, then their tooltips; the logs share the rest.
     side, room = _fitting(room - _LOG_BYTES, ranks.html(state, now), ranks.words(state, now))
     curves = metrics.curves(_series(state), attempts.turn_causes(state), swaps=swaps.marks(state))
     drawn = ""
@@ -124,13 +124,13 @@ def html(
 
 
 def _fitting(room: int, *ways: str) -> tuple[str, int]:
-    """Return the first of some ways to draw a thing that has room, and what it leaves."""
+    """Return the first of several ways to draw something that fits, and the room that it leaves."""
     way = next((way for way in ways if len(way.encode()) <= room), "")
     return way, room - len(way.encode())
 
 
 def _head(state: JobState, now: float, tone: card.Tone, value: str, offers: Offers, *, live: bool) -> str:
-    """Return the head: where and how long; of a job that succeeded its value and last figures instead."""
+    """Return the head: what the job does, how long and where; once it succeeded, value and last figures."""
     took = facts.took(state, now)
     parts = [
         attempts.doing(state, now) or stillness(state, now),
@@ -157,13 +157,13 @@ def _head(state: JobState, now: float, tone: card.Tone, value: str, offers: Offe
 
 
 def _note(state: JobState, now: float, tone: card.Tone) -> str:
-    """Return what somebody should know or do, in a state that asks for it."""
+    """Return what somebody should know or do, if the state calls for it."""
     if tone is not card.Tone.ACT:
         return ""
     verdict = facts.hanging(state, now)
     others = [reason for reason in attempts.pending(state, now) if reason != verdict]
     lines = [verdict, *others] if verdict else others
-    if not lines:  # stalled, and nobody has looked why
+    if not lines:  # stalled, and nobody has looked into it
         lines = [stillness(state, now) or progress_line(state, now)]
     # The verdict in one sentence, then what leads to it or out of it.
     first, _, reason = lines[0].partition("; " if verdict else ": " if state.stopped else "\n")
@@ -201,7 +201,7 @@ def _tiles(state: JobState, now: float) -> str:
 
 
 def _read(state: JobState, offers: Offers) -> str:
-    """Return the plain values that a running job's code reads, and what changes them."""
+    """Return the plain values that a running job's code reads, and buttons that change them."""
     if state.phase is not Phase.RUNNING:
         return ""
     from nbtorchjob.swapping import code  # late, as it is slow to import: the command draws few jobs that run
@@ -263,7 +263,7 @@ def _value(state: JobState, label: str, value: str) -> str:
 
 
 def printed(state: JobState, *, gone: bool = False) -> str:
-    """Return rank 0's output, and what there is to say of each other rank that printed anything."""
+    """Return rank 0's output, and a note on each other rank that printed anything."""
     name = line(state.info.name, 80)
     lines = tails.others(state.logs, name, gone=gone)
     own = tails.printed(state.logs.get(state.info.speaker, LogTail()), name, gone=gone)
@@ -283,7 +283,7 @@ def last_line(state: JobState, now: float) -> str:
 
 
 def _drawn(state: JobState, now: float, *, live: bool) -> str:
-    """Note when the card was drawn, and what can be done; ``live.js`` replaces the latter by buttons."""
+    """Note when the card was drawn, and what can be done; ``live.js`` replaces the latter with buttons."""
     when, *ways = lifetime.outlook(state, now, waited_for=live) or [""]
     instead = tag("span", escape(DOT.join(["", *ways])))
     cls = "nbtorchjob-drawn nbtorchjob-waited-for" if live else "nbtorchjob-drawn"
@@ -312,10 +312,10 @@ def _failure(state: JobState, source: SourceLookup) -> str:
 
 
 def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
-    """Return what can be done with the job as it stands, where somebody is there to do it."""
+    """Return buttons for what can be done with the job now, where something handles them."""
     job = meant(state.info)
     there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)}
-    # What most want to do, if it is offered.
+    # What most people want to do comes first, if it is offered.
     first = "start" if state.blocked else "retry" if state.phase is Phase.FAILED else "stacks"
     there = dict(sorted(there.items(), key=lambda item: item[0] != first))
     shown = []
@@ -332,13 +332,13 @@ def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
 def _logs(state: JobState, now: float, room: int, *, expand: bool) -> list[str]:
     """Return the ends of the ranks' logs, folded, the most telling one first."""
     lead = _lead(state)
-    # A lab's rounds are its turns: of what they wrote the newest is of use.
+    # A lab's rounds are its turns: only the newest one's output is of use.
     logs = {rank: tail.newest if state.turns else tail for rank, tail in state.logs.items()}
     unusual = {lead, state.info.speaker, *ranks.unusual(state, now), *(e.rank for e in state.errors)}
     few = logs if expand or len(logs) <= _FEW_LOGS else {r: tail for r, tail in logs.items() if r in unusual}
     telling = state.phase is not Phase.SUCCEEDED and not (state.failure and state.failure.error)
     opened = logs.keys() if expand else {lead} if telling else set()
-    # A traceback is told once: that log ends with it.
+    # A traceback is shown once: that log ends with it.
     blamed = state.failure if state.failure and state.failure.error else None
     silent = {lead} if blamed and blamed.rank == lead else set()
     return folds(few, lead, room, opened, silent, total=len(logs))
@@ -359,9 +359,9 @@ _INDENTED = "padding-left:16px"
 
 
 def traceback_html(error: Error, source: SourceLookup, heading: str = "") -> str:
-    """Return the traceback in a box; of a long one the middle is left out.
+    """Return the traceback in a box; the middle of a long one is left out.
 
-    Its last line is left out too where the ``heading`` above it says the same.
+    Its last line is left out, too, if the ``heading`` above it says the same.
     """
     lines: list[str] = []
     variables: dict[int, Variables] = {}  # by the last line of their frame
@@ -376,7 +376,7 @@ def traceback_html(error: Error, source: SourceLookup, heading: str = "") -> str
             variables[len(lines) - 1] = frame.variables
     shown = fit(lines, attempts.MOST_BYTES)
     out, begin = [], 0
-    # What comes after which line, where some lines in the middle are left out
+    # The variables by the line that they follow, now that some lines in the middle may be left out
     if len(shown) == len(lines):
         moved = {**variables}
     else:

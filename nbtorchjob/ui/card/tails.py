@@ -31,7 +31,7 @@ class Tail(FrozenDataclass):
     total: int
     last: str  # the newest line without colour, not escaped
     truncated: bool
-    size: int  # bytes, of all rounds that anything is known of
+    size: int  # bytes, over all known rounds
 
     def __str__(self) -> str:
         if len(self.lines) == self.total and not self.truncated:
@@ -74,7 +74,7 @@ def newest(log: LogTail) -> str:
 
 
 def printed(log: LogTail, name: str, *, gone: bool = False) -> str:
-    """Return what is known of a log as a cell prints it, with its last line ended."""
+    """Return the known part of a log as a cell prints it, with its last line ended."""
     text = log.text()
     rest = "" if gone else f" all of it: {hint('logs', name)}"
     cut = f"[…{rest}]\n" if log.pieces and log.pieces[0].offset else ""
@@ -82,9 +82,9 @@ def printed(log: LogTail, name: str, *, gone: bool = False) -> str:
 
 
 def others(logs: Mapping[int, LogTail], name: str, *, gone: bool = False) -> list[str]:
-    """Return how much the other ranks printed, and how to see it; nothing where they printed nothing.
+    """Say how much each other rank printed, and how to see it; empty if they printed nothing.
 
-    Of a job that is ``gone`` the lines themselves are all that there is to see.
+    For a job that is ``gone``, show the last lines themselves.
     """
     told_: list[str] = []
     for rank in sorted(logs):
@@ -109,8 +109,8 @@ def folds(
 ) -> list[str]:
     """Return the ranks' logs as HTML in at most ``room`` bytes: the ``lead``'s first, and most of it.
 
-    Those of the ranks in ``opened`` are unfolded; the last line of those in ``silent`` stands elsewhere.
-    ``total`` is how many ranks have a log, by default as many as ``logs`` has.
+    Logs of ranks in ``opened`` are unfolded; the last line of those in ``silent`` is shown elsewhere.
+    ``total`` is how many ranks have a log, by default the number of ``logs``.
     """
     order = sorted(logs, key=lambda rank: (rank != lead, rank))
     shown = order[: max(1, min(_MAX_RANKS, room // _LEAST_BYTES))]

@@ -24,9 +24,9 @@ from nbtorchjob.ui.card.chart import DARK, LIGHT
 from nbtorchjob.ui.elements import DIM, PHASES, PLAIN, SMALL, action, meant, tag, text_line
 from nbtorchjob.ui.record import CALLED, counted, phase, word
 
-T = TypeVar("T")  # whatever there are many of
+T = TypeVar("T")  # of the items that are spread
 
-# Which runs have a row where there are more than fit: those that say most.
+# If there are more runs than fit, those that say most have a row: by phase, in this order.
 _TELLING = (Phase.FAILED, Phase.RUNNING, Phase.SUCCEEDED, Phase.CANCELLED, Phase.PENDING, Phase.SUBMITTED)
 _STOPPED_EARLY = (130, 80, 160)
 _COLOURS = {**{member.value: colour for member, colour in PHASES.items()}, STOPPED: _STOPPED_EARLY}
@@ -36,7 +36,7 @@ _MOST_CURVES, _MOST_CHARTS = 6, 2
 _MOST_METRICS, _MOST_GIVEN = 4, 6
 _MAX_CELL = 40
 _WIDTHS = {1: 720, 2: 450}  # px of a chart, by how many there are: two stand side by side in most cards
-_AXIS = 72  # px of a chart's width that its legend leaves: the numbers at the left, the x axis' name
+_AXIS = 72  # px of a chart's width that its legend can't use: the numbers at the left, the x axis' name
 
 
 def elapsed(states: Sequence[JobState], now: float) -> float:
@@ -115,12 +115,12 @@ def _metrics(states: Sequence[JobState]) -> list[str]:
 
 
 def _metric(states: Sequence[JobState]) -> str:
-    """Return the metric that a run is told by, "" where none is reported."""
+    """Return the metric that stands for a run; "" if none is reported."""
     return next(iter(_metrics(states)), "")
 
 
 def _chosen(states: Sequence[JobState], most: int) -> list[JobState]:
-    """Return the runs that have a row: all, or the best one and the most telling ones, in their order."""
+    """Return the runs that have a row: all, or the best one and the most telling ones, in order."""
     if len(states) <= most:
         return [*states]
     best, losses = _best(states), _losses(states)
@@ -154,23 +154,23 @@ def _given(value: Any) -> str:
 
 
 def _why(state: JobState) -> str:
-    """Return in a line why a run failed or was stopped early, "" of another."""
+    """Return one line on why a run failed or was stopped early; "" for other runs."""
     if state.failure is None or not (state.phase is Phase.FAILED or state.stopped_early):
         return ""
     return line(facts.heading(state.failure, state) or state.failure.reason.line, 160)
 
 
 def _best(states: Sequence[JobState]) -> JobState | None:
-    """Return the run with the best last value of the first metric; None where nobody knows what is better."""
+    """Return the run with the best last value of the first metric; None if it isn't known what is better."""
     losses = _losses(states)
     known = [state for state in states if state.info.id in losses and word(state) in _RANKED]
     return min(known, key=lambda state: losses[state.info.id]) if len(known) > 1 else None
 
 
 def _losses(states: Sequence[JobState]) -> dict[str, float]:
-    """Return the last value of the first metric in each run, by id, negative where the largest is the best.
+    """Return each run's last value of the first metric, by id; negated if the largest is the best.
 
-    Nothing of a run without a finite one, nor of any where nobody knows what is better.
+    Runs without a finite value are left out, and all runs if it isn't known what is better.
     """
     name = _metric(states)
     early = states[0].info.stops_early if states else None
@@ -191,7 +191,7 @@ def _table(states: Sequence[JobState], now: float) -> str:
     names = ("run", *columns[0], *columns[1], "phase", "s")
     sparks = _sparklines(shown, _metric(states))
     table = [_cells(state, columns, now) for state in shown]
-    # What is a number in each row that has it stands below its like.
+    # Columns in which every value is a number are aligned right.
     numeric = [all(map(_is_number, filter(None, column))) for column in zip(*table, strict=True)]
     aligned = [_CELL if at == 0 or not right else _RIGHT for at, right in enumerate(numeric)]
     header = "".join(
@@ -226,10 +226,10 @@ def _table(states: Sequence[JobState], now: float) -> str:
 
 
 def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
-    """Return the course of a metric in each run, by id, all on one scale; empty where none has any."""
+    """Return the course of a metric in each run, by id, all on one scale; empty if no run has one."""
     series: dict[str, list[float]] = {}
     for state in states:
-        # So many values of a metric as a sparkline shows, evenly over all that were reported
+        # As many values of the metric as a sparkline shows, evenly over all that were reported
         if not state.series:
             series[state.info.id] = []
         else:
@@ -247,7 +247,7 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
 
 
 def _spread(items: Sequence[T], most: int) -> list[T]:
-    """Return at most so many of the items, evenly over all, with the first and the last."""
+    """Return at most ``most`` of the items, evenly over all, with the first and the last."""
     many = min(most, len(items))
     return [items[round(at * (len(items) - 1) / max(1, many - 1))] for at in range(many)]
 
@@ -255,7 +255,7 @@ def _spread(items: Sequence[T], most: int) -> list[T]:
 _BLOCKS, _SPARKS = "▁▂▃▄▅▆▇█", 10
 _CELL, _RIGHT = "text-align:left", "text-align:right"
 BEST = f"{DOT}\u2605 best"
-# In the names of metrics: of which the largest is the best, and of which the smallest.
+# Parts of names of metrics: those for which the largest is best, and the smallest.
 _LARGEST = ("acc", "f1", "auc", "score", "bleu", "reward")
 _SMALLEST = ("loss", "err", "perplexity", "ppl", "mse", "mae")
 _RANKED = (Phase.SUCCEEDED.value, Phase.RUNNING.value)
@@ -275,12 +275,12 @@ def _swatch(number: int | None) -> str:
         return ""
     line_ = "display:inline-block;width:12px;height:3px;margin-left:6px;vertical-align:middle"
     light, dark = LIGHT.lines[number], DARK.lines[number]
-    # As in the charts, whose image follows the page's colour scheme; older browsers know the first alone.
+    # As in the charts, which follow the page's colour scheme; older browsers know only the first colour.
     return tag("span", "", f"{line_};background-color:{light};background-color:light-dark({light},{dark})")
 
 
 def _coloured(states: Sequence[JobState]) -> dict[str, int]:
-    """Return the few runs that are drawn, by id, with the number of the colour that each has everywhere."""
+    """Return the few runs that are drawn, by id, each with the number of its colour in all charts."""
     few: list[int] = []
     for name in _metrics(states)[:1]:
         last = {at: last[name] for at, state in enumerate(states) if name in (last := runs.metrics(state))}
@@ -290,10 +290,10 @@ def _coloured(states: Sequence[JobState]) -> dict[str, int]:
 
 
 def _charts(states: Sequence[JobState]) -> list[str]:
-    """Return the curves of the runs over each other, by what varies, for a metric or two."""
+    """Return charts of the runs' curves over each other for a metric or two, labelled by what varies."""
     colours = _coloured(states)
     few = [state for state in states if state.info.id in colours]
-    drawn: list[tuple[str, str, dict[str, metrics.Curve]]] = []  # with what it is of, and its title
+    drawn: list[tuple[str, str, dict[str, metrics.Curve]]] = []  # metric, title, and curves by run
     for metric in _metrics(states):
         by_run = {state.info.id: metrics.curves(_series(state), {}).get(metric) for state in few}
         curves = {key: curve for key, curve in by_run.items() if curve is not None}
@@ -319,7 +319,7 @@ def _charts(states: Sequence[JobState]) -> list[str]:
 
 
 def _which(drawn: int, of: int, most: int) -> str:
-    """Say how many runs are drawn; of more than ``most`` these are spread over the values of all."""
+    """Say how many runs are drawn; with more than ``most``, these are spread over the values of all."""
     if drawn == of:
         return count(of, "run")
     return f"{drawn} of {of:,} runs{', lowest to highest,' if of > most else ''}"
@@ -330,7 +330,7 @@ def _series(state: JobState) -> Series:
 
 
 def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) -> list[str]:
-    """Return what tells some runs apart: ``lr=0.1``, shorter or just their numbers where that has no room."""
+    """Return labels that tell runs apart: ``lr=0.1``, or shorter ones or just numbers if that doesn't fit."""
     names = _varying(states)
     rows = [[_given(state.info.given.get(name)) for name in names] for state in some]
     long = [
@@ -344,23 +344,23 @@ def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) ->
 
 
 def _varying(states: Sequence[JobState]) -> list[str]:
-    """Return the names whose values differ, or the first one where none do."""
+    """Return the names whose values differ, or the first one if none do."""
     names = runs.varied(states)
     return [n for n in names if len({repr(state.info.given.get(n)) for state in states}) > 1] or names[:1]
 
 
 _AXES_WIDTH, _AXES_HEIGHT = 720, 200
 _TOP, _BOTTOM = 30, 22
-_FEWEST = 3  # parameters that vary: of fewer the curves say as much
+_FEWEST = 3  # parameters that vary: with fewer, the curves show as much
 _MOST = 6
 _MOST_PARALLEL = 300
 _MAX_NAME = 18
-# Of the lowest value and of the highest: they differ in lightness, too, on either ground.
+# Of the lowest value and of the highest: they also differ in lightness, on either background.
 _LOW, _HIGH = (9, 105, 218), (188, 76, 0)
 
 
 def parallel_axes(states: Sequence[JobState], metric: str) -> str:
-    """Return the picture; nothing where few parameters vary, or nothing was reported."""
+    """Return runs on parallel axes as a picture; nothing if few parameters vary, or nothing was reported."""
     names = _varying(states)[:_MOST]
     values = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
     known = [(state, value) for state, value in values if math.isfinite(value)]
@@ -382,7 +382,7 @@ def _svg(names: Sequence[str], metric: str, known: Sequence[tuple[JobState, floa
     xs = [60 + step * at for at in range(len(axes))]
     low, high = min(values), max(values)
     body = []
-    # The best of either kind must not lie below the rest.
+    # The lowest and the highest must not lie beneath the rest.
     order = sorted(range(len(known)), key=lambda at: abs(values[at] - (low + high) / 2))
     for at in order:
         points = [axis[0](column[at]) for axis, column in zip(axes, [*columns, values], strict=True)]
@@ -407,7 +407,7 @@ def _svg(names: Sequence[str], metric: str, known: Sequence[tuple[JobState, floa
 
 
 def _axis(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
-    """Return where a value lies on an axis, and the axis' labels: few numbers and texts each have a place."""
+    """Return where a value lies on an axis, and the labels; texts, and few numbers, are evenly spaced."""
     kinds = list(dict.fromkeys(column))
     numeric = all(isinstance(kind, (int, float)) and not isinstance(kind, bool) for kind in kinds)
     if numeric:
@@ -434,6 +434,6 @@ def _text(x: float, y: float, text: str, *, bold: bool = False, halo: bool = Fal
     at = f'x="{x:.0f}" y="{y:.0f}" text-anchor="middle"'
     weight = ' font-weight="bold"' if bold else ""
     shown = f"<text {at}{weight}>{escape(text)}</text>"
-    # A line may run below it.
+    # A line may run beneath it.
     under = f'<text {at} class="ground" stroke-width="4" stroke-linejoin="round">{escape(text)}</text>'
     return under + shown if halo else shown

@@ -30,7 +30,7 @@ class RunsView(Protocol):
         """Show them."""
 
     def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
-        """Show how they ended, or that they are left alone."""
+        """Show how they ended, or that nobody waits for them any more."""
 
 
 class Card:
@@ -49,7 +49,7 @@ class Card:
 
 
 class Silent:
-    """For ``--quiet``: only what somebody has to act on, or else would wait for in vain."""
+    """For ``--quiet``: only what somebody has to act on, or would otherwise wait for in vain."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -80,7 +80,7 @@ class Terminal(Silent):
         self._told: set[int] = set()
 
     def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
-        """Write what has ended since."""
+        """Write a line for each run that has ended since."""
         super().draw(runs, states)
         now = time.time()
         for state in states:
@@ -98,7 +98,7 @@ class Terminal(Silent):
 def mimebundle(name: str, states: Sequence[JobState], *, live: bool = False) -> dict[str, str]:
     """Return a group as HTML and as text, for IPython."""
     now = time.time()
-    # It lets a reader sort the table; where scripts don't run it stays as it is.
+    # It lets a reader sort the table; without scripts the table stays as it is.
     script = f"<script>({asset(__file__, 'sorting.js')})(document.currentScript.parentElement)</script>"
     html = render.html(name, states, now, live=live)
     return {"text/html": html + script, "text/plain": safe(render.text(name, states, now))}
@@ -111,7 +111,7 @@ def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> N
     """
     try:
         drawn, states = 0.0, []
-        with warnings.catch_warnings(record=True) as notes:  # Python would show the line of our code, too
+        with warnings.catch_warnings(record=True) as notes:  # else Python would show our line of code, too
             warnings.simplefilter("always", UserWarning)
             for states in runs.looks():
                 while notes:
@@ -119,7 +119,7 @@ def watch(runs: Runs[Any], view: RunsView, *, say: Callable[[str], object]) -> N
                 now = time.monotonic()
                 if now - drawn >= PERIOD_S:
                     view.draw(runs, states)
-                    # Of a thousand runs a card takes long to draw: the kernel has other things to do, too.
+                    # A card of a thousand runs takes long to draw: the kernel has other things to do, too.
                     drawn = time.monotonic() + 4 * (time.monotonic() - now)
         view.close(runs, states)
     except KeyboardInterrupt:

@@ -1,1 +1,1 @@
-"""The one door to an API server: logins, requests, watches, and what its answers mean."""
+"""All access to an API server: logins, requests, watches, and what its answers mean."""

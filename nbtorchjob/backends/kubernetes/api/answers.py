@@ -1,10 +1,10 @@
 """What an answer of the API must look like, and how much of an object is kept (pure).
 
-A real server holds its objects to their schemas. What else answers at its address, a proxy or a login page,
-may send any JSON: it is refused at the door, in one line, and whoever reads an object finds what is promised
-here.
+A real server validates its objects against their schemas. Anything else that answers at its address, a proxy
+or a login page, may send any JSON: that is rejected on arrival, in one line, and code that reads an object
+finds what is promised here.
 
-Listed and watched objects lose what nobody reads, so that a thousand jobs stay small.
+Listed and watched objects are stripped of what nothing reads, so that a thousand jobs stay small.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.kubernetes.objects import reading
 from nbtorchjob.backends.kubernetes.objects.reading import CLUSTER_RUNTIMES, RUNTIMES, Api
 
-# A mapping says how what stands there looks, by key; one that ends in "!" must be there, and "*" is every
-# key. Null counts as absent, as Go's encoders have it. A list has one shape, that of its items.
+# A mapping gives the shape of each value by its key; a key that ends in "!" is required, and "*" is every
+# key. Null counts as absent, as with Go's encoders. A list has one shape, that of its items.
 Shape: TypeAlias = "Mapping[str, Shape] | list[Shape] | type[str] | Callable[[Any], bool]"
 
 _NUMBERS = 2**53  # what survives any JSON encoder
@@ -72,7 +72,7 @@ _RUNTIME: Shape = {
         },
     },
 }
-# What is only there or not.
+# Objects that are only checked for existence.
 _OTHERS: Mapping[str, Shape] = {
     "metadata!": META,
     "spec": {},
@@ -155,7 +155,7 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     reading.REVIEWS.plural: {"status!": {}},
     reading.WHO.plural: {"status!": {"userInfo!": {"username": str}}},
 }
-# All else are jobs, of whatever kind.
+# All other objects are jobs, of any kind.
 _JOB: Mapping[str, Shape] = {
     "metadata!": _OWN,
     "spec": {},
@@ -175,7 +175,7 @@ VERSION: Mapping[str, Shape] = {
 HEARD: Shape = {"type!": str, "object!": {}}
 MARK: Shape = {"metadata!": {"resourceVersion!": str}}
 _VERSIONS: Shape = [{"version!": str, "resources": [{"resource!": str}]}]
-# Who waits in a queue of Kueue's, as its visibility server counts them.
+# The Workloads that wait in a Kueue queue, as its visibility server counts them.
 PENDING: Mapping[str, Shape] = {
     "items": [{"metadata!": {"ownerReferences": [{"uid!": str}]}, "positionInLocalQueue": _number}],
 }
@@ -192,7 +192,7 @@ def of(api: Api) -> Mapping[str, Shape]:
 
 
 def wrong(answer: Any, shape: Shape, where: str = "") -> str:
-    """Return what of ``answer`` isn't as ``shape`` has it, as a path; "" where all is."""
+    """Return the path of the first part of ``answer`` that doesn't fit ``shape``; "" if all of it does."""
     if isinstance(shape, Mapping):
         if not isinstance(answer, dict):
             return where or "no object"
@@ -220,12 +220,12 @@ _BULK = {"template", "volumes", "volumeMounts", "env", "command", "args", "toler
 
 
 def slim(obj: Object, api: Api) -> Object:
-    """Take away, in place, what nothing reads: who manages which field, and what only a pod's start needs."""
-    # Of built-in kinds, the items of a list say neither.
+    """Remove, in place, what nothing reads: managed fields, and what only the start of a pod needs."""
+    # The items of a list have neither if their kind is built in.
     obj.setdefault("kind", api.kind)
     obj.setdefault("apiVersion", api.group_version)
     obj["metadata"].pop("managedFields", None)
-    if api not in (RUNTIMES, CLUSTER_RUNTIMES):  # which are templates, and a few
+    if api not in (RUNTIMES, CLUSTER_RUNTIMES):  # these are templates, and few
         _prune(obj.get("spec"))
     return obj
 

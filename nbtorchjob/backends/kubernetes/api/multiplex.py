@@ -1,11 +1,11 @@
-"""Many long answers over few connections: HTTP/2, where the server speaks it, as kubectl has it.
+"""Many long answers over few connections: HTTP/2 where the server speaks it, as in kubectl.
 
-aiohttp speaks HTTP/1.1 alone (3.14), where each log that is followed holds a connection of its own: a
-thousand pods take a thousand descriptors. Here a pump for each connection reads what arrives and files it by
-stream; the protocol itself is the library h2's.
+aiohttp speaks only HTTP/1.1 (3.14), where each log that is followed holds a connection of its own: a
+thousand pods take a thousand descriptors. Here a pump for each connection reads what arrives and sorts it by
+stream; the library h2 implements the protocol itself.
 
-A stream that nobody reads holds up itself and no other: the server may send ``_WINDOW`` bytes ahead of its
-reader, and the window of the connection has room for all of its streams.
+A stream that isn't read holds up only itself: the server may send ``_WINDOW`` bytes ahead of its reader, and
+the window of the connection has room for all of its streams.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WINDOW = (1 << 16) - 1  # bytes of one stream that wait for their reader
 _STREAMS = 100  # of one connection, as Kubernetes' own limit is since 1.29
 _ROOM = _WINDOW * (_STREAMS + 1)
 _READ = 1 << 18
-# As client-go has it: a connection that is silent for so long is asked for a sign of life, in so many more.
+# As in client-go: a connection that is silent for _SILENT_S is pinged, and must answer within _PONG_S.
 _SILENT_S, _PONG_S = 30.0, 15.0
 _PING = b"follower"
 # RFC 9113: a frame's head is its length, in three bytes, its type and five more.
@@ -41,7 +41,7 @@ class UnspokenError(Exception):
 
 
 class Stream:
-    """One answer: its head has come, its body comes."""
+    """One answer: its head, and its body as it arrives."""
 
     def __init__(self, link: _Link, number: int) -> None:
         self.number = number
@@ -49,7 +49,7 @@ class Stream:
         self.headers: Mapping[str, str] = {}
         self._link = link
         self._body = bytearray()
-        self._unread = 0  # bytes that the server's window of this stream lacks
+        self._unread = 0  # bytes to give back to the server's window of this stream
         self._over = False
         self._trouble: OSError | None = None
         self._stirred = asyncio.Event()
@@ -62,7 +62,7 @@ class Stream:
     async def part(self, seconds: float) -> bytes:
         """Return what has come since the last part; b"" at the end.
 
-        Raises ``OSError`` where it breaks off, ``asyncio.TimeoutError`` where nothing comes for ``seconds``.
+        Raises ``OSError`` if it breaks off, ``asyncio.TimeoutError`` if nothing comes for ``seconds``.
         """
         while not self._body and not self._over:
             await self._news(seconds)
@@ -92,7 +92,7 @@ class Stream:
         self._stirred.set()
 
     def end(self, trouble: OSError | None = None) -> None:
-        """Nothing more comes, because of ``trouble`` if it isn't whole."""
+        """End the body; ``trouble`` says why if it isn't whole."""
         self._over = trouble is None
         self._trouble = trouble
         self._stirred.set()
@@ -106,7 +106,7 @@ class _Link:
         self._writer = writer
         self._streams: dict[int, Stream] = {}
         self._came = bytearray()  # of a frame that isn't whole yet
-        self._owed = 0  # bytes that the server's window of the connection lacks
+        self._owed = 0  # bytes to give back to the server's window of the connection
         self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="latin-1"))
         wanted = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
         self._h2.local_settings = Settings(client=True, initial_values=wanted)
@@ -118,7 +118,7 @@ class _Link:
         self._pump = asyncio.ensure_future(self._run())
 
     async def known(self, seconds: float) -> None:
-        """Wait until it is known how many streams the server allows. Raises ``OSError`` if it leaves, too."""
+        """Wait until it is known how many streams the server allows. Raises ``OSError`` if it shuts down."""
         async with loop.timeout(seconds):
             await self._known.wait()
         if self._leaves:
@@ -126,7 +126,7 @@ class _Link:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing comes by it any more."""
+        """Whether nothing arrives on it any more."""
         return self._pump.done()
 
     @property
@@ -148,7 +148,7 @@ class _Link:
         return stream
 
     def leave(self, stream: Stream) -> None:
-        """Hear no more of a stream; without streams the connection is closed."""
+        """Drop a stream; close the connection if it was the last one."""
         if self._streams.pop(stream.number, None) is not None:
             with suppress(ProtocolError):
                 self._h2.reset_stream(stream.number, ErrorCodes.CANCEL)
@@ -157,13 +157,13 @@ class _Link:
             self.close()
 
     def make_room(self, number: int, size: int) -> None:
-        """Let the server send so many bytes more of a stream."""
+        """Let the server send ``size`` more bytes of a stream."""
         if number in self._streams:
             self._h2.increment_flow_control_window(size, number)
             self._flush()
 
     def close(self) -> None:
-        """Cut it."""
+        """Cut the connection."""
         self._leaves = True
         self._pump.cancel()
         self._writer.close()
@@ -212,7 +212,7 @@ class _Link:
         if isinstance(event, events.RemoteSettingsChanged):
             self._known.set()
         elif (stream := self._streams.get(getattr(event, "stream_id", None) or 0)) is None:
-            pass  # of one that nobody reads any more, or of none
+            pass  # of a stream that isn't read any more, or of none
         elif isinstance(event, events.ResponseReceived):
             stream.hear_head({str(name): str(value) for name, value in event.headers})
         elif isinstance(event, events.DataReceived):
@@ -225,9 +225,9 @@ class _Link:
             stream.end(ConnectionResetError())
 
     def _frames(self, data: bytes) -> Iterator[bytes]:
-        """Yield whole frames, GOAWAY apart: h2 takes what comes after that for an error (4.4).
+        """Yield whole frames except GOAWAY: h2 takes anything that follows it for an error (4.4).
 
-        A server that shuts down says so, takes no more streams, and goes on with those that it has.
+        A server that shuts down sends it, accepts no more streams, and goes on with those that it has.
         """
         self._came += data
         came, start, at = bytes(self._came), 0, 0
@@ -249,7 +249,7 @@ class _Link:
 
 
 class Multiplexer:
-    """The shared connections to one server; ``tls`` makes what they are encrypted with."""
+    """The shared connections to one server; ``tls`` makes an SSL context for each."""
 
     def __init__(self, server: str, tls: Callable[[], ssl.SSLContext], name: str | None, wait: float) -> None:
         parts = urlsplit(server)
@@ -263,12 +263,12 @@ class Multiplexer:
 
     @asynccontextmanager
     async def get(self, path: str, headers: Mapping[str, str], seconds: float) -> AsyncIterator[Stream]:
-        """Open an answer, whose head may take so many seconds.
+        """Send a request and yield its answer, whose head may take ``seconds``.
 
-        Raises ``UnspokenError`` (``spoken`` says so from then on), ``OSError`` and ``asyncio.TimeoutError``.
+        Raises ``UnspokenError`` (``spoken`` is False from then on), ``OSError`` and ``asyncio.TimeoutError``.
         """
         while (link := next((link for link in self._links if link.room > 0), None)) is None:
-            # All who wait share one try: a server that is away is waited for once, not once for each of them.
+            # All callers share one try: they wait for a server that is away once, not one after the other.
             if self._connecting is None or self._connecting.done():
                 self._connecting = asyncio.ensure_future(self._connect())
                 self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -1,8 +1,8 @@
-"""Which proxy leads to an API server, as kubectl finds it.
+"""Find the proxy to an API server as kubectl does.
 
-aiohttp would find one by itself (``trust_env``), for each request anew and in a thread. But then it also
-takes logins from the user's netrc, and sends no token beside one: an entry for ``default`` ended all
-requests (3.14).
+aiohttp could find one by itself (``trust_env``), again for each request, in a thread. But then it also takes
+logins from the user's netrc, and sends no token beside them: an entry for ``default`` broke all requests
+(3.14).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
 def to_server(server: str, configured: str | None = None) -> str | None:
     """Return the URL of the proxy to a server: the ``configured`` one, else that of the environment.
 
-    As with kubectl nothing leads to this machine itself, and ``NO_PROXY`` may name networks (10.0.0.0/8) and
+    As in kubectl, this machine itself needs no proxy, and ``NO_PROXY`` may name networks (10.0.0.0/8) and
     all hosts of a domain (.corp, *.corp); see golang.org/x/net/http/httpproxy. Raises ``ClusterError`` for a
     proxy that doesn't speak HTTP.
     """
@@ -39,7 +39,7 @@ def to_server(server: str, configured: str | None = None) -> str | None:
 def named(url: str, server: str) -> str:
     """Name the proxy to a cluster, without a password in its address, and where it is set."""
     spellings = (url, url.removeprefix("http://"))
-    # Those that urllib knows beside variables are of the settings of macOS.
+    # Besides variables, urllib reads the proxy settings of macOS.
     other = (
         "the system's settings" if {*spellings} & {*getproxies().values()} else "proxy-url of the kubeconfig"
     )

@@ -2,7 +2,7 @@
 
 A watch is never trusted to last: servers end it after ``timeoutSeconds``, restart, forget old
 resourceVersions (410, by HTTP or inside the stream), and connections die without a word. Whatever
-happens, a subscriber hears the newest state of each object it wants, and of each one that vanished.
+happens, a subscriber gets the newest state of each object it wants, and is told of each that vanished.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from nbtorchjob.text.words import size
 Wants = Callable[[Object], bool]
 
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
-_MOST = 256  # states that wait, before an object's newest takes the place of the one before it
+_MOST = 256  # states that wait; beyond that, an object's newest replaces the one before
 ADDED, MODIFIED, DELETED, SYNCED = "ADDED", "MODIFIED", "DELETED", "SYNCED"
 
 
 class Change(NamedTuple):
-    """What became of an object; SYNCED, with an empty one: all that existed at first has been told."""
+    """A change of an object; SYNCED, with an empty object, means that all initial ones were passed on."""
 
     type: str
     object: Object
 
 
 class Subscription:
-    """What one subscriber hasn't taken yet: of each object the newest state, so that it can't grow.
+    """What one subscriber hasn't taken yet: only the newest state of each object, so that it can't grow.
 
-    With ``every`` it is every state, up to a bound: a job object tells only the newest turn of its phase.
+    With ``every`` it is every state, up to a bound: a job object shows only the latest change of its phase.
     """
 
     def __init__(self, wants: Wants, *, every: bool = False) -> None:
@@ -57,7 +57,7 @@ class Subscription:
         self._ready = asyncio.Event()
 
     def put(self, change: Change) -> None:
-        """Take in a change that the subscriber may want."""
+        """Add a change, if the subscriber wants its object."""
         if change.type != SYNCED and not self._wants(change.object):
             return
         key = uid(change.object)
@@ -66,7 +66,7 @@ class Subscription:
         older = self._waiting.pop(key, None)
         if older is not None:
             unheard = older.type == ADDED and change.type == MODIFIED
-            # The newer state of an object, with the first word of when it is to be deleted
+            # The newer state of an object, with the first time that was set for its deletion
             first = (
                 {name: value for name, value in older.object["metadata"].items() if name in _DELETION}
                 if older.object
@@ -99,7 +99,7 @@ class Subscription:
 
 
 def uid(obj: Object) -> str:
-    """Return what tells an object from others of its name, earlier and later ones too."""
+    """Return what distinguishes an object from others of its name, earlier and later ones too."""
     own: str = obj["metadata"]["uid"] if obj else ""
     return own
 
@@ -112,7 +112,7 @@ _PATIENCE = 5
 class Pace(FrozenDataclass):
     """Seconds that a reflector gives the server."""
 
-    watch: float = 120.0  # until it is to end a watch
+    watch: float = 120.0  # until the server is to end a watch
     late: float = 15.0  # beyond that, until its connection counts as dead
     poll: float = 5.0  # between two lists, without permission to watch
 
@@ -121,7 +121,7 @@ PACE = Pace()
 
 
 class Reflector:
-    """The objects of one namespace (None: of all), kept current while somebody wants them."""
+    """The objects of one namespace (None: of all), kept current while they have subscribers."""
 
     def __init__(self, client: Client, namespace: str | None, pace: Pace = PACE) -> None:
         self._client = client
@@ -131,17 +131,17 @@ class Reflector:
 
     @property
     def watches(self) -> int:
-        """How many watches are open: one for each kind, and selector of fields, with a subscriber."""
+        """How many watches are open: one for each kind and field selector that has a subscriber."""
         return len(self._watches)
 
     async def subscribe(
         self, api: Api, wants: Wants, *, every: bool = False, fields: str = ""
     ) -> AsyncGenerator[Change, None]:
-        """Yield the newest of each object that ``wants`` picks: first all there are, then every change.
+        """Yield the newest state of each object that ``wants`` picks: first all objects, then every change.
 
-        Changes of one object that come faster than they are taken are joined, unless ``every`` one is
-        wanted; one that is DELETED comes with what was last seen of it. ``fields`` is a field selector.
-        Raises ``ClusterError`` when the cluster won't even list them.
+        Changes of one object that come faster than they are taken are merged, unless ``every`` one is
+        wanted; a DELETED object comes in its last known state. ``fields`` is a field selector.
+        Raises ``ClusterError`` if the cluster won't even list the objects.
         """
         key = api, fields
         watch = self._watches.get(key)
@@ -160,13 +160,13 @@ class Reflector:
 
 
 class _Watch:
-    """All objects of one kind, and who wants to hear of them."""
+    """All objects of one kind, and their subscribers."""
 
     def __init__(self, client: Client, target: Target, pace: Pace, fields: str) -> None:
         self._client = client
         self._target = target
         self._pace = pace
-        # The label selector of a kind whose objects carry our labels, as most makers copy them
+        # A label selector, for kinds whose objects carry our labels: most creators copy them
         if target.api == EVENTS or target.api.plural == POD_GROUPS.plural:
             labels: dict[str, Any] = {}
         else:
@@ -247,10 +247,10 @@ class _Watch:
             self._tell(Change(SYNCED, {}))
 
     async def _watch(self) -> bool:
-        """Follow until the server ends the stream; False when nothing at all was heard.
+        """Follow until the server ends the stream; False if nothing at all was received.
 
-        A sound server sends a bookmark now and then. One that was set back to an older state waits in
-        silence for a resourceVersion from the future: then only a list tells.
+        A healthy server sends a bookmark now and then. One that was restored to an older state waits in
+        silence for a resourceVersion from the future: then only a list shows what there is.
         """
         any_heard, rest = False, b""
         try:
@@ -298,4 +298,4 @@ def _version(obj: Object) -> str:
 
 
 class _UnwatchableError(Exception):
-    """Watching is refused; whether listing is too, a list will tell."""
+    """Watching is refused; the next list shows whether listing is, too."""

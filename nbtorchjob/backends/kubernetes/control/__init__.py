@@ -1,1 +1,1 @@
-"""What is done with a job that runs: following, ending, and what its operator doesn't do."""
+"""What is done with a running job: following it, ending it, and everything that its operator doesn't do."""

@@ -1,11 +1,11 @@
-"""What a namespace's events, Workloads and hosts say of one job.
+"""What a namespace's events, Workloads and hosts say about one job.
 
-A name isn't enough: ``sta-x`` may be a job of its own beside ``sta``, and events outlive by an hour what they
-are about, so a name that is used again comes with the troubles of its former owner.
+A name isn't enough: ``sta-x`` may be a separate job beside ``sta``, and events outlive their objects by an
+hour, so a name that is used again comes with the troubles of its former owner.
 
-A cloud announces on its Node that a host is about to end. Pods hear of it by SIGTERM, which may come minutes
-later, or leave less time to save. So whoever follows the job and may read Nodes asks each of the job's pods
-there once to prepare. Most users may not read Nodes: then nobody is told.
+A cloud announces on its Node that a host is about to end. Pods only receive a SIGTERM, which may come minutes
+later, or leave less time to save. So a follower that may read Nodes asks the job's pods on such a host to
+prepare. Most users may not read Nodes: then the pods aren't warned.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nbtorchjob.state.facts import events as ev
 class Workloads:
     """What Kueue says about the objects of the job ``name``, once these are known.
 
-    A queue's Workloads are all in its namespace, so the job's place is known from them.
+    A queue's Workloads are all in its namespace, so they show the job's place in the queue.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,13 +47,13 @@ class Workloads:
         self._told: tuple[object, ...] | None = None
 
     def know(self, obj: Object) -> list[ev.Event]:
-        """Take note of an object of the job; return what was said of it before it was known."""
+        """Register an object of the job; return what earlier Workloads say about it."""
         uid = obj["metadata"]["uid"]
         self._jobs.add(uid)
         return self.read(self._early.pop(uid)) if uid in self._early else []
 
     def read(self, workload: Object) -> list[ev.Event]:
-        """Return what a Workload, or that it waits, too, says of the job."""
+        """Return what a Workload says about the job, if only by waiting in the same queue."""
         uid, owner = workload["metadata"]["uid"], workloads.owner(workload)
         wait = workloads.wait(workload)
         if wait is None:
@@ -66,12 +66,12 @@ class Workloads:
             self._mine = uid
             facts = workloads.facts(workload)
         elif any(name == self._name or name.startswith(f"{self._name}-a") for name in owners):
-            # Of a job that is called as an attempt of this one
+            # Its owner is named like an attempt of this job
             self._early[owner] = workload
         return [*facts, *self._standing()]
 
     def forget(self, workload: Object) -> list[ev.Event]:
-        """Take note that a Workload is gone; return what that says of the job."""
+        """Forget a Workload that is gone; return what that says about the job."""
         self._waits.pop(workload["metadata"]["uid"], None)
         return [*self._standing()]
 
@@ -82,12 +82,12 @@ class Workloads:
         return mine.queue if mine is not None else ""
 
     def seen(self, look: Look) -> list[ev.Event]:
-        """Take note of what the job's queue says of itself; return what that says of the job."""
+        """Record the state of the job's queue; return what it says about the job."""
         self._look = look
         return [*self._standing()]
 
     def _standing(self) -> list[ev.Standing]:
-        """Return where the job stands, if that has changed."""
+        """Return where the job stands in its queue, if that has changed."""
         mine, waits = self._waits.get(self._mine), self._waits.values()
         standing = workloads.standing(mine, waits, self._look, time.time())
         position = (
@@ -98,7 +98,7 @@ class Workloads:
         return standing if news else []
 
 
-_EARLY = 64  # events about what may never be shown are forgotten
+_EARLY = 64  # more events about objects that aren't known yet are forgotten
 
 
 class Troubles:
@@ -107,38 +107,38 @@ class Troubles:
     def __init__(self, kind: Kind, name: str) -> None:
         self._kind = kind
         self._name = name
-        self._objects: dict[str, dict[str, Any]] = {}  # of the job, one an attempt, by uid
+        self._objects: dict[str, dict[str, Any]] = {}  # of the job, one per attempt, by uid
         self._pods: dict[str, dict[str, Any]] = {}  # by name
         self._early: list[dict[str, Any]] = []
 
     def may_be_ours(self, event: dict[str, Any]) -> bool:
-        """Whether the event is worth a closer look: all that is made for a job is called after it."""
+        """Whether the event is worth a closer look: everything made for a job is named after it."""
         name: str = event["involvedObject"].get("name") or ""
         return name == self._name or name.startswith(f"{self._name}-")
 
     def know(self, obj: dict[str, Any]) -> list[ev.Event]:
-        """Take note of an object of the job; return what was said before it was known."""
+        """Register an object of the job; return what earlier events say about it."""
         self._objects[obj["metadata"]["uid"]] = obj
         return self._again()
 
     def know_pod(self, pod: dict[str, Any]) -> list[ev.Event]:
-        """Take note of a pod of the job; return what was said before it was known."""
+        """Register a pod of the job; return what earlier events say about it."""
         self._pods[pod["metadata"]["name"]] = pod
         return self._again()
 
     def forget_pod(self, pod: dict[str, Any]) -> None:
-        """Take note that a pod is gone."""
-        # Of one name there may be a new pod by now.
+        """Forget a pod that is gone."""
+        # A new pod may have the same name by now.
         if self.pod(pod["metadata"]["name"], pod["metadata"]["uid"]) is not None:
             del self._pods[pod["metadata"]["name"]]
 
     def pod(self, name: str, uid: str | None = None) -> dict[str, Any] | None:
-        """Return the pod of that name, if it is there, and is the one of that ``uid``."""
+        """Return the pod with that name, and with that ``uid`` if one is given; None if there is none."""
         pod = self._pods.get(name)
         return pod if pod is not None and uid in (None, pod["metadata"]["uid"]) else None
 
     def read(self, event: dict[str, Any]) -> list[ev.Event]:
-        """Return what an event (core/v1) says of the job."""
+        """Return what an event (core/v1) says about the job."""
         about = event["involvedObject"]
         name, uid = about.get("name") or "", about.get("uid")
         if about.get("kind") == "Pod":
@@ -148,7 +148,7 @@ class Troubles:
         else:
             child = self._kind.children.get(about.get("kind") or "", "")
             is_ours = any(
-                # What has that name now isn't what had it before the job was made.
+                # An event from before the job is about an earlier object of that name.
                 name == child.format(name=obj["metadata"]["name"], uid=owner)
                 and created(event) >= created(obj)
                 for owner, obj in self._objects.items()
@@ -168,11 +168,11 @@ class Troubles:
         return [fact for event in early for fact in self.read(event)]
 
 
-# What is put on a host that is about to end, as it is drained or before it. Missing are those of hosts whose
-# pods go on: of a cordon (node.kubernetes.io/unschedulable), of mere candidates and recommendations
+# Taints of a host that is about to end, set when it is drained or before. Left out are those of hosts whose
+# pods go on: a cordon (node.kubernetes.io/unschedulable), and mere candidates and recommendations
 # (DeletionCandidateOfClusterAutoscaler, aws-node-termination-handler/rebalance-recommendation). So is
-# karpenter.sh/disrupted, which is taken back where no other host can be had: what is final is that Karpenter
-# deletes the Node, which its finalizer keeps until the host is drained.
+# karpenter.sh/disrupted, which is removed again if no other host is available: only the deletion of the Node
+# by Karpenter is final, and the Node's finalizer keeps it until the host is drained.
 TAINTS = (
     "cloud.google.com/impending-node-termination",  # GKE: the --taint of its handlers of VM terminations
     "aws-node-termination-handler/spot-itn",  # this and the next two: its pkg/node/node.go
@@ -181,14 +181,16 @@ TAINTS = (
     "remediator.kubernetes.azure.com/unschedulable",  # AKS: node auto-drain and auto-repair
     "ToBeDeletedByClusterAutoscaler",  # cluster-autoscaler: utils/taints/taints.go
 )
-EVERY_S = 5.0  # for all hosts of a job, and half of it for a host: Azure's notice is the shortest, 30 s
+# For a pass over a job's hosts; jobs here share what was read of a host for half of it. Azure's notice is the
+# shortest, 30 s.
+EVERY_S = 5.0
 _APART_S = 0.2  # between two hosts at least
 _ANSWER_WITHIN_S = 20.0
-_MOST = 24  # questions to a pod whose ranks don't call leaving(), which they may still come to
+_MOST = 24  # questions to a pod whose ranks don't call leaving(): they may still get to it
 
 
 def host_notice(host: Object) -> str:
-    """Return what says that a host is about to end; "" where nothing does."""
+    """Return the sign that a host is about to end; "" if there is none."""
     if host["metadata"].get("deletionTimestamp"):
         return "its host is being deleted"
     keys = {taint["key"] for taint in (host.get("spec") or {}).get("taints") or ()}
@@ -197,26 +199,26 @@ def host_notice(host: Object) -> str:
 
 
 class Hosts:
-    """The hosts of one job, at ``address``, which is in this ``state`` as far as is known."""
+    """The hosts of the job at ``address``; ``state`` returns its state as far as it is known."""
 
     def __init__(self, session: Session, address: str, state: Callable[[], JobState]) -> None:
         self._session = session
         self._address = address
         self._state = state
-        self._asked: Counter[str] = Counter()  # how often, by the pod's uid; _MOST of one that leaves
+        self._asked: Counter[str] = Counter()  # how often, by the pod's uid; _MOST for a pod that leaves
 
     async def heed(self) -> None:
-        """Tell the job's nodes of notices, until this user is found not to be permitted to read them."""
+        """Pass notices about hosts on to the job's nodes; stop if this user may not read Nodes."""
         with suppress(ForbiddenError):
             while True:
-                # The hosts, and by node the uids of the pods on each that haven't been told.
+                # By host, its nodes that must still be told, with the uids of their pods.
                 state, hosts = self._state(), dict[str, dict[int, str]]()
                 for node in state.nodes.values() if state.phase is Phase.RUNNING else ():
                     life = node.life
                     if life.running and node.host and self._asked[life.pod] < _MOST:
                         hosts.setdefault(node.host, {})[node.index] = life.pod
                 for host, nodes in hosts.items():
-                    # Its notice, as another job here may have just asked for it: many run on one host
+                    # Another job here may have just read the same host's notice: many run on one host
                     now, known = time.monotonic(), self._session.notices
                     if host not in known or now - known[host][0] > EVERY_S / 2:
                         known[host] = now, asyncio.ensure_future(self._look(host))
@@ -232,7 +234,7 @@ class Hosts:
             return host_notice(await self._session.client.get(Target(HOSTS, None, host)))
         except ForbiddenError:
             raise
-        except ClusterError:  # it is gone, or nobody answers for now
+        except ClusterError:  # it is gone, or the server doesn't answer for now
             return ""
 
     async def _tell(self, pods: dict[int, str], why: str) -> None:

@@ -1,4 +1,4 @@
-"""Checking everything that a job would need on a cluster, and what to do where something is missing.
+"""Checks everything that a job would need on a cluster, and says what to do if something is missing.
 
 Nothing is created except a small file in the store; the cluster is asked each time, as an administrator
 may have changed it in between.
@@ -19,7 +19,7 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 
 async def look(spec: JobSpec) -> list[Finding]:
-    """Return the findings, in the order in which things depend on each other; our errors become findings."""
+    """Return the findings in the order in which things depend on each other; errors become findings."""
     parts = await asyncio.gather(_cluster(spec), _with_error(named.store_findings(spec.cluster)))
     return [*parts[0], *parts[1], *named.image_findings(spec)]
 
@@ -31,7 +31,7 @@ async def _cluster(spec: JobSpec) -> list[Finding]:
         return [Finding(False, str(exc)), _left_out("the cluster")]
     await login.api.close()
     findings = [server.login(spec.cluster.context, login)]
-    # Not the session that jobs use: it asks what is served only once.
+    # Not the session that jobs use, which asks only once what is served.
     here = Session((await session(spec.cluster.context)).client)
     scope = await here.scope(spec)
     findings += await _with_error(server.version(here.client))

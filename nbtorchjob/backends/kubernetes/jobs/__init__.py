@@ -1,4 +1,4 @@
-"""A job's objects, and what they say without their logs."""
+"""A job's objects and pods, and what they say without their logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAYLOAD_GONE = "no other attempt can be started: the job's payload was deleted 
 
 
 class JobRef(FrozenDataclass):
-    """A job's object, that of its newest attempt, and where it is; ``earlier`` are those before it."""
+    """The object of a job's newest attempt, and where it is; ``earlier`` are those of earlier attempts."""
 
     session: Session
     scope: Scope
@@ -50,7 +50,7 @@ class JobRef(FrozenDataclass):
 
     @property
     def whole(self) -> Target:
-        """The object that all else of the job goes with."""
+        """The object that owns the rest of the job, and is deleted with it."""
         return self._target(self.root)
 
     def _target(self, obj: Object) -> Target:
@@ -58,7 +58,7 @@ class JobRef(FrozenDataclass):
 
     @cached_property
     def info(self) -> JobInfo:
-        """What was written down at submission, but for the sources."""
+        """The record that was written at submission, without the sources."""
         name: str = self.root["metadata"]["name"]
         info = labelling.info(self.root) or JobInfo(name)
         # An exported job may have been applied anywhere.
@@ -72,17 +72,17 @@ class JobRef(FrozenDataclass):
         return bool(label == labelling.word(user()))
 
     def owns(self, pod: Object) -> bool:
-        """Whether a pod is one of the job's, rather than of an earlier one of its name, or a stranger."""
+        """Whether a pod is the job's, rather than that of an earlier job of its name, or a stranger."""
         attempts = (*self.earlier, self.object)
         return labelling.belongs(pod, self.info) and labelling.is_pod(self.kind.controls, pod, attempts)
 
     @property
     def cache(self) -> JobCache:
-        """What this machine has of it."""
+        """What this machine has of the job."""
         return JobCache(self.scope.folder(self.info.name, self.root["metadata"]["uid"]))
 
     async def whole_info(self) -> JobInfo:
-        """Return what was written down, the sources too: from this machine, else from the cluster."""
+        """Return the record with the sources, from this machine, else from the cluster."""
         with suppress(DamagedError):  # the cluster has it, too
             known = self.cache.info()
             if known is not None and known.call == self.info.call:
@@ -110,12 +110,12 @@ class JobRef(FrozenDataclass):
         """
         client, secrets = self.session.client, list[Object]()
         for name in await payload_names(client, self.scope.namespace, self.info):
-            with suppress(NotFoundError):  # which its payload lacks then
+            with suppress(NotFoundError):  # its payload then lacks that part
                 secrets.append(await client.get(Target(SECRETS, self.scope.namespace, name)))
         return secrets
 
     async def pods(self) -> list[tuple[int, Object]]:
-        """Return the pods that it has now, each with the node that it is."""
+        """Return the job's current pods, each with its node."""
         listing = await self.session.client.list(
             PODS, self.scope.namespace, labels=labelling.of(self.info.name)
         )
@@ -136,9 +136,9 @@ def _numbered(kind: Kind, pods: Iterable[Object]) -> list[tuple[int, Object]]:
 
 
 def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
-    """Return what a job's object says, its operator's words and our own marks."""
+    """Return the facts in a job's object, from its operator's status and our own marks."""
     events, stopped, number = kind.facts(obj), labelling.stopped(obj), labelling.attempt(obj)
-    if stopped:  # by suspending it, which is no suspension then
+    if stopped:  # by suspending it, which then is no suspension
         events = [fact for fact in events if not isinstance(fact, ev.Suspended)]
     if turn := labelling.turn(obj):
         events = [
@@ -156,12 +156,12 @@ def of_object(kind: Kind, obj: Object) -> list[ev.Event]:
 
 
 def abandoned(time: float, attempt: int) -> list[ev.Event]:
-    """Return what is known once no attempt can follow, as the job's payload is gone."""
+    """Return the facts that end a job when no attempt can follow, as its payload is gone."""
     return [ev.Verdict(time, False, ABANDONED, attempt=attempt), ev.Notice(time, _PAYLOAD_GONE)]
 
 
 def of_pod(kind: Kind, pod: Object, node: int) -> list[ev.Event]:
-    """Return what a pod says of node ``node``."""
+    """Return what a pod says about node ``node``."""
     number, restarts = labelling.attempt(pod), kind.restarts(pod)
 
     def whose(fact: ev.Event) -> ev.Event:
@@ -173,22 +173,22 @@ def of_pod(kind: Kind, pod: Object, node: int) -> list[ev.Event]:
 
 
 def facts(job: JobRef, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:
-    """Return what the objects of a job say."""
+    """Return the facts in a job's objects and pods."""
     events = [fact for obj in (*job.earlier, job.object) for fact in of_object(job.kind, obj)]
     return [*events, *(fact for node, pod in pods for fact in of_pod(job.kind, pod, node))]
 
 
 def vanished(state: JobState, present: Container[str], now: float) -> list[ev.Event]:
-    """Report which pods of a cancelled job went while nobody here followed it: those that aren't ``present``.
+    """Report which pods of a cancelled job disappeared while nothing here followed it: any not ``present``.
 
-    Its end is that of the last of them; of others a verdict tells the end, and such pods no cause.
+    Such a job ends with its last pod. Other jobs end with a verdict, and their lost pods explain nothing.
     """
     if state.cancelled is None:
         return []
     known = {
         (node.index, life.pod): life.over for node in state.nodes.values() for life in node.lives.values()
     }
-    # Of a pod that nobody here ever saw there may be a log: whoever cancels caches it.
+    # There may be a log of a pod that was never seen here: cancelling a job caches its logs.
     known = {(node.index, word.pod): False for node in state.nodes.values() for word in node.workers} | known
     lost = [(node, pod) for (node, pod), over in known.items() if pod and not over and pod not in present]
     return [ev.NodeGone(now, node, pod) for node, pod in lost]
@@ -200,33 +200,33 @@ def closed(state: JobState) -> JobState:
 
 
 def end(state: JobState) -> float:
-    """When the job ended, by the cluster's clock where it said so: the same for everybody who asks."""
+    """When the job ended, by the cluster's clock if that says so: the same for all callers."""
     if state.verdict is not None:
-        return state.verdict.time  # a pod that runs on, as its policy lets it, is no part of the job
+        return state.verdict.time  # a pod that its policy lets run on is no part of the job
     ends = [life.exit.time for node in state.nodes.values() for life in node.lives.values() if life.exit]
     return max([*ends, *([state.cancelled] if state.cancelled else [])], default=time.time())
 
 
 def concluded(job: JobRef) -> JobState:
-    """Return what the job's objects alone say."""
+    """Return the job's state from its objects alone."""
     return reduce(apply, facts(job, ()), JobState(job.info))
 
 
 async def over(job: JobRef) -> bool:
-    """Whether the job has ended, or somebody asked for its end. Raises ``ClusterError``."""
+    """Whether the job has ended, or its end was requested. Raises ``ClusterError``."""
     state = concluded(job)
     if state.verdict is None or job.info.retry_owner != US:
         return state.verdict is not None or state.cancelled is not None
-    # Whether another attempt follows is for the nodes to say.
+    # Only the nodes show whether another attempt follows.
     state = briefly(job, [pod for _, pod in await job.pods()])
     return state.next is None or state.cancelled is not None
 
 
 def briefly(job: JobRef, pods: Iterable[Object], queued: Iterable[ev.Event] = ()) -> JobState:
-    """Return what the job's objects and pods say, for a list, and what its queue does."""
+    """Return the job's state for a list, from its objects and pods, and from events of its queue."""
     events = facts(job, _numbered(job.kind, filter(job.owns, pods)))
     events += queued
-    # Their logs, which say when ranks begin, aren't read for a list: a container that runs has begun.
+    # A list reads no logs, which say when ranks begin: ranks count as begun if their container runs.
     events += [
         ev.WorkersStarted(fact.time, fact.node, 0, fact.attempt - 1, (), 0, fact.pod)
         for fact in events

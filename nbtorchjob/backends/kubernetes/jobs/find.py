@@ -1,6 +1,6 @@
-"""Finding jobs on clusters, by name or all of them, with how far each is.
+"""Find jobs on clusters, by name or all of them, with the progress of each.
 
-A list asks a cluster for no logs: of a job that nobody follows here it can't tell.
+A list asks a cluster for no logs: it can't show the progress of a job that nothing follows here.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from nbtorchjob.state.facts.factlines import read
 from nbtorchjob.state.info import address
 
 # A line of a cached log is its stamp and a frame (``runtime/store/frames.py``); a report fits into one, and
-# so does what a node of less than a hundred ranks uses.
+# so does the resource usage of a node with less than a hundred ranks.
 _TOLD = b"|".join(map(re.escape, (REPORTED, USED)))
 _reports = re.compile(rb"^\S+ fact\.0 ((?:%s).*)$" % _TOLD, re.MULTILINE).findall
 
-# What a node tells by itself, and the rest of a long fact: they don't say that a rank moves.
+# Matches what a node reports by itself, and the rest of a long fact: they don't show that a rank moves.
 _looked = re.compile(rb'\S+ fact\.(?:0[ +]\{"event": "(?:%s)"|[1-9])' % "|".join(LOOKED).encode()).match
 
 _OF_LABS = (WorkersStarted, TurnTaken, TurnPlaced, TurnEnded, LabEnds)
 
-_BYTES = 1 << 18  # of a log, in one look: a list waits for them
+_BYTES = 1 << 18  # of a log, in one look: a list waits while they are read
 _LOGS = 1024
 
 
 class _Log:
-    """A pod's cached log, of which each look reads what was added."""
+    """A pod's cached log; each look reads what was added since the last one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
         self._telling = Telling()
-        self.wrote = 0.0  # when something was heard last
+        self.wrote = 0.0  # when there was last a sign of life
 
     def reports(self) -> list[bytes]:
         with suppress(FileNotFoundError), open(self._path, "rb", opener=plain) as file:
@@ -80,9 +80,9 @@ _logs: dict[Path, _Log] = {}
 
 
 def reported(state: JobState, cache: JobCache) -> JobState:
-    """Return the state with what its ranks told, if it goes on and is cached here.
+    """Return the state with what the job's ranks said, if the job goes on and is cached here.
 
-    That is what they reported and used, and of a lab its turns.
+    That is their reports and resource usage and, for a lab, its turns.
     """
     if state.ended is not None:
         return state
@@ -95,7 +95,7 @@ def reported(state: JobState, cache: JobCache) -> JobState:
         log = _logs.pop(path, None) or _Log(path)
         _logs[path] = log
         if len(_logs) > _LOGS:
-            del _logs[next(iter(_logs))]  # the one that was asked for longest ago
+            del _logs[next(iter(_logs))]  # the least recently used one
         logs.append(log)
     lines = [line for log in logs for line in log.reports()]
     wrote = max((log.wrote for log in logs), default=0.0)
@@ -107,7 +107,7 @@ _LABEL = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 @contextmanager
 def asking(scope: Scope) -> Iterator[None]:
-    """Make a warning of a refusal: a namespace of long ago must hide no other one."""
+    """Turn a refusal into a warning: a namespace of long ago must not hide any other."""
     try:
         yield
     except ClusterError as exc:
@@ -117,7 +117,7 @@ def asking(scope: Scope) -> Iterator[None]:
 async def find(name: str) -> JobRef:
     """Return the job of that name, or address (``JobInfo.address``).
 
-    Raises ``JobNotFoundError``, and where a scope couldn't be asked, so that nobody knows, ``ClusterError``.
+    Raises ``JobNotFoundError``, or ``ClusterError`` if it is unknown because a scope couldn't be asked.
     """
     place, (only, name) = _known.get(name), parsed(name)
     if not all(_LABEL.fullmatch(word) for word in (name, only.namespace if only else name)):
@@ -132,7 +132,7 @@ async def find(name: str) -> JobRef:
         return await here.client.unless_away(selected(here, scope, labelling.of(name)))
 
     unasked: ClusterError | None = None
-    # Side by side: one that is away is waited for once, and not by those behind it.
+    # Concurrently: clusters that are away are waited for once, and don't delay the scopes after them.
     looks = [asyncio.ensure_future(look_in(scope)) for scope in scopes]
     try:
         for scope, look in zip(scopes, looks, strict=True):
@@ -157,7 +157,7 @@ def parsed(address: str) -> tuple[Scope | None, str]:
     return Scope.parse(where) if where else None, name
 
 
-# Where jobs were seen last, by name and by address: for them one request is enough.
+# Where jobs were last seen, by name and by address: to find them again, one request is enough.
 _known: dict[str, tuple[Scope, Kind]] = {}
 
 
@@ -167,7 +167,7 @@ def know(name: str, scope: Scope, kind: Kind) -> None:
 
 
 def forget() -> None:
-    """Know no job's place any more, as a new process."""
+    """Forget where all jobs are, as in a new process."""
     _known.clear()
 
 
@@ -187,7 +187,7 @@ async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
 def gone(name: str) -> tuple[JobInfo, JobCache]:
     """Return what this machine has of a job that no cluster has any more.
 
-    Raises ``JobNotFoundError``, and ``DamagedError`` where nothing of that can be read.
+    Raises ``JobNotFoundError``, or ``DamagedError`` if none of it can be read.
     """
     only, name = parsed(name)
     damaged: DamagedError | None = None
@@ -204,7 +204,7 @@ def gone(name: str) -> tuple[JobInfo, JobCache]:
 
 
 async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState]]:
-    """Return all jobs of a scope, with what their objects and pods say. Raises ``ClusterError``."""
+    """Return all jobs of a scope, with their states from objects and pods. Raises ``ClusterError``."""
     here = await session(scope.context)
     labels = labelling.OURS if everyone else labelling.of_user(user())
     pods = here.client.list(PODS, scope.namespace, labels=labels)
@@ -223,7 +223,7 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
 
 
 async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:
-    """Return the jobs with these labels, of kinds that may be listed; ``ClusterError`` where none may."""
+    """Return the jobs with these labels, of kinds that may be listed; ``ClusterError`` if none may be."""
     kinds = await here.kinds()
     answers = await asyncio.gather(*(_of_kind(here, scope, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, ForbiddenError)]

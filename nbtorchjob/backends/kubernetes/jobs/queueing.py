@@ -1,4 +1,4 @@
-"""What Kueue says of jobs that are in its queues, read once."""
+"""What Kueue says about jobs in its queues, read once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from nbtorchjob.state.facts import events as ev
 
 T = TypeVar("T")
 
-LATELY_S = 3.0  # for which one look at a queue serves all who ask, whatever happens there
+LATELY_S = 3.0  # for which one look at a queue serves all callers, whatever happens there
 
 
 async def facts(job: JobRef) -> list[ev.Event]:
-    """Return what Kueue says of a job; nothing where it isn't asked, or where that may not be read."""
+    """Return what Kueue says about a job; nothing if it is in no queue, or if that may not be read."""
     uids = _uids([job])
     listed = await _all(job.session, job.scope.namespace) if uids else []
     mine = [item for item in listed if workloads.owner(item) in uids]
@@ -37,7 +37,7 @@ async def facts(job: JobRef) -> list[ev.Event]:
 
 
 async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
-    """Return what Kueue says of jobs by the uids of their newest objects; one request for all."""
+    """Return what Kueue says about jobs by the uids of their newest objects; one request for all."""
     uids = _uids(jobs, newest=True)
     listed = await _all(here, namespace) if uids else []
     mine = {uid: item for item in listed if (uid := workloads.owner(item)) in uids}
@@ -45,7 +45,7 @@ async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict
 
 
 async def workload(here: Session, namespace: str, uid: str) -> Object | None:
-    """Return the Workload of a job object; None where there is none, or none that may be read."""
+    """Return the Workload of a job object; None if there is none, or none that may be read."""
     listed = await _all(here, namespace, f"={uid}")
     return next((candidate for candidate in listed if workloads.owner(candidate) == uid), None)
 
@@ -69,7 +69,7 @@ async def _said(here: Session, mine: Object, others: Collection[Object]) -> list
 
 
 async def queue(here: Session, namespace: str, name: str) -> Look:
-    """Return what a queue says of itself: as of now, or of a few seconds ago, if somebody has just asked."""
+    """Return the state of a queue: as of now, or of a few seconds ago if it was just read."""
     asked = here.queues.get((namespace, name))
     if asked is None or time.monotonic() - asked[0] > LATELY_S:
         asked = time.monotonic(), asyncio.ensure_future(_look(here, namespace, name))
@@ -100,7 +100,7 @@ async def _look(here: Session, namespace: str, name: str) -> Look:
 
 
 async def _permitted(work: Awaitable[T]) -> T | None:
-    """Return what may be read; None for what may not, or isn't there."""
+    """Return what may be read; None for what may not, or doesn't exist."""
     try:
         return await work
     except ClusterError:
@@ -108,7 +108,7 @@ async def _permitted(work: Awaitable[T]) -> T | None:
 
 
 async def cluster_queue(here: Session, name: str) -> Object | None:
-    """Return a ClusterQueue; None where the cluster has none. Raises ``ClusterError``."""
+    """Return a ClusterQueue; None if the cluster has no such kind. Raises ``ClusterError``."""
     api = await here.newest(CLUSTER_QUEUES)
     return await here.client.get(Target(api, None, name)) if api is not None and name else None
 

@@ -29,7 +29,7 @@ Ability: TypeAlias = Literal[
     "elastic ttl",  # removes an elastic job that failed, too
     "clean pods",  # removes ended pods as the job ends
     "priority class",
-    "workload priority",  # in a queue of Kueue's
+    "workload priority",  # in a Kueue queue
     "runtime",  # a template that the cluster's administrator keeps
 ]
 
@@ -37,8 +37,8 @@ Ability: TypeAlias = Literal[
 class Queues(FrozenDataclass):
     """The queues of a kind's own scheduler: each of its jobs is in one, by default in ``default``.
 
-    ``owner`` is whose they are, in a word. ``closed`` returns the state of a queue that accepts no jobs, and
-    "" for one that does.
+    ``owner`` names the system that has them. ``closed`` returns the state of a queue that accepts no jobs,
+    and "" for one that does.
     """
 
     api: Api
@@ -76,27 +76,28 @@ class Commands(FrozenDataclass):
 
 
 class Kind(FrozenDataclass):
-    """One kind of job: all that is known of it; no code outside its folder compares its name.
+    """One kind of job, with everything specific to it; no code outside its folder compares its name.
 
     ``manifests`` returns the job object first, and after it what the job should own besides its
     Secrets. ``facts`` reads a job object, ``node`` returns which node a pod is (None: not one of the
     job's). ``check`` raises ``SpecError`` for what only this kind refuses. ``minor`` is the oldest
     server that has the kind (Kubernetes 1.x), ``since`` the oldest for an ability. ``suspend`` is the path to
     the field that suspends a job; a kind without one has ``commands``. ``ended`` is the merge patch
-    that ends a running job for good, and its pods: its deadline is over. ``runtimes`` go with the ability.
+    that ends a running job and its pods for good, by a deadline that has passed. ``runtimes`` go with the
+    ability ``runtime``.
 
-    ``about`` describes it in one line of the documentation. ``operator`` is what it comes with, "" for
-    Kubernetes itself, and ``install`` the project's own command to install the release that we support.
+    ``about`` describes it in one line of the documentation. ``operator`` is the project that defines it, ""
+    for Kubernetes itself, and ``install`` that project's command to install the release that we support.
 
-    ``can`` is what the kind's own API can do: some of the rest we do in its place (``fit.py``),
-    the others are refused (``fit.py``). ``owns_retries`` returns whether its operator can enforce a
+    ``can`` is what the kind's own API can do: some of the rest we do in its place, and the others are
+    refused (``fit.py``). ``owns_retries`` returns whether its operator can enforce a
     spec's budgets on a server of that version (``fit.py``). ``notes`` state how run policies are met,
     or why they can't be. ``children`` are the objects that its operator makes for a job besides its pods, and
     reports events about: each one's name, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
-    reads off a pod how often its operator had started all nodes again before; None where it isn't recorded.
+    reads from a pod how often its operator had started all nodes again before; None where it isn't recorded.
 
     ``complaints`` are how its operator reports that something can't be made. ``cautions`` warn of what works
-    otherwise than one might expect, on a server of that version. ``uses`` are what an account must be
+    otherwise than a user might expect, on a server of that version. ``uses`` are what an account must be
     permitted besides what all kinds need. ``unrestricted`` yields what its operator adds to the job's pods
     that the Pod Security level ``restricted`` refuses, each with what to do. ``controls`` returns whether a
     pod's controller, an owner reference, is the job object or was made for it by its operator. ``adopts`` are
@@ -138,7 +139,7 @@ class Kind(FrozenDataclass):
     stubborn: bool = False  # runs a failed container again, and a job can't forbid it
 
     def suspends(self, obj: Mapping[str, Any]) -> bool:
-        """Whether a job object is to have no pods: its spec says so, before its status does."""
+        """Whether a job object should have no pods: its spec says so before its status does."""
         value: Any = obj if self.suspend else None
         for name in self.suspend:
             value = (value or {}).get(name)
@@ -153,5 +154,5 @@ class Kind(FrozenDataclass):
         return merge_patch
 
 
-# Below what they are made of, which they import from here.
+# Below the definitions that these modules import from here.
 KINDS: Mapping[str, Kind] = {name: import_module(f"{__name__}.{name}").KIND for name in NAMES}

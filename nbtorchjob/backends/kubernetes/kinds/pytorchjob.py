@@ -1,12 +1,12 @@
 """Kubeflow's PyTorchJob (training-operator 1.9).
 
-Nodes that are alike are Workers under an ``elasticPolicy``, also where their number is fixed: the
+Nodes that are alike are Workers under an ``elasticPolicy``, even if their number is fixed: the
 operator then tells them where to meet (``PET_RDZV_ENDPOINT``). It calls such a job Succeeded as soon
 as one of them has exited with 0, so a node must not exit with 0 before its job is done.
 
-With restart policy Never it fails the job as soon as one pod has failed. A job that may go on with
-fewer nodes, and has no budgets, has ExitCode, which replaces pods that ended with a code of 128 or more
-(``exits.py``).
+With restart policy Never the operator fails the job as soon as one pod has failed. A job that may go on
+with fewer nodes, and has no budgets, gets ExitCode, which replaces pods that ended with a code of 128 or
+more (``exits.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check(spec: JobSpec) -> None:
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
-    """Yield a caution for restarts that work otherwise than one might expect."""
+    """Yield a caution for restarts that work otherwise than a user might expect."""
     policy = spec.launch.run_policy or RunPolicy()
     restarts = [replica.restart_policy for replica in replicas(spec)]
     if policy.backoff_limit is None and {RestartPolicy.ON_FAILURE, RestartPolicy.ALWAYS} & set(restarts):
@@ -60,7 +60,7 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
 
 def unrestricted(spec: JobSpec) -> Iterator[str]:
     """Yield what the operator itself adds that ``restricted`` refuses, and what to do."""
-    # Workers wait for the master in it.
+    # Workers wait for the master in this container.
     if isinstance(spec.launch, PyTorch) and spec.launch.max_nodes > 1:
         yield "the operator's init container (use --nnodes instead of roles, or another --kind)"
 
@@ -112,7 +112,7 @@ def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any])
     if replica.restart_policy is not None:
         restart_policy = replica.restart_policy.value
     elif sub.policy.backoff_limit:
-        # All that the limit counts are restarts in place (training-operator 1.9).
+        # The limit counts only restarts in place (training-operator 1.9).
         restart_policy = RestartPolicy.ON_FAILURE.value
     else:
         # The operator doesn't count the pods that it replaces, nor pass a count on to them: with budgets we
@@ -148,8 +148,8 @@ def facts(obj: Object) -> list[ev.Event]:
 
 
 def plain(reason: str, message: str) -> str:
-    """Return the message of an operator's event; "" where it is no trouble of the job's."""
-    # It tries to create a pod again before it has seen the first.
+    """Return the message of an operator's event; "" if it is no trouble for the job."""
+    # The operator tries to create a pod again before it has seen the first.
     return "" if reason == "FailedCreatePod" and "already exists" in message else message
 
 
@@ -203,7 +203,7 @@ KIND = Kind(
         "at once": "by its operator, with a scheduler for gangs",
     },
     suspend=("spec", "runPolicy", "suspend"),
-    # The pods of one that failed run on by default, deadline or not.
+    # By default the pods of a failed job run on, whether it failed by a deadline or not.
     ended={"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}}},
     cautions=cautions,
     unrestricted=unrestricted,

@@ -11,16 +11,16 @@ from typing import Any
 
 def from_yaml(text: str | bytes) -> Any:
     """Return a document's content. Raises ``yaml.YAMLError``, and ``ValueError`` for an impossible date."""
-    import yaml  # late: it comes with the extra, and a tender's pod is without it
+    import yaml  # late: it comes with the extra, which a tender's pod lacks
 
     try:
         return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:
-        return yaml.safe_load(text)  # of an end that comes too soon libyaml names the line after it
+        return yaml.safe_load(text)  # libyaml reports an unexpected end one line too late
 
 
 def to_yaml(obj: Mapping[str, Any]) -> str:
-    """Return a document of plain data: its keys in their order, no line folded, nothing by reference."""
+    """Return plain data as a document: its keys in their order, no folded lines, no references."""
     import yaml  # late, as above
 
     plain = json.loads(json.dumps(obj))
@@ -37,7 +37,7 @@ def _dumper() -> Any:
     """Return the class of a dumper that quotes text which kubectl would read as a number."""
     import yaml  # late, as above
 
-    # Of libyaml where PyYAML has it, as its wheels do: 2 MB take 20 ms, and 0.8 s in Python.
+    # libyaml's, if PyYAML has it, as its wheels do: 2 MB take 20 ms, but 0.8 s in Python.
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     dumper: Any = type("_Dumper", (base,), {})
     dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))

@@ -1,15 +1,15 @@
-"""Labels, annotations and owners: by them a new kernel finds a job's objects, and knows which are the job's.
+"""Labels, annotations and owners: a new kernel finds a job's objects by them, and tells them from others.
 
-What may be big, or holds values of the notebook, isn't annotated: it is in the payload's Secret.
+Data that may be big, or holds values of the notebook, isn't annotated: it is in the payload's Secret.
 
-Whoever may create objects in a namespace may give them any labels, so labels only find what may be a job's.
+Anybody who may create objects in a namespace may give them any labels, so labels only find candidates.
 
-    the first attempt   has the name that its label says, and no number above 1
-    a later attempt     is called ``<job>-a<number>``, has the first one's labels, and the first one owns it,
-                        by uid
-    a pod               is controlled by an attempt, by uid; one of a TrainJob by a Job that is named after it
+    the first attempt   has the name in its label, and no number above 1
+    a later attempt     is called ``<job>-a<number>``, has the first attempt's labels, and is owned by it, by
+                        uid
+    a pod               is controlled by an attempt, by uid; a TrainJob's pod by a Job that is named after it
 
-A reference to an owner can be forged, too, by whoever may create job objects there; the admission policy of
+An owner reference can be forged, too, by anybody who may create job objects there; the admission policy of
 ``tend --manifests`` refuses that.
 """
 
@@ -41,19 +41,19 @@ INFO = f"{DOMAIN}/info"  # annotation: the job's record, written at submission
 CANCELLED = f"{DOMAIN}/cancelled"  # annotation: when its end was requested (seconds since the epoch)
 STOPPED = f"{DOMAIN}/stopped"  # annotation: when it failed for good, though its operator goes on
 ATTEMPT = f"{DOMAIN}/attempt"  # label: which attempt, from 1, where we start them
-PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, what that drew on, and why
-GROUP = f"{DOMAIN}/group"  # label: of what runs of a group share, the group's name
-SHARED = f"{DOMAIN}/shared"  # annotation: of a run's own Secret, those that hold its group's payload
-TURN = f"{DOMAIN}/turn"  # annotation: of a run that was sent suspended, until it is started: AWAITED, or HELD
-NUMBER = f"{DOMAIN}/number"  # annotation: of a pool, the number of the newest job that was sent there
+PAID = f"{DOMAIN}/paid"  # annotation: when the attempt before it ended, which budget that drew on, and why
+GROUP = f"{DOMAIN}/group"  # label: on what the runs of a group share, the group's name
+SHARED = f"{DOMAIN}/shared"  # annotation: on a run's own Secret, those that hold its group's payload
+TURN = f"{DOMAIN}/turn"  # annotation: on a run that was sent suspended, until it is started: AWAITED, or HELD
+NUMBER = f"{DOMAIN}/number"  # annotation: on a pool, the number of the newest job that was sent there
 NOTE = f"{DOMAIN}/note"  # annotation: a person's note and tags, as JSON
 CALL = f"{DOMAIN}/call"  # annotation: a digest of what runs and how
-_EARLY = "Early"  # behind the time in CANCELLED, and behind it why: what a run reported ended it
+_EARLY = "Early"  # after the time in CANCELLED, before the reason: what a run reported ended it
 QUEUE = "kueue.x-k8s.io/queue-name"  # label: read by Kueue, where there is one
 QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"  # label: the WorkloadPriorityClass, read by Kueue, too
-HELD = "nbtorchjob-suspended"  # a queue that nobody has: a job in it is never admitted
+HELD = "nbtorchjob-suspended"  # a queue that doesn't exist: a job in it is never admitted
 RETURNS_TO = f"{DOMAIN}/queue"  # annotation: the queue that such a job is to go back to
-POKED = f"{DOMAIN}/looked-at"  # annotation: of a job that its operator is to look at once more
+POKED = f"{DOMAIN}/looked-at"  # annotation: on a job that its operator is to look at once more
 OURS = f"{MANAGED_BY}={MANAGER}"  # selects what nbtorchjob made
 
 _SECRET = ("sources", "label", "ships", "captured")
@@ -70,13 +70,13 @@ def labels(info: JobInfo, user: str = "", more: Mapping[str, str] | None = None)
 
 
 def shared(obj: Mapping[str, Any]) -> dict[str, str]:
-    """Return those labels of a job's object that all of its objects have."""
+    """Return the labels of a job object that all objects of the job have."""
     own = obj["metadata"].get("labels") or {}
     return {key: own[key] for key in (MANAGED_BY, JOB, RUN, USER) if key in own}
 
 
 def of_group(info: JobInfo, user: str) -> dict[str, str]:
-    """Return the labels of what the runs of ``info``'s group share."""
+    """Return the labels of objects that the runs of ``info``'s group share."""
     of_one = labels(info, user)
     return {GROUP: info.group, **{key: of_one[key] for key in of_one.keys() - {JOB, RUN}}}
 
@@ -103,9 +103,9 @@ def belongs(obj: Mapping[str, Any], info: JobInfo) -> bool:
 
 
 def run_name(name: str, info: JobInfo) -> str:
-    """Return ``name`` with what tells the job from all others that have had its name.
+    """Return ``name`` with a suffix that tells the job from all others that have had its name.
 
-    What a cluster keeps by name (a kubelet Secrets, a resolver hosts) is then never an earlier job's.
+    What a cluster caches by name (a kubelet Secrets, a resolver hosts) then never belongs to an earlier job.
     """
     return f"{name}-{sha256(info.run.encode()).hexdigest()[:_DIGITS]}"
 
@@ -121,9 +121,9 @@ def attempt(obj: Mapping[str, Any]) -> int:
 
 
 def info_annotations(info: JobInfo, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the annotations of the job object. Raises ``SubmitError`` where they'd be too big."""
+    """Return the annotations of the job object. Raises ``SubmitError`` if they'd be too big."""
     named = {field.name for field in fields(info)} - {"sources", "ships", "captured"}
-    # The label goes without the call's arguments.
+    # The label is written without the call's arguments.
     name, call, _ = info.label.partition("(")
     text = write(replace(info, label=f"{name}(…)" if call else name), named)
     if len(text) > _INFO_BYTES:
@@ -155,7 +155,7 @@ def with_extra(info: JobInfo, data: bytes) -> JobInfo:
 
 
 def wish(time: float, early: str = "") -> str:
-    """Return the text of ``CANCELLED``: when its end was requested, and why a run was stopped early."""
+    """Return the text of ``CANCELLED``: when the end was requested, and why a run was stopped early."""
     return mark(time, _EARLY, early) if early else mark(time)
 
 
@@ -179,14 +179,14 @@ def number(obj: Mapping[str, Any]) -> int:
 def noted(obj: Mapping[str, Any]) -> list[Annotated]:
     """Return the note and the tags that a person has put on the job."""
     text = (obj["metadata"].get("annotations") or {}).get(NOTE)
-    with suppress(*factlines.UNREADABLE):  # whatever somebody else wrote there
+    with suppress(*factlines.UNREADABLE):  # anybody may have written it
         fact = factlines.believed(json.loads(text or "null"))
         return [fact] if isinstance(fact, Annotated) else []
     return []
 
 
 def parked(queue: str) -> dict[str, Any]:
-    """Return the metadata that keeps a job in no queue until it is to go to ``queue``."""
+    """Return the metadata that keeps a job out of every queue until it is to go to ``queue``."""
     return {"labels": {QUEUE: HELD}, "annotations": {RETURNS_TO: queue}}
 
 
@@ -200,7 +200,7 @@ def returned(obj: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def turn(obj: Mapping[str, Any]) -> str:
-    """Return what is known of a run's turn that hasn't come; "" of any other job."""
+    """Return why a run hasn't been started yet, AWAITED or HELD; "" for any other job."""
     annotation = (obj["metadata"].get("annotations") or {}).get(TURN)
     return str(annotation) if annotation in (events.AWAITED, events.HELD) else ""
 
@@ -213,7 +213,7 @@ def stopped(obj: Mapping[str, Any]) -> list[Verdict]:
 
 
 def paid(obj: Mapping[str, Any]) -> list[AttemptPaid]:
-    """Return what the attempt before this one drew on, and why."""
+    """Return which budget the attempt before this one drew on, and why."""
     time, number = _mark(obj, PAID), attempt(obj) - 1
     budget, _, text = _words(obj, PAID).partition(" ")
     return [] if time is None or number < 1 else [AttemptPaid(time, number, budget, text)]
@@ -225,14 +225,14 @@ def mark(time: float, reason: str = "", text: str = "") -> str:
 
 
 def _words(obj: Mapping[str, Any], name: str) -> str:
-    """Return what a :func:`mark` says behind its time."""
+    """Return the part of a :func:`mark` after its time."""
     return str((obj["metadata"].get("annotations") or {}).get(name, "")).partition(" ")[2]
 
 
 def _mark(obj: Mapping[str, Any], name: str) -> float | None:
     try:
         return sane("time", float((obj["metadata"].get("annotations") or {})[name].partition(" ")[0]))
-    except (KeyError, ValueError):  # whatever somebody else wrote there
+    except (KeyError, ValueError):  # anybody may have written it
         return None
 
 
@@ -265,18 +265,18 @@ def is_later(obj: Object, first: Object) -> bool:
 
 
 def owned(obj: Object, owner: Object) -> bool:
-    """Whether an object goes when ``owner`` goes."""
+    """Whether an object is deleted along with ``owner``."""
     return any(reference.get("uid") == owner["metadata"]["uid"] for reference in _owners(obj))
 
 
 def is_pod(controls: Controls, pod: Object, attempts: Iterable[Object]) -> bool:
-    """Whether a pod is one of these attempts' of a job."""
+    """Whether a pod belongs to one of these attempts of a job."""
     controllers = [reference for reference in _owners(pod) if reference.get("controller")]
     return any(controls(controller, obj) for controller in controllers for obj in attempts)
 
 
 def attempts(items: Iterable[Object]) -> list[tuple[Object, ...]]:
-    """Return the objects of each job among those of one kind, in the order of its attempts."""
+    """Group objects of one kind by the job that they belong to, in the order of its attempts."""
     items = [*items]
     jobs = [[item] for item in items if is_first(item)]
     by_uid = {job[0]["metadata"]["uid"]: job for job in jobs}

@@ -14,7 +14,7 @@ Object = Mapping[str, Any]
 
 
 def seconds(stamp: str | None) -> float:
-    """Return an RFC 3339 time as seconds since the epoch; 0 for none, which Kubernetes may write, too."""
+    """Return an RFC 3339 time as seconds since the epoch; 0 for null, which Kubernetes may write, too."""
     try:
         # Python 3.10 reads neither "Z" nor fractions other than of three or six digits.
         if stamp:
@@ -22,7 +22,7 @@ def seconds(stamp: str | None) -> float:
             plain = f"{whole}.{digits[:6]:0<6}+00:00" if digits else f"{whole}+00:00"
             return datetime.fromisoformat(plain).timestamp()
         return 0.0
-    except ValueError:  # whatever answers in an API server's place
+    except ValueError:  # something else may answer in place of an API server
         return 0.0
 
 
@@ -55,7 +55,7 @@ def ended(pod: Object) -> bool:
 
 
 def index(text: object) -> int | None:
-    """Return the number of a node, as an operator writes it; None for what others may write."""
+    """Return the number of a node, as an operator writes it; None for anything else."""
     number = digits(text)
     return number if number is not None and number >= 0 else None
 
@@ -140,8 +140,8 @@ LEASES = Api("coordination.k8s.io", "v1", "leases", "Lease")
 WHO = Api("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview")
 REVIEWS = Api("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview")
 
-# Versions that will do where an object's own isn't served, by group: before Kueue 0.15 there was one, and a
-# PodGroup is new in 1.36.
+# Versions that will do if an object's own isn't served, by group: Kueue before 0.15 had only the older one,
+# and PodGroup is new in 1.36.
 OLDER = {KUEUE: ("v1beta1",), VISIBILITY: ("v1beta1",), POD_GROUPS.group: ("v1alpha3", "v1alpha2")}
 # What a job owns besides its Secrets and pods, by kind.
 BESIDE = {api.kind: api for api in (SERVICES, POLICIES)}
@@ -170,7 +170,7 @@ class Target(NamedTuple):
 
 
 class Right(NamedTuple):
-    """A verb on a resource, as a Role has it."""
+    """A verb on a resource, as in a Role."""
 
     verb: str
     group: str
@@ -206,7 +206,7 @@ def grant(
 ) -> str:
     """Return the YAML that lets ``user`` do all ``rules``: (verb, API group, resource such as "pods/log").
 
-    It is a Role of that ``name``, without a namespace a ClusterRole.
+    It is a Role of that ``name``, or a ClusterRole if there is no namespace.
     """
     rules = list(rules)
     scope = "" if namespace else "Cluster"

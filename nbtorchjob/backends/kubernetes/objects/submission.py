@@ -62,7 +62,7 @@ class Submission(FrozenDataclass):
 
     @property
     def ours(self) -> bool:
-        """Whether we start attempts: any pod that ends badly then ends this one."""
+        """Whether we start attempts: any pod that ends badly then ends this attempt."""
         return self.info.retry_owner == US
 
     @property
@@ -107,7 +107,7 @@ class Submission(FrozenDataclass):
 
     @property
     def queued_metadata(self) -> dict[str, Any]:
-        """The same, with the labels by which Kueue knows a job's queue, and its priority there."""
+        """``metadata`` with the labels that tell Kueue the job's queue, and its priority there."""
         cluster, metadata = self.spec.cluster, self.metadata
         asked = {labelling.QUEUE: cluster.queue, labelling.QUEUE_PRIORITY: cluster.workload_priority}
         metadata["labels"] |= {label: value for label, value in asked.items() if value}

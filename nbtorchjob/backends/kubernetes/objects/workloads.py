@@ -1,9 +1,9 @@
-"""What Kueue says of a job and of its queues: Workloads and queues as facts (Kueue 0.19; pure).
+"""What Kueue says about a job and its queues: Workloads and queues as facts (Kueue 0.19; pure).
 
-Kueue holds a job of its queues by the job's own field for a suspension, which it takes back while the job's
-Workload is admitted, whoever set it. So of a job in a queue only the Workload says what a suspension means.
+Kueue holds a job back by the job's own suspension field, which it resets while the job's Workload is
+admitted, whoever set it. So for a job in a queue, only the Workload says what a suspension means.
 
-A LocalQueue is a namespace's door to a ClusterQueue, which has the quota; ClusterQueues of one cohort lend
+A LocalQueue is a namespace's entry to a ClusterQueue, which has the quota; ClusterQueues of one cohort lend
 each other what they don't use.
 """
 
@@ -23,7 +23,7 @@ UID = "kueue.x-k8s.io/job-uid"  # label of a Workload: the uid of the job object
 
 
 def owner(workload: Object) -> str:
-    """Return the uid of the job object that a Workload is for; "" where it is for none."""
+    """Return the uid of the job object that a Workload is for; "" if it is for none."""
     label = (reading.meta(workload).get("labels") or {}).get(UID)
     owners = reading.meta(workload).get("ownerReferences") or ()
     return str(
@@ -38,7 +38,7 @@ def queue(obj: Object) -> str:
 
 
 def facts(workload: Object) -> list[ev.Event]:
-    """Return what a Workload says of its job."""
+    """Return what a Workload says about its job."""
     spec, events = workload.get("spec") or {}, list[ev.Event]()
     evicted = reading.condition(workload, "Evicted")
     if evicted is not None:
@@ -47,7 +47,7 @@ def facts(workload: Object) -> list[ev.Event]:
         if reason.startswith(ev.GIVEN_UP) and not _active(spec):
             events.append(ev.Verdict(reading.since(evicted), False, reason, text))
     admitted = evicted is None and reading.condition(workload, "Admitted") is not None
-    parked = spec.get("queueName") == labelling.HELD  # by us, and that there is no such queue is no trouble
+    parked = spec.get("queueName") == labelling.HELD  # by us: that the queue doesn't exist is no trouble
     if not (admitted or parked):
         # Why a Workload isn't admitted, in Kueue's words, and since when
         evicted = reading.condition(workload, "Evicted")
@@ -55,13 +55,13 @@ def facts(workload: Object) -> list[ev.Event]:
             reason, text, since = (*_said(evicted), reading.since(evicted))
         else:
             waits = reading.condition(workload, "QuotaReserved", "False")
-            # Just after an eviction it only repeats what that says.
+            # Just after an eviction this condition only repeats the message of the eviction.
             if waits is not None and (evicted is None or _said(waits)[1] != _said(evicted)[1]):
                 reason, text, since = (*_said(waits), reading.since(waits))
             elif evicted is not None:
                 reason, text, since = (*_said(evicted), reading.since(evicted))
             elif not _active(workload.get("spec") or {}):
-                reason, text, since = (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't taken note yet
+                reason, text, since = (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't noticed yet
             else:
                 checks = reading.status(workload).get("admissionChecks") or ()
                 open_ = [check for check in checks if check.get("state") != "Ready"]
@@ -73,7 +73,7 @@ def facts(workload: Object) -> list[ev.Event]:
     else:
         reason, text, since = ("", "", 0.0)
     if not _active(spec):
-        reason = reason or ev.DEACTIVATED  # of one whose job has ended Kueue says nothing more
+        reason = reason or ev.DEACTIVATED  # Kueue says nothing more once the job has ended
     return [
         *events,
         ev.Queued(
@@ -90,14 +90,14 @@ def facts(workload: Object) -> list[ev.Event]:
 
 
 def unseen(obj: Object, suspended: bool) -> list[ev.Event]:
-    """Return what a job object alone says of its queue, where nobody can, or yet can, read its Workload."""
+    """Return what a job object alone says about its queue, if its Workload can't be read, or not yet."""
     name = queue(obj)
     held = name == labelling.HELD
     return [ev.Queued(reading.created(obj), name, not suspended, held=held)] if name else []
 
 
 class Wait(NamedTuple):
-    """A Workload that waits for quota, as its queue orders such: by priority, then by age."""
+    """A Workload that waits for quota; sorts as its queue does, by priority, then by age."""
 
     priority: int
     since: str
@@ -107,7 +107,7 @@ class Wait(NamedTuple):
 
 
 def wait(workload: Object) -> Wait | None:
-    """Return what a Workload waits as; None for one that is admitted, has ended, or is held."""
+    """Return how a Workload waits for quota; None if it is admitted, has ended, or is held."""
     spec, meta = workload.get("spec") or {}, reading.meta(workload)
     ended = reading.condition(workload, "Finished") or reading.condition(workload, "QuotaReserved")
     if ended is not None or not _active(spec):
@@ -118,10 +118,10 @@ def wait(workload: Object) -> Wait | None:
 
 
 def standing(mine: Wait | None, waits: Iterable[Wait], look: Look, now: float) -> list[ev.Standing]:
-    """Return where one that waits stands in its queue, which has no others than those of its namespace.
+    """Return where a waiting Workload stands in its queue, which has only Workloads of its namespace.
 
-    Their order is Kueue's own where that is known of just these, as one that was evicted keeps no place that
-    could be read off it; else by priority and age.
+    Their order is Kueue's own, if that is known for exactly these Workloads: an evicted one doesn't show its
+    place. Else it is by priority and age.
     """
     if mine is None:
         return []
@@ -163,8 +163,8 @@ def _active(spec: Object) -> bool:
 class Look(NamedTuple):
     """One look at a queue; what may not be read is empty.
 
-    ``places`` are of those that wait, from 1, by the uid of the job object. ``used`` and ``quota`` are by
-    resource: of the ClusterQueue, or where there is no ``quota``, of the LocalQueue's jobs alone.
+    ``places`` are those of the waiting jobs, from 1, by the uid of the job object. ``used`` and ``quota`` are
+    by resource: of the ClusterQueue or, if there is no ``quota``, of the LocalQueue's jobs alone.
     """
 
     places: Mapping[str, int] = {}
@@ -178,7 +178,7 @@ def cluster_queue(local: Object) -> str:
 
 
 def places(summary: Object) -> dict[str, int]:
-    """Return who waits in a queue, as its PendingWorkloadsSummary has them, by the uid of the job object."""
+    """Return the places in a queue from its PendingWorkloadsSummary, by the uid of the job object."""
     positions: dict[str, int] = {}
     for item in summary.get("items") or ():
         for owner in reading.meta(item).get("ownerReferences") or ():
@@ -209,13 +209,13 @@ def plain(cohort: Object) -> bool:
 
 
 def most(queue: Object, others: Iterable[Object] | None) -> dict[str, float]:
-    """Return what a ClusterQueue could ever have by resource, with what it may borrow of ``others``.
+    """Return the most that a ClusterQueue could have, by resource, with what it may borrow from ``others``.
 
-    It is infinite where nobody knows them (None), and nothing limits what is borrowed.
+    It is infinite if those are unknown (None), and nothing limits what is borrowed.
     """
     lent: dict[tuple[str, str], float] | None = None
     if others is not None:
-        # What others may borrow of these queues, by flavor and resource: only of the same flavor
+        # What may be borrowed from these queues, by flavor and resource: only of the same flavor
         lent = {}
         for lendable_queue in others:
             for flavor in _flavors(lendable_queue):

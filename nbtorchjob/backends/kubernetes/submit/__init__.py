@@ -1,1 +1,1 @@
-"""Sending a job, its next attempt, or its manifests."""
+"""Send a job, its next attempt, or its manifests."""

@@ -1,6 +1,6 @@
-"""A job once more: an ended one sent as a new job, and manifests to look at and to take away.
+"""Send an ended job again as a new job; show and export a job's manifests.
 
-Both read back what was sent, byte for byte. What would be sent is shown here, too.
+Both read back what was sent, byte for byte. The dry run, which shows what would be sent, is here, too.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from nbtorchjob.text.hints import hint
 
 
 async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
-    """Send what an ended job ran as a new job; return what is written down of that.
+    """Send what an ended job ran as a new job; return the new job's record.
 
-    With ``resume`` it goes on from the job's checkpoints. Raises ``SpecError`` for what the site has locked
-    or limited since, ``SubmitError``, ``ClusterError``.
+    With ``resume`` it goes on from the ended job's checkpoints. Raises ``SpecError`` for what the site has
+    locked or limited since, ``SubmitError``, ``ClusterError``.
     """
     info = await job.whole_info()
     if not await over(job):
@@ -69,7 +69,7 @@ async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
 
 @asynccontextmanager
 async def _resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> AsyncIterator[JobInfo]:
-    """Give the new job checkpoints of the old one; remove its copy again where the job can't be sent."""
+    """Give the new job the old one's checkpoints; remove its copy again if the job can't be sent."""
     stop = threading.Event()
     copying = asyncio.ensure_future(asyncio.to_thread(stores.resumed, spec, old, new, stop.is_set))
     try:
@@ -78,7 +78,7 @@ async def _resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> AsyncIterator[J
 
         async def remove() -> None:
             await asyncio.wait([copying])  # in a thread, which only ends by itself
-            with suppress(SubmitError):  # what is raised says why there is no job
+            with suppress(SubmitError):  # the raised error says why there is no job
                 await asyncio.to_thread(stores.clear_checkpoints, new)
 
         stop.set()
@@ -89,10 +89,10 @@ async def _resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> AsyncIterator[J
 async def _as_swapped(
     job: JobRef, info: JobInfo, packed: Packed | Stored
 ) -> tuple[Packed | Stored, list[tuple[str, str]]]:
-    """Have a payload begin with the job's code as it was swapped; return also these swaps' labels and texts.
+    """Return the payload with the job's swaps applied, and these swaps' labels and texts.
 
-    What lies in a store is sent as it is, and so is a swap that the record doesn't have whole. Raises
-    ``SubmitError`` for swaps that can't be read, or that make the payload too big.
+    A payload in a store is sent as it is. Swaps are left out from the first one on that the record doesn't
+    have whole. Raises ``SubmitError`` for swaps that can't be read, or that make the payload too big.
     """
     job_swaps = swaps.carried(await results.snapshot(job))
     if not job_swaps or not isinstance(packed, Packed):
@@ -101,7 +101,7 @@ async def _as_swapped(
     try:
         payloads = [unsealed(base64.b64decode(swap.payload), key) for swap in job_swaps]
         data = archive.with_swaps(bytes(packed.data), packed.key, payloads)
-    except (ValueError, PayloadError) as exc:  # whatever runs in a pod may write such a fact
+    except (ValueError, PayloadError) as exc:  # anything that runs in a pod may write such a fact
         raise SubmitError(f"a swap of {info.name} can't be read ({exc}): run its cell, as swapped") from exc
     swapped = replace(packed, data=memoryview(data))
     if packed.travels and not swapped.travels and not info.asked.cluster.storage:
@@ -113,7 +113,7 @@ async def _as_swapped(
 
 
 def _where_it_is(job: JobRef) -> JobSpec:
-    """Return the job's spec; what it left open is as it was decided then."""
+    """Return the job's spec; whatever it left open is filled in as it was decided then."""
     spec, scope = job.info.asked, job.scope
     pinned = replace(
         spec.cluster, context=scope.context or None, namespace=scope.namespace, kind=job.kind.name
@@ -124,7 +124,7 @@ def _where_it_is(job: JobRef) -> JobSpec:
 async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
     """Read the payload, and the key that it is signed with, back from the job's Secrets.
 
-    Raises ``ClusterError``, and ``SubmitError`` where some of it is gone.
+    Raises ``ClusterError``, and ``SubmitError`` if some of it is gone.
     """
     try:
         first = await job.secret()
@@ -133,7 +133,7 @@ async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
     key = package.value(first, package.KEY)
     if package.URL in package.data(first):
         url, _, digest = package.value(first, package.URL).decode().partition("\n")
-        # Who wrote the Secret may be somebody else, and it is this machine that reads what the URL leads to.
+        # Somebody else may have written the Secret, and this machine reads what the URL leads to.
         if not stores.holds_payload(info.asked.cluster.storage, url, digest):
             raise SubmitError(f"the payload of {info.name} is at {url[:200]!r}, not in its --storage")
         return Stored(url, digest, key, info.call, job.cache.ours)
@@ -145,7 +145,7 @@ async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
 
 
 async def dry_run(session: Session, sender: Submitter) -> str:
-    """Return the manifests as YAML, Secrets by their sizes only, and what the server says of them."""
+    """Return the manifests as YAML, Secrets by their sizes only, and what the server says about them."""
     try:
         draft = await sender.draft()
         comment = await _checked(session, draft)
@@ -173,8 +173,8 @@ async def _checked(session: Session, draft: Draft) -> str:
 
 
 async def shown(job: JobRef) -> str:
-    """Return the job's manifests as YAML, but for its Secrets. Raises ``ClusterError``, ``SubmitError``."""
-    # Of whoever may not read Secrets, too: their names are in the job object.
+    """Return the job's manifests as YAML, except its Secrets. Raises ``ClusterError``, ``SubmitError``."""
+    # This works without permission to read Secrets, too: their names are in the job object.
     packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(template.mounted(job.root)[1:]))
     draft = await _draft(job, packed, job.info)
     export = hint("export", job.info.name, "FOLDER")
@@ -185,13 +185,13 @@ async def shown(job: JobRef) -> str:
 async def manifests(job: JobRef) -> list[dict[str, Any]]:
     """Return the objects of a job of the same name that runs the same, the job object last.
 
-    They are made anew of what was submitted, not of what is on the cluster: webhooks add to that what they
-    would add again (Kueue 0.19 to a TrainJob's ``runtimePatches``), and the server notes it as if we had
-    written it. It is another run: what is left of the job meanwhile has no name that any of them has.
+    They are made again from what was submitted, not from what is on the cluster: webhooks have added to that
+    what they would add again (Kueue 0.19 to a TrainJob's ``runtimePatches``), and the server records it as if
+    we had written it. The new job is another run: whatever is left of the old one shares no name with it.
 
     The Secrets are small enough for ``kubectl apply``. A NetworkPolicy is among the objects, whether the job
-    requested one or not: what is given away isn't left open. Raises ``ClusterError``, and ``SubmitError``
-    where some of its payload is gone.
+    requested one or not: an exported job isn't left open. Raises ``ClusterError``, and ``SubmitError``
+    if some of the payload is gone.
     """
     info = await job.whole_info()
     packed, _ = await _as_swapped(job, info, await _packed_again(job, info))
@@ -213,13 +213,13 @@ async def _draft(job: JobRef, packed: Packed | Stored, info: JobInfo) -> Draft:
 
 
 def _in_order(draft: Draft) -> list[dict[str, Any]]:
-    """Return a draft's objects but for its Secrets, the job object last: nothing of it is missing then."""
+    """Return a draft's objects except its Secrets, the job object last: then nothing of it is missing."""
     job, *others = draft.manifests
     return [*others, job]
 
 
 def check_empty(folder: Path) -> None:
-    """Raise ``SpecError`` unless the folder can take an export: ``kubectl apply -f`` takes all in it."""
+    """Raise ``SpecError`` unless the folder can take an export: ``kubectl apply -f`` takes all its files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError("export", str(folder), "a folder that is empty, or doesn't exist yet")
 
@@ -229,11 +229,11 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for index, obj in enumerate(manifests):
-        # In the order of these names they are applied; nothing may run before its Secrets are there.
+        # They are applied in the order of these names; nothing may run before its Secrets exist.
         name = f"{index:03d}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
         head = ""
         if package.KEY in package.data(obj) and info.asked.secret_env:
-            # What to fill in, as a comment: values of variables that nothing shows aren't given away.
+            # What to fill in, as a comment: the values of hidden variables aren't exported.
             keys = [package.env_key(variable) for variable in info.asked.secret_env]
             head = (
                 "# Fill in the values of these variables, which aren't exported; "
@@ -253,6 +253,6 @@ def _private(path: Path, text: str) -> Path:
 
 
 def _with_sizes(secret: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a Secret with the sizes of its values in their place."""
+    """Return a Secret with the sizes of its values in place of the values."""
     sizes = {key: f"<{words.size(len(base64.b64decode(value)))}>" for key, value in secret["data"].items()}
     return {**secret, "data": sizes}

@@ -2,7 +2,7 @@
 
 It does no work of its own and has one thread, so its forks are safe; a fork of the kernel isn't
 (once a kernel has run a parallel operation, the first one in its fork hangs). Several notebooks
-share it. It ends by itself after a while without requests; jobs that run don't need it.
+share it. It ends by itself after a while without requests; running jobs don't need it.
 
 A request is one line of JSON on its socket: ``{"folder": …, "env": …, "cwd": …, "path": …}``; with
 ``{"import": true}`` it imports at once what it would import when it is idle, with ``{"stop": true}`` it ends.
@@ -53,7 +53,7 @@ _PRELOAD = (
     "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
     "torch.multiprocessing.spawn",
-    # Of the standard library, what a node and its ranks go on to import.
+    # Modules of the standard library that a node and its ranks import later.
     "asyncio",
     "encodings.idna",
     "inspect",
@@ -68,25 +68,25 @@ _PRELOAD = (
 # What a rank's first optimizer imports, 1.0 CPU s, in the order in which they need each other.
 _WHEN_IDLE = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 _PEER = struct.Struct("3i")  # of a Unix socket: the other end's process, user and group
-_QUIET_S = 1.0  # without a request, before the next of them
+_QUIET_S = 1.0  # without a request, before the next import when idle
 
 
 def warm_up() -> None:
-    """Have a pool start in the background, if none runs; does nothing where torch isn't installed."""
+    """Start a pool in the background, if none runs; no-op if torch isn't installed."""
     if importlib.util.find_spec("torch") is not None:
         _connect().close()
 
 
 @contextmanager
 def connected() -> Iterator[tuple[Process, Callable[[dict[str, Any]], None]]]:
-    """Hold a pool ready, started if need be, and return its process, and the way to send it a job.
+    """Connect to the pool, started if need be; yield its process, and a function that sends it a request.
 
     Raises ``SubmitError``.
     """
     try:
         with _connect() as connection:
-            # Asked of the connection, not of a file beside the socket: by a path that is too long for a
-            # socket, and one that isn't, two pools may serve from one folder.
+            # Taken from the connection, not from a file beside the socket: through two paths, of which only
+            # one is too long for a socket, two pools may serve from one folder.
             pid, _, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if not pid:
                 raise SubmitError(
@@ -111,7 +111,7 @@ def stop() -> None:
 
 
 def import_all() -> None:
-    """Have the pool import now what it otherwise imports when it is idle, and wait for that.
+    """Have the pool import now what it otherwise imports when it is idle, and wait until it has.
 
     Raises ``SubmitError`` if none can be started, ``OSError`` if it ends meanwhile.
     """
@@ -130,7 +130,7 @@ def _connect() -> socket.socket:
     connection = _try()
     if connection is not None:
         return connection
-    with locked(directory.pool_dir() / "lock"):  # of two notebooks that find no pool, one starts it
+    with locked(directory.pool_dir() / "lock"):  # if two notebooks find no pool, only one starts it
         connection = _try()
         if connection is not None:
             return connection
@@ -148,19 +148,19 @@ def _connect() -> socket.socket:
 def _start(folder: str) -> int:
     """Start a pool with that folder; return its process id."""
     # With the kernel's own sys.path it finds the torch that the notebook would import. Imports leave hardly
-    # any garbage: without looking for it they take three quarters of the time.
+    # any garbage: without collecting it they take three quarters of the time.
     code = f"import gc, sys; gc.disable(); sys.path[:] = {[p for p in sys.path if p]!r}; "
     code += f"from nbtorchjob.backends.local.launch import pool; pool.main({folder!r})"
     log = os.path.join(folder, "log")
-    # Not a Popen: that is for children one waits for, and this one outlives us on purpose.
+    # Not a Popen, which is for children to wait for: this one outlives its parent on purpose.
     return os.posix_spawn(
         sys.executable,
         [sys.executable, "-c", code],
-        # Who asks for a number of threads is given it on each rank; the others mustn't have this kernel's.
+        # A job that sets a number of threads gets it on each rank; others mustn't have this kernel's.
         {
             **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
             **supervisor.PAGES,
-            **folders.compiler_variables(),  # torch makes its folder as it is imported
+            **folders.compiler_variables(),  # torch makes its folder when it is imported
         },
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -168,7 +168,7 @@ def _start(folder: str) -> int:
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
-        # A launcher that ignores SIGCHLD passes that on, and nobody could wait for a child.
+        # A launcher that ignores SIGCHLD passes that on, and then no child could be waited for.
         setsigdef=_PLAIN_SIGNALS,
         setsigmask=(),
     )
@@ -188,7 +188,7 @@ def main(folder: str) -> None:
     """Serve requests at the socket in ``folder`` until none came for a while."""
     path = os.path.join(folder, "socket")
     os.chdir("/")
-    os.closerange(3, 1024)  # what the kernel left inheritable isn't for the pool to hold open
+    os.closerange(3, 1024)  # don't hold open what the kernel left inheritable
     with suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
@@ -199,17 +199,17 @@ def main(folder: str) -> None:
     for module in _PRELOAD:
         importlib.import_module(module)
     frozen.make_all()
-    directory.environment()  # a warden asks for it
+    directory.environment()  # cached here, as wardens need it
     supervisor.import_program()
     node.plain_logging()
-    # Each agent would start one of its own, a whole Python process: a forkserver hands it to what it forks.
+    # Else each agent would start its own tracker, a whole Python process: forkservers pass it to their forks.
     from multiprocessing import resource_tracker
 
     resource_tracker.ensure_running()
-    gc.freeze()  # a job may wait: what garbage there is, a megabyte, is looked for when there is time
+    gc.freeze()  # a job may wait: the megabyte of garbage is collected when there is time
     gc.enable()
     stopper = _serve(listener, float(os.environ.get(IDLE, _IDLE_S)), list(_WHEN_IDLE))
-    # In this order: who comes from here on finds no socket and starts a pool, who came before is served.
+    # In this order: later clients find no socket and start a pool, earlier ones are served.
     os.unlink(path)
     _serve(listener, 0.0, [])
     if stopper is not None:
@@ -219,7 +219,7 @@ def main(folder: str) -> None:
 
 
 def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> socket.socket | None:
-    """Serve until nobody came for so long, or somebody asks to stop: then return who waits for that."""
+    """Serve until idle for ``idle_s``, or until asked to stop: then return the connection that asked."""
     while True:
         listener.settimeout(min(idle_s, _QUIET_S) if unimported else idle_s)
         try:
@@ -239,7 +239,7 @@ def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> soc
             return connection
         if request and request.get("import"):
             _import(unimported, len(unimported))
-        elif request:  # without one, somebody only had a pool started
+        elif request:  # without one, the client only had a pool started
             _fork(request, listener, connection)
         connection.close()
         with suppress(ChildProcessError):
@@ -249,17 +249,17 @@ def _serve(listener: socket.socket, idle_s: float, unimported: list[str]) -> soc
 
 def _import(names: list[str], count: int) -> None:
     """Import the first of the names, and take them from the list."""
-    with warnings.catch_warnings():  # a rank has only its own filters; sympy adds one
+    with warnings.catch_warnings():  # a rank must have only its own filters, but sympy adds one
         for name in names[:count]:
-            with suppress(Exception):  # not the pool's to tell: a rank that needs it will
+            with suppress(Exception):  # not for the pool to report: a rank that needs the module will
                 importlib.import_module(name)
     del names[:count]
     node.plain_logging()
-    # Each fork draws numbers of its own: Python reseeds only ``random`` itself (sympy makes three more).
+    # Each fork must draw its own numbers: Python reseeds only ``random`` itself (sympy makes three more).
     for item in gc.get_objects():
         if type(item) is random.Random:
             os.register_at_fork(after_in_child=item.seed)
-    # What is here stays as it is, so that forks share its memory.
+    # What is here now is left as it is, so that forks share its memory.
     gc.unfreeze()
     gc.collect()
     gc.freeze()
@@ -273,7 +273,7 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
     try:
         if os.fork():
             return
-    except OSError as exc:  # this user may have no more processes: the other jobs' pool goes on
+    except OSError as exc:  # perhaps this user's limit of processes: the pool goes on for other jobs
         pool_client.give_up(job, exc)
         return
     code = 1
@@ -284,10 +284,10 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         death.adopt_orphans()
         if pid := os.fork():
-            # The warden: a supervisor that is killed adopts no orphans any more, so they come to this one.
+            # The warden: a killed supervisor adopts no orphans any more, so they come to this process.
             os.waitpid(pid, 0)
             death.kill_children()
-            pool_client.step()  # whoever waited for this one's place has it now
+            pool_client.step()  # a job that waited for this one's place may have it now
         else:
             supervisor.supervise(job.path, request)
         code = 0

@@ -1,7 +1,7 @@
-"""A job's way from its folder to a pool: of this process, or of the Python that submitted it first.
+"""Hands a job from its folder to a pool: this process's, or that of the Python that submitted it first.
 
-What a job takes of the process that submits it is written down in the job's folder, for whoever starts the
-job, and may hold what is secret there.
+What a job takes over from the process that submits it is written to the job's folder, for the process that
+starts the job, and may contain secrets.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from nbtorchjob.runtime.start import compilers
 from nbtorchjob.state import JobInfo
 
 _START_S = 60.0  # twice what a pool may take to start
-# Of the kernel, and wrong for a rank.
+# Prefixes of variables that are for the kernel, and wrong for a rank.
 _KERNEL_ONLY = ("JPY_", "IPYKERNEL_", "COLAB_")
 
 
 def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
-    """Return interpreter, environment, paths and limits of this process, as plain data.
+    """Return the interpreter, environment, paths and limits of this process, as plain data.
 
-    ``secrets`` are laid over the environment: variables whose values are in no record.
+    ``secrets`` override the environment: they are variables whose values are in no record.
     """
     env = {k: v for k, v in os.environ.items() if not k.startswith(_KERNEL_ONLY)}
     if "inline" in env.get("MPLBACKEND", ""):
         del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
-    # The one way to read it without setting it, which other threads would notice.
+    # The only way to read the umask without setting it, which other threads would notice.
     status = Path("/proc/self/status").read_text()
     return {
         "python": sys.executable,
@@ -58,12 +58,12 @@ def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
 
 
 _made: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
-_UNUSED_S = 24 * 3600.0  # so long no job had it
+_UNUSED_S = 24 * 3600.0  # for which no job has linked to it
 
 
 def put_down(job: JobDirectory) -> None:
-    """Link what this environment has into the job's folder; without it where the disk won't have that."""
-    # The file's name and content, made once for all that say the same
+    """Link a description of this environment into the job's folder; left out if the disk refuses it."""
+    # The file's name and content, made once for equal descriptions
     environment, origins = here.environment(), here.origins()
     if not _made or _made[0][:2] != (environment, origins):
         described = {
@@ -83,16 +83,16 @@ def put_down(job: JobDirectory) -> None:
             os.link(shared, job.environment)
         except FileExistsError:  # handed over once before
             return
-        except FileNotFoundError:  # the first
+        except FileNotFoundError:  # the first job of this environment
             job.environment.write_bytes(data)
             with suppress(FileExistsError):
                 os.link(job.environment, shared)
-        except OSError:  # file systems without links, or with no more of them
+        except OSError:  # file systems without links, or without any left
             job.environment.write_bytes(data)
 
 
 def thin_out() -> None:
-    """Remove what environments had that no job links to any more."""
+    """Remove the descriptions of environments that no job links to any more."""
     with suppress(OSError, NotOwnError):  # another process does the same
         for path in directory.environments_dir().iterdir():
             status = path.stat()
@@ -103,7 +103,7 @@ def thin_out() -> None:
 def begin(
     info: JobInfo, fill: Callable[[JobDirectory], None], hand_over: Callable[[JobDirectory], None]
 ) -> None:
-    """Make the job's folder, which ``fill`` fills, and hand it over; nothing is left where that fails.
+    """Make the job's folder, which ``fill`` fills, and hand it over; nothing is left if that fails.
 
     Raises ``SubmitError``.
     """
@@ -121,7 +121,7 @@ def begin(
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Tell what this machine refuses in one line: raise ``SubmitError`` for it."""
+    """Turn an ``OSError`` into a ``SubmitError`` that says in one line what this machine refuses."""
     try:
         yield
     except NBTorchJobError:
@@ -132,7 +132,7 @@ def refused() -> Iterator[None]:
 
 
 def start_here(*jobs: JobDirectory) -> None:
-    """Have jobs started by this Python's pool, each when its turn comes. Raises ``SubmitError``."""
+    """Have this Python's pool start jobs, each when its turn comes. Raises ``SubmitError``."""
     for job in jobs:
         put_down(job)
     new = [queue.place(job) for job in jobs]
@@ -147,9 +147,9 @@ def step() -> None:
 
 
 def _start(places: Sequence[Place], mine: Collection[str]) -> bool:
-    """Start jobs, each by the Python that it was sent from; return whether one couldn't be.
+    """Start jobs, each with the Python that sent it; return whether one couldn't be started.
 
-    Raises ``SubmitError`` for one of ``mine``.
+    Raises ``SubmitError`` if that is one of ``mine``.
     """
     refused = False
     try:
@@ -173,23 +173,23 @@ def _start(places: Sequence[Place], mine: Collection[str]) -> bool:
 
 
 def give_up(job: JobDirectory, exc: Exception) -> None:
-    """Close a job that couldn't be started, as whoever submitted it no longer waits for that."""
+    """Close a job that couldn't be started, as its submitter no longer waits for the start."""
     with suppress(OSError, NBTorchJobError):
         error = shortage.explained(from_exception(exc), exc).to_json()
         job.close_unbegun("NodeFailed", node=0, code=shortage.code_of(exc), error=error)
 
 
 def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
-    """Have this Python's pool start the job, a group's run with GPUs of its own. Raises ``SubmitError``."""
+    """Have this Python's pool start the job; a group's run gets its own GPUs. Raises ``SubmitError``."""
     asked, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
     env = info.asked.env
     asked["env"] = {**compilers.chosen(asked["env"]), **env}
     if info.group and gpus:
         asked["env"][processes.VISIBLE] = ",".join(gpus)
-    # As a Python that was started with it would: before all that this one has.
+    # As in a Python that was started with it: before all entries of this one
     ahead = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
     asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
-    # A job of before the machine, or its container, was started anew may know other CPUs.
+    # A job from before a restart of the machine, or of its container, may list other CPUs.
     asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
     with pool.connected() as (process, send):
         job.hand_to(process, directory.pool_dir())
@@ -197,7 +197,7 @@ def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
 
 
 def as_before(job: JobDirectory) -> None:
-    """Have the pool of the Python that took the job down start it: ours may have no torch, or another.
+    """Have the pool of the job's own Python start it: this one may have no torch, or another version.
 
     Raises ``SubmitError``.
     """
@@ -206,7 +206,7 @@ def as_before(job: JobDirectory) -> None:
 
 def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
     asked = job.request()
-    # As pools are started: with the path that the notebook had, so that it finds what that one found.
+    # As pools are started: with the notebook's path, so that it finds what the notebook found.
     code = f"import sys; sys.path[:] = {asked['path']!r}; "
     code += "from nbtorchjob.backends.local.launch import pool_client; "
     code += f"pool_client.main({how!r}, {str(job.path)!r}, {[*gpus]!r})"
@@ -232,7 +232,7 @@ def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
 
 
 def main(how: str, folder: str, gpus: Sequence[str]) -> None:
-    """Hand over the job in ``folder``, or start it; what hinders that is the last line that is written."""
+    """Hand over the job in ``folder``, or start it; if that fails, the last line of output says why."""
     job = JobDirectory(Path(folder))
     try:
         start_here(job) if how == "here" else start(job, gpus)

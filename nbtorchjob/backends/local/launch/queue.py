@@ -1,17 +1,17 @@
 """Whose turn it is on this machine: a job waits until there is room for its ranks.
 
     queue/waiting/NAME    what a job takes up, in a line of JSON, until its turn comes
-    queue/running/NAME    the same of one whose turn has come, until it has ended
+    queue/running/NAME    the same for a job whose turn has come, until it has ended
 
-No process lives for this. Whoever submits a job, whoever saw one end (its warden) and who follows one that
-waits takes the next step, one at a time: what has ended leaves, what there is room for now is returned, to be
-started. So a kernel or a pool that dies takes nothing along.
+No process is dedicated to this. The processes that submit a job, that saw one end (its warden) or that follow
+a waiting one take the next step, one at a time: jobs that have ended leave, and those that there is room for
+now are returned, to be started. So nothing is lost when a kernel or a pool dies.
 
-Jobs of their own don't wait for runs of a group, only for each other; runs wait for all. So a sweep keeps
-nobody waiting, and this machine has at most twice as many ranks as it has room for. In each of the two
-classes kernels take turns, and nobody is overtaken by who needs less room. Labs hold no place: mostly they
-rest. A job of which a rank is stopped in the debugger gives its place up meanwhile: that may take hours. GPUs
-are shared by none: a run has one for each rank of a node, any other job all that it sees.
+Single jobs don't wait for runs of a group, only for each other; runs wait for all jobs. So a sweep keeps no
+single job waiting, and this machine has at most twice as many ranks as it has room for. In each of the two
+classes kernels take turns, and no job is overtaken by one that needs less room. Labs hold no place, as they
+mostly rest. A job with a rank that is stopped in the debugger gives up its place meanwhile, which may take
+hours. GPUs are never shared: a run has one for each rank of a node, any other job all that it sees.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from nbtorchjob.machine.processes import Process, locked
 from nbtorchjob.state.facts.factlines import UNREADABLE
 
 RANKS = "NBTORCHJOB_RANKS_AT_ONCE"  # how many there is room for, by default as many as cores; 0: no limit
-_LAST = 128  # bytes at the end of a job's facts, for the word that it is closed
+_LAST = 128  # bytes at the end of a job's facts, enough for ``Closed``
 _DAMAGED = (OSError, DamagedError, *UNREADABLE)
 
 
 class Place(FrozenDataclass):
-    """What a job takes up of this machine, and what decides when its turn comes.
+    """The share of this machine that a job occupies, and what decides when its turn comes.
 
-    ``most`` is how many ranks its sender has room for, None without a limit. Of the GPUs in ``gpus`` it needs
-    so many as ``wants``, and ``holds`` those once it runs. ``starter`` is who starts it. One that runs
-    ``beside`` others waits for no room, only for its GPUs.
+    ``most`` is how many ranks its sender has room for, None without a limit. It needs ``wants`` of the GPUs
+    in ``gpus``, and has those in ``holds`` once it runs. ``starter`` is the process that starts it. A job
+    that runs ``beside`` others waits for no room, only for its GPUs.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Place(FrozenDataclass):
 
 
 class Behind(NamedTuple):
-    """How many jobs one that waits is behind, and what holds the places that it waits for."""
+    """How many jobs a waiting job is behind, and which hold the places that it waits for."""
 
     many: int
     mine: Place
@@ -76,7 +76,7 @@ class Behind(NamedTuple):
 
 
 def place(job: JobDirectory) -> Place:
-    """Return what a job takes up that this process sends."""
+    """Return the place of a job that this process sends."""
     info, me = job.info(), Process.of(os.getpid())
     visible = info.asked.env.get(processes.VISIBLE)
     lab = info.lab is not None
@@ -98,7 +98,7 @@ def place(job: JobDirectory) -> Place:
 
 
 def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
-    """Return those whose turn it is, in their order, with the GPUs that they hold then."""
+    """Return the jobs whose turn it is, in order, with the GPUs that they hold from then on."""
     waiting, running = [*waiting], [*running]
     places: list[Place] = []
     for entry in [entry for entry in waiting if entry.beside]:
@@ -107,12 +107,12 @@ def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
             places.append(replace(entry, holds=tuple(free[: entry.wants])))
             running.append(places[-1])
         waiting.remove(entry)
-    spoken_for: set[str] = set()  # GPUs that a job of its own waits for
+    spoken_for: set[str] = set()  # GPUs that a single job waits for
     for grouped in (False, True):
         for entry in _in_turn([w for w in waiting if bool(w.group) is grouped], running):
             alike = sum(other.group == entry.group for other in running)
             if entry.at_once is not None and alike >= entry.at_once:
-                continue  # its group has no room for it, which is nobody else's matter
+                continue  # its group has no room for it, which doesn't hold up other jobs
             free = [gpu for gpu in _free(entry, running) if gpu not in spoken_for]
             others = sum(r.ranks for r in running if entry.group or not r.group)
             fits = entry.most is None or not others or not entry.ranks or others + entry.ranks <= entry.most
@@ -130,7 +130,7 @@ def _free(entry: Place, running: Iterable[Place]) -> list[str]:
 
 
 def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> int | None:
-    """Return how many jobs one that waits is behind; None where it doesn't wait."""
+    """Return how many jobs a waiting job is behind; None if it doesn't wait."""
     mine = next((entry for entry in waiting if entry.name == name), None)
     if mine is None:
         return None
@@ -141,7 +141,7 @@ def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> 
 
 
 def _in_the_way(mine: Place, running: Iterable[Place]) -> list[Place]:
-    """Return the jobs that run and have what ``mine`` waits for: places, or GPUs, which no two jobs share."""
+    """Return the running jobs that have what ``mine`` waits for: places, or GPUs, which aren't shared."""
     running = [*running]
     gpus = {*mine.gpus} if len(_free(mine, running)) < mine.wants else set[str]()
     return [
@@ -152,7 +152,7 @@ def _in_the_way(mine: Place, running: Iterable[Place]) -> list[Place]:
 
 
 def _in_turn(waiting: Iterable[Place], running: Collection[Place]) -> list[Place]:
-    """Return some of one class in the order of their turns: kernels one after the other."""
+    """Return waiting jobs of one class in the order of their turns: kernels take turns."""
     turns = Counter(entry.sender for entry in running)
     order = []
     for entry in sorted(waiting, key=lambda place: place.at):
@@ -162,7 +162,7 @@ def _in_turn(waiting: Iterable[Place], running: Collection[Place]) -> list[Place
 
 
 def take(new: Sequence[Place] = ()) -> list[Place]:
-    """Take the next step, with jobs that are ``new``; return those that the caller starts now."""
+    """Take the next step, with the ``new`` jobs; return those that the caller is to start now."""
     me = Process.of(os.getpid())
     with _alone() as folder:
         running, waiting = _read(folder / "running"), _read(folder / "waiting")
@@ -172,14 +172,14 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
             if goes_on:
                 going[name] = entry
             elif goes_on is None and name not in waiting:
-                waiting[name] = entry  # whoever was to start it is gone
+                waiting[name] = entry  # the process that was to start it is gone
                 _write(folder / "waiting", entry)
             if not goes_on:
                 (folder / "running" / name).unlink(missing_ok=True)
         for name in [name for name in waiting if name in going or _over(name)]:
             (folder / "waiting" / name).unlink(missing_ok=True)
             del waiting[name]
-        # Behind all that wait: the clock may have been set back since those came.
+        # New jobs go behind all that wait: the clock may have been set back since those came.
         latest, fresh = max((place.at for place in waiting.values()), default=-math.inf), []
         for place in new:
             latest = max(place.at, math.nextafter(latest, math.inf))
@@ -198,7 +198,7 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
 
 
 def give_back(places: Iterable[Place]) -> None:
-    """Let others start those of the jobs that the caller was to start, and hasn't handed over."""
+    """Let other processes start the jobs that the caller was to start and hasn't handed over."""
     with _alone() as folder:
         for entry in places:
             if (folder / "running" / entry.name).exists():
@@ -206,14 +206,14 @@ def give_back(places: Iterable[Place]) -> None:
 
 
 def _goes_on(entry: Place) -> bool | None:
-    """Whether a job whose turn has come runs, or is being started; None where nobody will start it."""
+    """Whether a job whose turn has come runs, or is being started; None if no process will start it."""
     job = JobDirectory(directory.jobs_dir() / entry.name)
     try:
         if job.supervisor() is None and job.handover() is None and job.events.exists():
             return True if entry.starter is not None and entry.starter.alive() else None
         if liveness.why(job) is not None:
             return False
-        # One that has said its last word has a supervisor for a moment more, and takes no room.
+        # A job that is closed has a supervisor for a moment more, but takes no room.
         with open(job.events, "rb", opener=plain) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
             return b'"Closed"' not in file.read().rstrip().rpartition(b"\n")[2]
@@ -222,7 +222,7 @@ def _goes_on(entry: Place) -> bool | None:
 
 
 def leave(name: str) -> bool:
-    """Take a job out; return whether it was in."""
+    """Remove a job from the queue; return whether it was in it."""
     with _alone() as folder:
         present = False
         for where in ("waiting", "running"):
@@ -233,7 +233,7 @@ def leave(name: str) -> bool:
 
 
 def put_beside(name: str) -> bool:
-    """Let a job that waits run beside what has its places; return whether it waited."""
+    """Let a waiting job run beside those that have its places; return whether it waited."""
     with _alone() as folder:
         entry = _read(folder / "waiting").get(name)
         if entry is not None:
@@ -242,7 +242,7 @@ def put_beside(name: str) -> bool:
 
 
 def behind(name: str) -> Behind | None:
-    """Return what a job waits for; None where it doesn't wait."""
+    """Return what a job waits for; None if it doesn't wait."""
     if not liveness.queued(name):
         return None
     waiting, running = _known.look(directory.queue_dir())
@@ -255,13 +255,13 @@ def behind(name: str) -> Behind | None:
 
 
 def _taken(entry: Place) -> Place:
-    """Return what a job that runs takes up: no place where a rank is stopped, which may take hours."""
+    """Return the place of a running job, without ranks while one is stopped, which may take hours."""
     path = directory.jobs_dir() / entry.name
     return replace(entry, ranks=0) if entry.ranks and any(path.glob("*/stopped-*")) else entry
 
 
 class _Known:
-    """What lies in the queue, read again only where something has come or gone."""
+    """The contents of the queue, read again only if a job has come or gone."""
 
     def __init__(self) -> None:
         self._marks: tuple[object, ...] = ()
@@ -280,7 +280,7 @@ _known = _Known()
 
 
 def _over(name: str) -> bool:
-    """Whether a job that waits is gone, or was ended before it began."""
+    """Whether a waiting job is gone, or was ended before it began."""
     job = JobDirectory(directory.jobs_dir() / name)
     try:
         return not job.events.exists() or job.supervisor() is not None
@@ -307,5 +307,5 @@ def _read(folder: Path) -> dict[str, Place]:
 
 
 def _write(folder: Path, entry: Place) -> None:
-    # Whoever reads it has the lock, or can do without one that is half there.
+    # Readers have the lock, or can do without a half-written entry.
     (folder / entry.name).write_text(json.dumps(asdict(entry)))

@@ -1,6 +1,6 @@
-"""Jobs: all of them, one, and what can be done to one.
+"""Routes of jobs: all of them, one, and what can be done to one.
 
-A job's texts and pages take functions that block, so they run in a lane.
+The functions that make a job's texts and pages block, so they run in a lane.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def window(pieces: Iterator[bytes], limit: int | None) -> Iterator[bytes]:
 T = TypeVar("T")
 
 _SET_S = 30.0  # for ranks to come to one call: the request itself has a minute
-_AT_ONCE = 256  # records that are written before others are served: thousands take tens of milliseconds
+_AT_ONCE = 256  # records to write before serving other requests: thousands take tens of milliseconds
 
 
 class JobsHandler(Api):
@@ -82,7 +82,7 @@ class JobsHandler(Api):
     async def get(self) -> None:
         """Return ``{"jobs": […], "notes": […], …}``: records, oldest first, and why some may be missing.
 
-        Those whose ids begin as one of ``unseen`` may be there all the same, or have changed by now.
+        Jobs whose ids begin with one of ``unseen`` may exist without being listed, or have changed by now.
 
         ``mark`` stands for this answer. With a mark as ``known``, only jobs that are new or changed since
         then are returned, and the ids of those that were ``removed``; unless the answer is ``whole``, as
@@ -94,7 +94,7 @@ class JobsHandler(Api):
 
 
 async def jobs_json(news: News, notes: Sequence[Note]) -> str:
-    """Return jobs as JSON; others are served in between."""
+    """Return jobs as JSON, serving other requests in between."""
     parts = []
     for at in range(0, len(news.jobs), _AT_ONCE):
         parts.append(", ".join(map(json.dumps, news.jobs[at : at + _AT_ONCE])))
@@ -115,7 +115,7 @@ class JobHandler(Api):
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return its record."""
+        """Return the job's record."""
         job = JobId.parse(id)
         known = _watch(self).job(job)
         if known is None or self.run not in ("", run_at(known["created"])):
@@ -125,10 +125,10 @@ class JobHandler(Api):
     @web.authenticated
     @authorized
     async def delete(self, id: str) -> None:
-        """End it if it runs, and remove all that is kept of it; 204 once that is done."""
+        """End the job if it runs, and remove all that is kept of it; 204 once that is done."""
 
         def delete(backend: Backend, name: str) -> None:
-            with suppress(DamagedError):  # nothing of its record need be known
+            with suppress(DamagedError):  # its record isn't needed
                 backend.info(name)
             backend.delete(name)
 
@@ -137,14 +137,14 @@ class JobHandler(Api):
 
 
 class VerbHandler(Api):
-    """Changes to a job that stays."""
+    """Changes to a job, other than its deletion."""
 
     @web.authenticated
     @authorized
     async def post(self, id: str, verb: str) -> None:
-        """Cancel, suspend or resume it, or have it tell its stacks; 204 once that was requested.
+        """Cancel, suspend, resume or start it, end a lab, or sample its stacks; 204 once that was requested.
 
-        Repeating it changes nothing.
+        Repeating a request changes nothing.
         """
         if verb not in CHANGES:
             raise web.HTTPError(HTTPStatus.NOT_FOUND, f"a POST to a job must be one of {', '.join(CHANGES)}")
@@ -153,7 +153,7 @@ class VerbHandler(Api):
             try:
                 backend.info(name)  # raises for a missing job, whose end would silently change nothing
             except DamagedError:
-                if verb != "cancel":  # to end a job nothing of its record need be known
+                if verb != "cancel":  # its record isn't needed to end a job
                     raise
             CHANGES[verb](backend, name)
 
@@ -167,14 +167,14 @@ class ValuesHandler(Api):
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return them by name, as far as they are known."""
+        """Return the values that are known, with their names."""
         pairs = await self.of(JobId.parse(id), swapping.values)
         self.finish({"values": [{"name": name, "value": value} for name, value in pairs]})
 
     @web.authenticated
     @authorized
     async def post(self, id: str) -> None:
-        """Set each ``value``, such as ``lr=1e-4``, on all ranks at one step; return what became of it."""
+        """Set each ``value``, such as ``lr=1e-4``, on all ranks at one step; return the outcome."""
         words = self.get_arguments("value")
         if not words:
             raise MalformedError("value: got none, but it must be NAME=VALUE, once for each value")
@@ -183,12 +183,12 @@ class ValuesHandler(Api):
 
 
 class NoteHandler(Api):
-    """A person's note on a job, and its tags."""
+    """A job's note and tags."""
 
     @web.authenticated
     @authorized
     async def put(self, id: str) -> None:
-        """Replace both by those of the body, ``{"note": …, "tags": […]}``; 204 once they are stored."""
+        """Replace both with those in the body, ``{"note": …, "tags": […]}``; 204 once they are stored."""
         asked = self.get_json_body()
         body = asked if isinstance(asked, dict) else {}
         note, tags = body.get("note"), body.get("tags")
@@ -211,9 +211,10 @@ class RetryHandler(Api):
     @web.authenticated
     @authorized
     async def post(self, id: str) -> None:
-        """Start it as a new job, a different one each time; return the new job's record.
+        """Start the retry as a new job, a different one each time; return the new job's record.
 
-        A request that comes while the job is being started, also after another one's 504, gets that job.
+        A request that comes while such a job is being started, also after an earlier one's 504, gets that
+        job.
         """
         verb = "continue" if self.resumes else "retry"
         info = await _change(
@@ -240,7 +241,7 @@ def _watch(handler: Api) -> Watch:
 
 
 async def _change(handler: Api, job: JobId, work: Callable[[Backend, str], T], once: str = "") -> T:
-    """Do something to a job, and make the outcome visible to everybody."""
+    """Do something to a job, and look at it again, so that all pages see the outcome."""
     try:
         return await handler.of(job, work, once)
     finally:
@@ -263,12 +264,12 @@ class PageHandler(Api):
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return what ``%torchjob describe`` shows, its options and its code: titled parts, as data."""
+        """Return what ``%torchjob describe`` shows, the job's options and its code: titled parts, as data."""
         self.finish(await self.of(JobId.parse(id), described))
 
 
 class CompareHandler(Api):
-    """Jobs held against each other."""
+    """Jobs compared with each other."""
 
     @web.authenticated
     @authorized
@@ -294,12 +295,12 @@ class CardHandler(Api):
 
 
 class ManifestsHandler(Api):
-    """What runs a job on a cluster."""
+    """The manifests that run a job on a cluster."""
 
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return the YAML of its objects except Secrets; 409 for a job that has none."""
+        """Return the YAML of the job's objects except Secrets; 409 for a job that has none."""
         manifests = await self.of(
             JobId.parse(id), lambda backend, name: able(backend, Exports, "manifests", name).manifests(name)
         )

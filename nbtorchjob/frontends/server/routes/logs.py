@@ -1,4 +1,4 @@
-"""Routes of what ranks have written: their logs, a list of a job's files, and one of these files."""
+"""Routes of what ranks have written: their logs, lists of a job's files, and single files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDED, _BROKEN = 1000, 1011  # why a websocket is closed (RFC 6455, 7.4.1)
 
 
 class Streamed(Api):
-    """What is sent in pieces."""
+    """A handler whose answer is sent in pieces."""
 
     async def stream(self, job: JobId, pieces: Iterator[bytes], type_: str) -> None:
         """Send the pieces as fast as they are read, with one of them in memory."""
@@ -52,7 +52,7 @@ class Streamed(Api):
         self.finish(set_content_type=type_)
 
     def break_off(self, exc: Exception) -> None:
-        """End an answer that has begun so that it isn't taken for a whole one."""
+        """End an answer that has begun, so that it isn't taken for a complete one."""
         self.detach().close()
 
 
@@ -64,7 +64,7 @@ class LogHandler(Streamed):
     async def get(self, id: str, rank: str) -> None:
         """Return the log from byte ``offset`` on, streamed; or ``limit`` bytes of it.
 
-        With ``limit``, ``X-Log-End`` is the offset to continue from; if less came, there is no more yet.
+        With ``limit``, ``X-Log-End`` is the offset to continue from; if fewer came, there are no more yet.
         """
         job, rank_ = JobId.parse(id), number("rank", rank)
         offset, text = number("offset", self.get_argument("offset", "0")), self.get_argument("limit", "")
@@ -107,7 +107,7 @@ class ArchiveHandler(Streamed):
 
 
 class ArtifactsHandler(Api):
-    """What ranks left below ``artifacts_dir()``."""
+    """Files that ranks left below ``artifacts_dir()``."""
 
     @web.authenticated
     @authorized
@@ -122,12 +122,12 @@ class ArtifactsHandler(Api):
 
 
 class ArtifactsArchiveHandler(Streamed):
-    """The same as one zip archive, below the job's name."""
+    """A job's artifacts as one zip archive, below the job's name."""
 
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return their files; 409 where there are none."""
+        """Return the artifacts of an ``attempt``, by default of the newest that left any; 409 for none."""
         job, attempt = JobId.parse(id), _attempt(self)
 
         def find(at: Backend, name: str) -> tuple[str, Iterator[bytes]]:
@@ -148,12 +148,12 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
     """A job and its logs, over a websocket.
 
     Text messages are JSON: ``{"job": RECORD, "failed": {"rank", "round"} or null}`` first and as it changes,
-    ``{"loaded": true}`` once all that there was at first was sent and more may come, ``{"end": true}``
-    last, or ``{"message": …}`` for what went wrong on the way; ``{}`` comes where nothing else has for half a
-    minute. Binary ones are parts of logs:
-    ``RANK.ROUND.OFFSET``, a space and ``BYTES:TIME,…`` (when so many bytes were written: milliseconds since
-    the epoch, then since the one before), a newline and the bytes from that offset on. Each byte
-    comes once, except those already known according to ``since``. The client sends nothing.
+    ``{"loaded": true}`` once everything written before the request was sent and more may come,
+    ``{"end": true}`` last, or ``{"message": …}`` if something went wrong on the way; ``{}`` is sent when
+    nothing else was for half a minute. Binary messages are parts of logs: ``RANK.ROUND.OFFSET``, a space and
+    ``BYTES:TIME,…`` (when that many bytes were written: in milliseconds since the epoch, then since the
+    previous item), a newline and the bytes from that offset on. Each byte is sent once, except those already
+    known according to ``since``. The client sends nothing.
     """
 
     _events: AsyncGenerator[Message, None]
@@ -166,7 +166,7 @@ class LogsSocket(WebSocketMixin, WebSocketHandler, Api):
     @ws_authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Follow the job's logs over a websocket; 426 for another request."""
+        """Follow the job's logs over a websocket; 426 for a plain request."""
         if self.request.headers.get("Upgrade", "").lower() != "websocket":
             raise web.HTTPError(
                 HTTPStatus.UPGRADE_REQUIRED, "following logs needs a websocket; GET logs/RANK returns one log"
@@ -242,12 +242,12 @@ MOST_SHOWN = 8 << 20  # bytes of a file that one answer may hold in memory
 
 
 class FilesHandler(Api):
-    """What ranks have written below ``artifacts_dir()`` and ``checkpoint_dir()``."""
+    """Files that ranks have written below ``artifacts_dir()`` and ``checkpoint_dir()``."""
 
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return what there is at or below ``file`` now; of an ended job what came home."""
+        """Return the files at or below ``file`` now; for an ended job, those that came home."""
         path = self.get_argument("file", "")
 
         def find(at: Backend, name: str) -> dict[str, Any]:
@@ -262,15 +262,15 @@ class FilesHandler(Api):
 
 
 class FileHandler(Streamed):
-    """One of these files, as bytes that no browser opens."""
+    """A file that ranks have written, as bytes that no browser opens."""
 
     @web.authenticated
     @authorized
     async def get(self, id: str) -> None:
-        """Return the ``file``, of the first node that has it unless a ``node`` is named.
+        """Return the ``file``, from the first node that has it unless a ``node`` is named.
 
-        All of it is streamed as a download. With ``limit`` so many bytes of it are returned, and
-        ``X-File-Size`` is the size of all.
+        The whole file is streamed as a download. With ``limit``, that many bytes of it are returned, and
+        ``X-File-Size`` is the size of the whole file.
         """
         job, path = JobId.parse(id), self.get_argument("file", "")
         node_text, limit_text = self.get_argument("node", ""), self.get_argument("limit", "")

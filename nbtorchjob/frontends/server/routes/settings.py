@@ -1,6 +1,6 @@
-"""What a job can be given here: the options, the profiles, and whether all that they need is there.
+"""Routes of a job's settings: the options, the profiles, and whether everything that they need is there.
 
-The option table as JSON Schema (pure): what somebody else's form needs to know of a profile.
+Also the option table as JSON Schema (pure): what other programs' forms need to know about a profile.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _TYPES: dict[str, Schema] = {
 def profile() -> Schema:
     """Return the schema (2020-12) of a profile: of the table ``[profiles.NAME]`` in ``nbtorchjob.toml``.
 
-    It knows names and types; ``profiles.load`` checks the relations between options and the grammar of
-    texts. Besides JSON Schema's own keywords an option has ``x-group``, ``x-unit`` and, where its texts
-    aren't plain values, ``x-form``: how one is written.
+    It describes names and types; ``profiles.load`` checks the relations between options and the grammar of
+    texts. Besides JSON Schema's own keywords an option has ``x-group``, ``x-unit`` and, if its texts aren't
+    plain values, ``x-form``: how one is written.
     """
     described = {}
     for key, option in KEYS.items():
         notes: Schema = {"default": read(option, option.default, option.key)} if option.default else {}
-        if value_at(option, _PLAIN) is False:  # others that aren't given are a site's to set
+        if value_at(option, _PLAIN) is False:  # a site may set others that aren't given
             notes["default"] = False
         notes["x-group"] = _TITLES[option.home]
         if option.unit:
@@ -89,11 +89,11 @@ _OTHERS: tuple[tuple[str, Any], ...] = (("number", 1.5e9), ("integer", 2), ("obj
 
 
 def _takes(o: Option, value: Any) -> bool:
-    """Return whether a text, or one of a mapping's texts, may be of that type."""
+    """Whether an option's text, or one of its mapping's texts, may be of that value's type."""
     if o.takes not in ("text", "pairs"):
         return False
-    # The field itself is asked, as the table doesn't know a text's grammar. The name is one that all
-    # mappings accept: a variable's, a label's, a resource's.
+    # Try it with the field itself, as the table doesn't know a text's grammar. The name is one that all
+    # mappings accept: for a variable, a label or a resource.
     candidate = {"example.com/a": value} if o.takes == "pairs" else value
     try:
         overlay(JobSpec(), {o: candidate}, lambda option: option.key)
@@ -119,7 +119,7 @@ class _AtNotebook(Api):
     """Requests about a notebook: profiles are searched in its folder and above, as its kernel does."""
 
     def folder(self) -> Path:
-        """Return where to search from; raises ``MalformedError`` for what isn't below the server's root."""
+        """Return where to search from; raises ``MalformedError`` for a path outside the server's root."""
         path = self.get_argument("path", "", strip=False)
         parts = PurePosixPath(path.strip("/")).parts
         if ".." in parts:
@@ -136,9 +136,9 @@ class ProfilesHandler(_AtNotebook):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Return the profiles that the notebook at ``path`` finds, and the name of its default or null.
+        """Return the profiles that the notebook at ``path`` finds, and the name of the default one or null.
 
-        Each has the line that selects it and the whole spec that results. ``notes`` name those that can't
+        Each has the line that selects it and the whole spec that results. ``notes`` say which profiles can't
         be used, and why; 409 for a file that can't be read.
         """
         folder = self.folder()
@@ -151,7 +151,7 @@ class ProfilesHandler(_AtNotebook):
                     line = options.magic_line(JobSpec(), CellOptions(profile=name))
                     spec = profiles.load(name, cwd=folder).to_json()
                     by_name[name] = {"line": f"%%torchjob {line}", "spec": spec}
-                except NBTorchJobError as exc:  # the others are still there
+                except NBTorchJobError as exc:  # the other profiles are still there
                     notes.append(str(exc))
             return {"default": profiles.default_name(cwd=folder), "profiles": by_name, "notes": notes}
 
@@ -159,7 +159,7 @@ class ProfilesHandler(_AtNotebook):
 
 
 class DoctorHandler(_AtNotebook):
-    """What a job would need."""
+    """A check of what a job would need."""
 
     @web.authenticated
     @authorized
@@ -182,6 +182,6 @@ class DoctorHandler(_AtNotebook):
 
         spec = await self.ask("profiles", find)
         there = lane(spec.backend, spec.cluster.context)
-        # It has a lane of its own: it asks much, and mustn't take room from what is done to jobs.
+        # In a lane of its own: it makes many requests, and mustn't take room from what is done to jobs.
         findings = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
         self.finish({"findings": [asdict(finding) for finding in findings]})

@@ -1,6 +1,6 @@
 """A followed job as messages to a page: read on our own event loop, sent on the server's.
 
-What comes while the page is busy travels together, and no more is read than the page accepts: at most
+What arrives while the page is busy is sent together, and no more is read than the page accepts: at most
 about a megabyte of a log is in memory, however long the log is.
 """
 
@@ -23,10 +23,10 @@ PIECE_BYTES = 1 << 18  # of a log in one message, without its head
 _ROOM_BYTES = 1 << 20  # of logs that wait to be taken
 _HEAD_BYTES = 512  # of memory for a message, besides its text
 _PACE_S = 0.5  # between two records
-_QUIET_S = 0.3  # with nothing old: then all of it was told
-_NEW_S = 1.0  # that what is new may seem old: hosts' clocks differ
-_FIRST_S = 0.1  # for the facts that are there already, before the first record
-BEAT_S = 30.0  # between two messages, at most: no page sees a websocket's pings, nor that its server is gone
+_QUIET_S = 0.3  # without old log bytes, after which all of them count as sent
+_NEW_S = 1.0  # by which new bytes may seem old: hosts' clocks differ
+_FIRST_S = 0.1  # for facts that are there already to arrive before the first record
+BEAT_S = 30.0  # between two messages, at most: a page sees neither pings nor that its server is gone
 
 
 async def messages(
@@ -37,13 +37,14 @@ async def messages(
 ) -> AsyncGenerator[Message, None]:
     """Yield the state by ``show``, now and as it changes, and the logs of these ranks (None: all).
 
-    A part of a log is a head, a newline and bytes. The head is ``RANK.ROUND.OFFSET``, the offset that of the
-    first of these bytes, and, where it is known when they were written, a space and ``BYTES:TIME,…``: so many
-    bytes were written at that time, in milliseconds since the epoch, from the second on since the one before.
+    A part of a log is a head, a newline and bytes. The head is ``RANK.ROUND.OFFSET``, with the offset of the
+    first of these bytes, and if it is known when they were written, a space and ``BYTES:TIME,…``: that many
+    bytes were written at that time, in milliseconds since the epoch for the first item, and since the
+    previous item for later ones.
 
-    ``{"loaded": True}`` follows once what was written earlier than this was asked for is told, unless the
-    end comes first: ``{"end": True}`` is the last message. ``{}`` only says that there is nothing new. Raises
-    what ``events`` raises once all before it was given.
+    ``{"loaded": True}`` follows once everything written before this call was yielded, unless the end comes
+    first: ``{"end": True}`` is the last message. ``{}`` only says that there is nothing new. Raises what
+    ``events`` raises, after everything before it was yielded.
     """
     box = _Box(JobState(info), ranks, show)
     following = loop.start(box.fill(events))
@@ -61,13 +62,13 @@ async def messages(
 class _Piece:
     log: tuple[int, int]
     start: int
-    end: int  # the offset just behind its last byte
+    end: int  # the offset just after its last byte
     times: list[tuple[int, float]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
 
     def message(self) -> bytes:
-        """Return it as it is sent."""
+        """Return the piece as it is sent."""
         head = b"%d.%d.%d" % (*self.log, self.start)
         at, before = self.start, 0
         for number, (upto, time_) in enumerate(self.times):
@@ -78,7 +79,7 @@ class _Piece:
 
 
 class _Pieces:
-    """Bytes of logs that wait; those that continue each other go into one message."""
+    """Bytes of logs that wait to be sent; adjoining ones go into one message."""
 
     def __init__(self) -> None:
         self._all: list[_Piece] = []
@@ -115,7 +116,7 @@ class _Pieces:
 
 
 class _Box:
-    """What waits to be sent. It is filled and emptied on our own loop."""
+    """The messages that wait to be sent. It is filled and emptied on our own loop."""
 
     def __init__(
         self, state: JobState, ranks: Collection[int] | None, show: Callable[[JobState], dict[str, Any]]
@@ -126,16 +127,16 @@ class _Box:
         self._logs = _Pieces()
         self._first = True  # nothing was shown yet
         self._stale = True  # the state isn't the one that was shown
-        self._due = time.monotonic() + _FIRST_S  # when the next one may be
+        self._due = time.monotonic() + _FIRST_S  # when the state may be shown next
         self._opened = time.time()
-        self._quiet: float | None = time.monotonic() + _QUIET_S  # when what was old is told; None: it is
+        self._quiet: float | None = time.monotonic() + _QUIET_S  # when old bytes count as sent; None: they do
         self._over = False
         self._beat = time.monotonic() + BEAT_S
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
     async def fill(self, events: AsyncGenerator[Event, None]) -> None:
-        """Add everything that is reported, as fast as it is sent."""
+        """Add all events, as fast as the messages are sent."""
         try:
             async with aclosing(events):
                 async for event in events:
@@ -160,7 +161,7 @@ class _Box:
         """Wait for messages and return them; none once all were returned."""
         while not (self._over or self._logs.size or self._wait() == 0):
             self._news.clear()
-            with suppress(asyncio.TimeoutError):  # the builtin one only from Python 3.11 on
+            with suppress(asyncio.TimeoutError):  # the builtin TimeoutError only from Python 3.11 on
                 async with loop.timeout(self._wait()):
                     await self._news.wait()
         batch: list[Message] = []
@@ -169,7 +170,7 @@ class _Box:
             self._due = time.monotonic() + _PACE_S
             batch.append(self._show(self._state))
         if self._quiet and self._logs.size >= _ROOM_BYTES:
-            self._quiet = time.monotonic() + _QUIET_S  # what is old may wait for room
+            self._quiet = time.monotonic() + _QUIET_S  # old bytes may be waiting for room
         batch += self._logs.take()
         if self._quiet and not self._ends and _left(self._quiet) == 0:
             self._quiet = None
@@ -182,11 +183,11 @@ class _Box:
 
     @property
     def _ends(self) -> bool:
-        """Whether all that comes is what was written, and then the end."""
+        """Whether nothing more is to come but what was written already, and then the end."""
         return self._over or self._state.phase.terminal
 
     def _wait(self) -> float:
-        """Return in how many seconds there is something to say, if nothing comes before."""
+        """Return in how many seconds there is something to send, if no event comes before."""
         quiet = None if self._ends else self._quiet
         due = min(at for at in (self._due_state(), quiet, self._beat) if at is not None)
         return max(0.0, due - time.monotonic())
