@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_NAMED = 3  # in a warning
+_NAMED = 3  # job names in a warning
 
 
 @overload
@@ -53,7 +53,7 @@ def submit(
     """Run ``fn(*args, **kwargs)`` on every rank of a job; return its handle at once.
 
     ``spec`` is a :class:`JobSpec`, or a launch config (``Elastic``, ``PyTorch``) alone. Raises
-    ``CaptureError`` for what can't travel, ``SpecError``, ``SubmitError``; then nothing was started.
+    ``CaptureError`` for what can't be sent, ``SpecError`` and ``SubmitError``; then nothing was started.
     """
     return _submit(fn, args, kwargs, JobSpec.of(spec))
 
@@ -76,9 +76,9 @@ def keep(
 ) -> Lab:
     """Start a lab: a job whose ranks stay, and run one function after the other (``Lab.run``).
 
-    What one of them leaves in the ranks' globals the next one finds. ``name`` is what others take hold of it
-    by; ``idle`` is how long it may wait for a call before it ends, by default as the spec has it. Raises as
-    :func:`submit` does, and ``NameTakenError`` where a lab or another job of that name runs.
+    Each function finds what earlier ones left in the ranks' globals. ``name`` is for :func:`lab`; ``idle`` is
+    how long the lab may wait for a call before it ends, by default the spec's. Raises as :func:`submit` does,
+    and ``NameTakenError`` if a lab or another job of that name runs.
     """
     chosen: dict[str, Any] = {k: v for k, v in (("name", name), ("idle", idle)) if v is not None}
     asked = dataclasses.replace(JobSpec.of(spec), lab=True, **chosen)
@@ -90,12 +90,12 @@ def keep(
 def pool(
     spec: JobSpec | Launch | None = None, *, name: str | None = None, idle: float | str | None = None
 ) -> Lab:
-    """Start a pool: pods that stand on a cluster, with torch imported, in which jobs run one after the other.
+    """Start a pool: pods that stay up on a cluster, with torch imported, for jobs to run in.
 
-    A job whose spec names it (``JobSpec.pool``) starts there in fresh processes. Options that such a job
-    leaves at their defaults are the pool's. ``idle`` is how long the pool may wait for a job before it ends,
-    by default as the spec has it. Raises as :func:`submit` does, ``NameTakenError`` where a pool or another
-    job of that name runs, and ``SpecError`` for what no pool can have.
+    A job whose spec names the pool (``JobSpec.pool``) starts there in fresh processes. It takes options that
+    it leaves at their defaults from the pool. ``idle`` is how long the pool may wait for a job before it
+    ends, by default the spec's. Raises as :func:`submit` does, ``NameTakenError`` if a pool or another job of
+    that name runs, and ``SpecError`` for options that no pool can have.
     """
     from nbtorchjob import pools
 
@@ -105,9 +105,9 @@ def pool(
 
 
 def lab(name: str, *, trust: bool = False) -> Lab:
-    """Take hold of a lab, in any kernel, by its name or its id.
+    """Return a handle on a lab, in any kernel, by its name or its id.
 
-    Raises ``JobNotFoundError`` with near names, and ``SpecError`` where that job is no lab.
+    Raises ``JobNotFoundError`` with similar names, and ``SpecError`` if that job isn't a lab.
     """
     from nbtorchjob.labs import Lab, newest  # late, as above
 
@@ -120,17 +120,17 @@ def lab(name: str, *, trust: bool = False) -> Lab:
 
 
 def attach(name: str, *, trust: bool = False) -> Job[Any]:
-    """Take hold of a job again, in any kernel, by its name or its id (``local:NAME``).
+    """Return a new handle on a job, in any kernel, by its name or its id (``local:NAME``).
 
-    Of a job that wasn't submitted from here the value is taken as data only: numbers, texts, containers,
-    arrays, tensors. With ``trust`` it is unpickled where it must be, which runs whatever its submitter put
+    The value of a job that wasn't submitted from here is loaded as data only: numbers, strings, containers,
+    arrays, tensors. With ``trust`` it is unpickled if necessary, which runs any code that its submitter put
     there, as you.
-    Raises ``JobNotFoundError`` with near names.
+    Raises ``JobNotFoundError`` with similar names.
     """
     from nbtorchjob.job import Job
 
     asked, _, address = name.partition(":")
-    # All of them: an address may lead where this user never sent a job.
+    # All backends: an address may lead to one where this user never sent a job.
     doors = [(asked, address)] if asked in BACKENDS else [(kind, name) for kind in BACKENDS]
     for kind, address_there in dict.fromkeys(
         [*doors, *((kind, _spelled(address_there)) for kind, address_there in doors)]
@@ -147,23 +147,23 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
             return Job(there, info, trust=trust)
         except JobNotFoundError:
             continue
-    import difflib  # late: a name that is known needs none
+    import difflib  # late: only an unknown name needs it
 
     known = job_names()
     runs = [run for run in known if naming.is_in_group(run, _spelled(name))]
     if runs:
-        text = f"{name!r} is a group of runs, and this takes one job: name one of them, such as {runs[0]}"
+        text = f"{name!r} is a group of runs, not one job: name one of them, such as {runs[0]}"
         raise JobNotFoundError(text)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     newest = f"the newest are {', '.join(known[-3:])}." if known else "there are no jobs."
     others = f"did you mean {', '.join(near)}?" if near else newest
-    if name in known:  # and not where the settings say
+    if name in known:  # but not in the namespace of the settings
         others = "another namespace has one: use NAMESPACE/NAME."
     raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")
 
 
 def _spelled(address: str) -> str:
-    """Return an address with the job's name as a spec would have it: ``l1`` for ``L1``."""
+    """Return an address with the job's name spelled as in a spec: ``l1`` for ``L1``."""
     where, slash, name = address.rpartition("/")
     try:
         return where + slash + job_name(name)
@@ -172,12 +172,12 @@ def _spelled(address: str) -> str:
 
 
 def retry(name: str) -> Job[Any]:
-    """Run what an ended job ran once more; raises as :func:`attach` and ``Job.retry`` do."""
+    """Run an ended job again, as a new job; raises as :func:`attach` and ``Job.retry`` do."""
     return attach(name).retry()
 
 
 def snapshot(name: str) -> JobState:
-    """Return all that is known of one job now; raises as :func:`attach` does."""
+    """Return one job's full state now; raises as :func:`attach` does."""
     job = attach(name)
     return backend_of(job.info.backend, job.info.address).snapshot(job.info.address)
 
@@ -191,10 +191,10 @@ def job_names() -> list[str]:
 
 
 def jobs(*, everyone: bool = False) -> Jobs:
-    """Return what is known of every job now, oldest first; with ``everyone`` other users' too.
+    """Return the state of every job now, oldest first; with ``everyone`` other users' too.
 
-    The list shows as a table, and ``jobs().frame()`` is a data frame. A cluster that doesn't answer is a
-    warning: what is known of the rest is given all the same.
+    A notebook shows the list as a table, and ``jobs().frame()`` is a data frame. A cluster that doesn't
+    answer is only a warning; all other jobs are returned.
     """
     states: list[JobState] = []
     for candidate in backends.used():
@@ -203,9 +203,9 @@ def jobs(*, everyone: bool = False) -> Jobs:
 
 
 def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = False) -> list[Summary]:
-    """Return what ``make`` makes of every job now, oldest first by "created"; warns as :func:`jobs` does.
+    """Return ``make(state, now)`` of every job, oldest first by "created"; warns as :func:`jobs` does.
 
-    Of jobs that have ended it may be what was made before (``Backend.summaries``).
+    For an ended job it may be an earlier result (``Backend.summaries``).
     """
     records: list[Summary] = []
     for candidate in backends.used():
@@ -222,29 +222,29 @@ def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list
 
 
 def profile(name: str) -> JobSpec:
-    """Return the spec that a profile of that name makes, as ``-p NAME`` does; raises ``SpecError``."""
+    """Return the spec that the profile of that name makes, as ``-p NAME`` does; raises ``SpecError``."""
     return profiles.load(name)
 
 
 def leftovers() -> list[tuple[Backend, Leftover]]:
-    """Return the jobs that have ended and what belongs to no job, with the backend that can clear it."""
+    """Return ended jobs and whatever belongs to no job, each with the backend that can remove it."""
     return [(candidate, left) for candidate in backends.used() for left in candidate.leftovers()]
 
 
 def enforcement(info: JobInfo) -> Mapping[str, str]:
-    """Return who enforces each policy and budget of a job, by the name of its field."""
+    """Return who enforces each policy and budget of a job, by field name."""
     return backend(info.backend).enforcement(info)
 
 
 def tended(info: JobInfo) -> Tended | None:
-    """Return who looks after a job; None where nobody need, or it can't be told."""
+    """Return who tends a job; None if it needs no tending, or if that is unknown."""
     return who_tends(backend(info.backend), info)
 
 
 def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> list[Finding]:
-    """Look at all that a job of ``spec`` would need, and say what is missing.
+    """Check everything that a job of ``spec`` would need, and report what is missing.
 
-    ``needs`` are what the code of its user imports; those that the image lacks are no fault.
+    ``needs`` are what the user's code imports; it is no fault if the image lacks some of them.
     """
     checked = profiles.admitted(JobSpec.of(spec))
     chosen = backend(checked.backend)
@@ -260,11 +260,11 @@ def doctor(spec: JobSpec | Launch | None = None, needs: Sequence[Need] = ()) -> 
 
 
 def probe(spec: JobSpec | Launch | None = None) -> None:
-    """Ask the image of a job of ``spec`` what it has, by a job of seconds: ``doctor`` knows it from then on.
+    """Inspect the images of a job of ``spec`` with a job that takes seconds; ``doctor`` uses the result.
 
-    Raises ``SpecError`` on a backend that has no images, and ``NBTorchJobError`` where it can't be asked.
+    Raises ``SpecError`` on a backend without images, and ``NBTorchJobError`` if an image can't be inspected.
     """
-    from nbtorchjob.backends import probing  # late: most of what the command does follows nothing
+    from nbtorchjob.backends import probing  # late: most commands follow no job
 
     asked = JobSpec.of(spec)
     if not isinstance(backend(asked.backend), Images):
@@ -278,7 +278,7 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
 def dry_run(
     fn: Callable[..., Any], /, *args: Any, spec: JobSpec | Launch | None = None, **kwargs: Any
 ) -> str:
-    """Describe what ``submit`` would send and start, and send nothing. Raises as ``submit`` does."""
+    """Describe what ``submit`` would send and start, without sending it; raises as ``submit`` does."""
     call = capture.from_function(fn, args, kwargs, root=working())
     return submission.dry_run(call, JobSpec.of(spec))
 
@@ -299,15 +299,15 @@ def map(
 ) -> Runs[T]:
     """Run ``fn(**arguments)`` as a job for each mapping in ``parameters``; return their handles at once.
 
-    They share one payload, and so all that ``fn`` takes along; what differs has to be small. At most
-    ``at_once`` of them run at a time; without it this machine runs as many as it has room for, and a cluster
-    has all of them. There, who waits for the group starts the next one, or a tender does. ``spec.name`` is
-    the group's. Raises as ``submit`` does; then nothing was started.
+    The jobs share one payload, and so everything that ``fn`` takes along; the arguments have to be small. At
+    most ``at_once`` of them run at a time; by default, this machine runs as many as it has room for, and a
+    cluster gets all of them. On a cluster, a process that waits for the group starts the next one, or a
+    tender does. ``spec.name`` is the group's. Raises as ``submit`` does; then nothing was started.
 
-    While somebody waits for them, runs are stopped early: one of which the condition ``stop_when`` holds, as
-    in ``"loss > 2 * best_loss"``; and with ``halve="loss"``, at ``at_least``, ``factor`` times that and so on
-    in the metric ``by``, all but the best ``1/factor``. ``largest`` names the metrics of which the largest is
-    best.
+    While somebody waits for them, runs are stopped early: those that meet the condition ``stop_when``, as in
+    ``"loss > 2 * best_loss"``; and with ``halve="loss"``, all but the best ``1/factor`` when the metric
+    ``by`` reaches ``at_least``, ``factor`` times that, and so on. ``largest`` names the metrics for which
+    larger is better.
     """
     largest = (largest,) if isinstance(largest, str) else tuple(largest)
     early = Early(stop_when=stop_when, halve=halve, by=by, factor=factor, at_least=at_least, largest=largest)
@@ -321,7 +321,7 @@ def map(
 
 
 def group(name: str, *, trust: bool = False) -> Runs[Any]:
-    """Take hold of a group of runs again, in any kernel, by its name; raises ``JobNotFoundError``."""
+    """Return the runs of a group, in any kernel, by its name; raises ``JobNotFoundError``."""
     from nbtorchjob.runs import Runs  # late, as above
 
     jobs = grouped(name, trust=trust)
@@ -333,10 +333,10 @@ def group(name: str, *, trust: bool = False) -> Runs[Any]:
 
 
 def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
-    """Return all jobs of a group, also those that were retried since; raises ``JobNotFoundError``.
+    """Return all jobs of a group, including those that were retried since; raises ``JobNotFoundError``.
 
-    Of a group that was submitted from here, jobs that weren't are left out with a warning, unless with
-    ``trust``: anybody on the cluster may give a job the labels of a run.
+    If jobs of the group were submitted from here, those that weren't are left out with a warning, unless
+    ``trust`` is set: anybody on the cluster may give a job the labels of a run.
     """
     from nbtorchjob import pools  # late, as above
     from nbtorchjob.job import Job
@@ -353,7 +353,7 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
             warnings.warn(text, stacklevel=3)
         if members:
             return ours or members
-    # Its runs that this user has sent to a pool
+    # The group's runs that this user has sent to a pool
     members = [
         Lab(backend(pool.backend), pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")
         for pool, turn in pools.runs()
@@ -392,7 +392,7 @@ class TorchJobFunction(Generic[P, T]):
 
 
 class Decorator(Protocol):
-    """What :func:`torchjob` gives: the function keeps its signature, and an ``async`` one is awaited."""
+    """What :func:`torchjob` returns: the function keeps its signature, and an ``async`` one is awaited."""
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> TorchJobFunction[P, T]: ...

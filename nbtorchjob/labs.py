@@ -57,44 +57,44 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ASKED_S = 10.0
-_TAKEN_S = 60.0  # for a node to take in all of a turn that was sent
-_TOLD_S = 5.0  # until a turn that was taken is heard of
+_TAKEN_S = 60.0  # for a node to receive all of a turn that was sent
+_TOLD_S = 5.0  # until a turn that was accepted shows in the lab's state
 _LOOK_S = 0.02
-_QUIET_S = 2.0  # of waiting for ranks, before that is said
-_RESUMED_S = 3.0  # for an operator to say that a job goes on which somebody has resumed
-_TRIES = 30  # beside those that come before the ranks do
-_ANEW = "restart it with"  # as what ranks that run import isn't changed beneath them
-_GONE_S = 0.2  # until more may be known of a node that can't be reached
-_BEGINS_S = 120.0  # for a node to begin anew that was lost before anybody told so
-_ANEW_S = 0.5  # before a lab is asked once more whose ranks are just being started
-# What came from this process's variables to a lab: by run and round, the digests by name.
+_QUIET_S = 2.0  # of waiting for ranks, before a message says so
+_RESUMED_S = 3.0  # for an operator to report that a resumed job goes on
+_TRIES = 30  # not counting those before the lab has ranks
+_ANEW = "restart it with"  # packages aren't changed beneath running ranks
+_GONE_S = 0.2  # before a node that couldn't be reached is asked again
+_BEGINS_S = 120.0  # for a lost node to begin anew whose loss isn't reported yet
+_ANEW_S = 0.5  # before a lab whose ranks are just starting is asked again
+# The variables of this process that were sent to a lab: by run and round, the digests by name.
 _shipped: dict[tuple[str, int], Mapping[str, str]] = {}
-_FIRST = -1  # for the round of a lab's own call, which may be another one once its ranks restart
-_noted: dict[tuple[str, str], str] = {}  # by run and name: of which value it was said that ranks have another
-_environments: dict[str, Environment] = {}  # what the ranks of labs of this machine have, by run
+_FIRST = -1  # in place of the round of a lab's own call, which changes when its ranks restart
+_noted: dict[tuple[str, str], str] = {}  # by run and name: the notebook's value that a note was about
+_environments: dict[str, Environment] = {}  # of the ranks of labs on this machine, by run
 
 
 class LabAnswer(FrozenDataclass):
-    """What was asked of a lab's ranks before a call is captured for them: which names they have.
+    """What a lab's ranks answered before a call is captured for them: which names they have.
 
-    ``base`` is the life of the ranks that answered, None where they needn't be asked. ``notes`` name what
-    is gone. ``both`` are the names of which they use their own value, each with what tells the notebook's
-    from others.
+    ``base`` identifies the life of the ranks that answered; None if they didn't need to be asked. ``notes``
+    name what is gone. ``both`` are the names that the notebook has, too, but for which the ranks use their
+    own value, each with an identity of the notebook's value.
     """
 
     rank_names: RankNames
     base: int | None
     notes: tuple[str, ...] = ()
     namespace: Mapping[str, Any] = field(default_factory=dict)
-    seen: int = -1  # the base that there was
+    seen: int = -1  # the ranks' base at the time
     both: Mapping[str, str] = field(default_factory=dict)
 
 
 class Lab:
-    """A job whose ranks stay: what one cell or function sets there the next one finds.
+    """A job whose ranks stay: each cell or function finds what earlier ones set there.
 
-    It lives on without a handle, until it is ended, or for as long as nobody uses it (``JobSpec.idle``).
-    As a context manager it is ended behind the block.
+    It lives on without a handle, until it is ended, or has been idle for too long (``JobSpec.idle``).
+    As a context manager it is ended after the block.
     """
 
     def __init__(self, backend: Backend, info: JobInfo, *, trust: bool = False) -> None:
@@ -110,12 +110,12 @@ class Lab:
 
     @property
     def job(self) -> Job[Any]:
-        """The lab as the job that it is, from its start to its end."""
+        """The lab itself as a job, from its start to its end."""
         return Job(self._backend, self.info, trust=self.trust)
 
     @property
     def state(self) -> JobState:
-        """All that is known of the lab now."""
+        """The lab's state now."""
         return self._turns.lab(self.info)
 
     @property
@@ -125,7 +125,7 @@ class Lab:
 
     @property
     def newest(self) -> Job[Any]:
-        """The cell or function that it took last, as a job."""
+        """The cell or function that the lab accepted last, as a job."""
         turn = turns.newest(self.state)
         if turn is None and self.info.is_pool:
             return self.job
@@ -142,10 +142,10 @@ class Lab:
         push: Sequence[str] = (),
         **kwargs: Any,
     ) -> Job[T]:
-        """Run ``fn(*args, **kwargs)`` on the lab's ranks, or on some; return its handle at once.
+        """Run ``fn(*args, **kwargs)`` on all or some of the lab's ranks; return its handle at once.
 
-        Its globals are those of the ranks: what both the ranks and the notebook have is the ranks', but for
-        names in ``push``. Raises as ``submit`` does, ``JobEndedError`` where the lab has ended, and
+        Its globals are the ranks': a name that the notebook has, too, means the ranks' value, except for
+        names in ``push``. Raises as ``submit`` does, ``JobEndedError`` if the lab has ended, and
         ``SpecError`` for a ``rank`` that it doesn't have.
         """
         ranks = ranks_of(rank)
@@ -165,9 +165,9 @@ class Lab:
         rank: int | str | Iterable[int] | None = None,
         push: Sequence[str] = (),
     ) -> Job[Any]:
-        """Run a cell's text on the lab's ranks, or on some; what they lack of its names ``namespace`` has.
+        """Run a cell's text on all or some of the lab's ranks; ``namespace`` has the names that they lack.
 
-        Its value is its last expression's. Raises as :meth:`run` does, and ``SyntaxError``.
+        Its value is that of its last expression. Raises as :meth:`run` does, and ``SyntaxError``.
         """
         ranks, space = ranks_of(rank), {"__name__": "__main__", **namespace}
         with interrupts.message(interrupts.NOTHING):
@@ -178,7 +178,7 @@ class Lab:
         return self.send(call, answer, identity.origin_here(call.sources), ranks=ranks)
 
     def pull(self, name: str, ranks: Sequence[int] = ()) -> Any:
-        """Return the value of a name that the ranks have: that of rank 0, or of the first of some."""
+        """Return the value that a name has on rank 0, or on the first of ``ranks``."""
         speaker = (ranks or (0,))[:1]
         answer = self.asked([name], {}, ranks=speaker)
         if name not in answer.rank_names.names:
@@ -188,7 +188,7 @@ class Lab:
         return self.send(replace(call, label=name), answer, ranks=speaker).result()
 
     def end(self) -> None:
-        """Ask for the lab's end, once it has ranks: what it has taken is run, then they return."""
+        """Request the lab's end, once it has ranks: they run what the lab has accepted, then return."""
         with suppress(JobEndedError):
             self._ask({"question": "end"})
 
@@ -226,7 +226,7 @@ class Lab:
         sent, both = self._sent_values(state, base), dict[str, str]()
         for name in sorted(has & namespace.keys()):
             value = namespace[name]
-            # What the ranks have of their own was never pickled here: it needn't be for this.
+            # A value that was never sent from here needn't be pickled just for this.
             mine = capture.digest(value) if name in sent else str(id(value))
             is_known = mine in (sent.get(name), _noted.get((self.info.run, name)))
             if not (is_known or isinstance(value, ModuleType)):
@@ -241,9 +241,9 @@ class Lab:
         return LabAnswer(rank_names, base, tuple(notes), namespace, base, both)
 
     def notes(self, call: Call, answer: LabAnswer) -> list[str]:
-        """Return what is to be said before a call is sent; raises ``LackingError`` where it can't run there.
+        """Return the notes to show before a call is sent; raises ``LackingError`` if it can't run there.
 
-        What the ranks lack is what their node told as it started, unless a cell has installed it since.
+        The ranks lack the packages that their node lacked at its start, unless a cell has installed them.
         """
         lines = [*answer.notes]
         for name in answer.both:
@@ -254,17 +254,17 @@ class Lab:
         if there is not None:
             lines += self._differences(call, there)
         if PLACES[self.info.backend].remote:
-            from nbtorchjob.capture import imported  # late: on this machine they are there
+            from nbtorchjob.capture import imported  # late: on this machine, no file is missing
 
             lines += imported.not_shipped(call, working(), self._spec.ship)
         return lines
 
     def _there(self) -> Environment | None:
-        """Return what a lab's ranks had as they started; None where nobody has told."""
+        """Return the environment that a lab's ranks started with; None if it wasn't reported."""
         run = self.info.run
         if run in _environments:
             return _environments[run]
-        # Facts of this machine's labs lie beside what is read for each cell.
+        # For labs on this machine, the state that is read for each cell lacks this fact.
         state = self.state if self.info.cluster else self._backend.snapshot(self.info.address)
         if state.importable is None:
             return None
@@ -275,7 +275,7 @@ class Lab:
 
     def _differences(self, call: Call, there: Environment) -> list[str]:
         mine = here.environment()
-        # What a cell's own script block asks for, and isn't there
+        # Requirements of the cell's own script block that the ranks lack
         if "# ///" not in call.text:
             unmet = []
         else:
@@ -307,10 +307,10 @@ class Lab:
         all_ranks: bool = False,
         say: Callable[[str], object] = lambda text: None,
     ) -> Job[Any]:
-        """Have the ranks run a captured call; return its handle once it was taken, which is for good.
+        """Have the ranks run a captured call; return its handle once the lab has accepted it, for good.
 
-        Sent more than once, as where a connection breaks, it still runs once. With ``all_ranks`` every rank's
-        value is returned, as always where the lab's spec says so.
+        It runs only once even if it is sent again, as after a broken connection. With ``all_ranks``, or if
+        the lab's spec says so, every rank's value is returned.
         """
         origin, all_ranks = origin or Origin(), all_ranks or self._spec.all_ranks
         there = self._there()
@@ -340,9 +340,9 @@ class Lab:
         run: Mapping[str, Any] = MappingProxyType({}),
         variant: bytes = b"",
     ) -> Job[Any]:
-        """Send a call to a pool as a job that fits it (``pools.fitted``); as :meth:`send` otherwise.
+        """Send a call to a pool as a job that fits it (``pools.fitted``); otherwise as :meth:`send` does.
 
-        Of a run of a group ``run`` are the fields of its record that say so, and ``variant`` its parameters.
+        For a run of a group, ``run`` has its record's fields about the group, ``variant`` its parameters.
         """
 
         def pack(file: BinaryIO, key: bytes) -> int:
@@ -376,7 +376,7 @@ class Lab:
     ) -> tuple[Job[Any], dict[str, Any]]:
         """Send a turn as ``pack`` writes it; return its handle, and the answer, with its round and base.
 
-        ``known`` are fields of its record.
+        ``known`` has more fields of its record.
         """
         file = io.BytesIO()
         size = pack(file, able(self._backend, Signs, "send", self.info.address).key(self.info.address))
@@ -391,14 +391,14 @@ class Lab:
                     break
                 if not announced and time.monotonic() > began + _QUIET_S:
                     announced = True
-                    say(f"Waiting for jobs that {self.name} lost, which are sent again first")
+                    say(f"Waiting for jobs that {self.name} lost: they are sent again first")
                 time.sleep(_LOOK_S)
             was_taken = True
             turn = self._heard(id_)
         except BaseException as exc:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
-                # It may have been taken as its sender was interrupted.
+                # It may have been accepted just as its sender was interrupted.
                 turn_fact = self._heard(id_) if was_taken else turns.sent(self.state, id_)
                 if turn_fact is not None:
                     self._turns.cancel(f"{self.info.address}{MARK}{id_}")
@@ -425,7 +425,7 @@ class Lab:
         if self.info.is_pool:
             record = {"question": question, "times": 1, "round": taken.round, "attempt": 1, "past": []}
             kept: Kept | None = None
-            # What is hidden from people isn't written to a disk either.
+            # A payload with secrets isn't written to disk.
             if not info.asked.secret_env:
                 with suppress(OSError, NotOwnError):
                     kept = Kept.made(info, self.info.run, id_, file.getbuffer(), record)
@@ -437,7 +437,7 @@ class Lab:
     def _again(
         self, question: Mapping[str, Any], data: memoryview, times: int, attempts: Mapping[str, Any]
     ) -> Taken:
-        """Send a job of a pool for that time, with what its lead is to tell of its attempts."""
+        """Send a job of a pool for the ``times``-th time, with what its lead will report of its attempts."""
         asked = {**question, "id": turns.again(question["id"], times), **attempts}
         since = self._turns.now(self.info)
         try:
@@ -448,9 +448,9 @@ class Lab:
         return Taken(before, int(reply["round"]), since)
 
     def turn(self, address: str) -> Job[Any]:
-        """Return the handle on a turn; raises ``JobNotFoundError``.
+        """Return a handle on a turn; raises ``JobNotFoundError``.
 
-        Who follows a job of a pool sends it again if need be, though another process sent it.
+        Following a job of a pool sends it again if necessary, even if another process sent it first.
         """
         sent = self._turns.sent_by_user(address) if self.info.is_pool else None
         if sent is not None:
@@ -464,7 +464,7 @@ class Lab:
         rank_names: RankNames = NOTHING,
         round: int = _FIRST,
     ) -> None:
-        """Remember which of the notebook's variables a turn took along: of these both have the same."""
+        """Record which of the notebook's variables a turn took along: for these, both have the same value."""
         names = {*(ship.name for ship in call.ships), *rank_names.push} - rank_names.names
         sent = {name: capture.digest(namespace[name]) for name in names & namespace.keys()}
         if sent:
@@ -473,7 +473,7 @@ class Lab:
             _noted.pop((self.info.run, name), None)
 
     def _sent_values(self, state: JobState, base: int) -> Mapping[str, str]:
-        """Return the digests of what this process sent to the ranks of that base, and none has set since."""
+        """Return digests of the values that this process sent to ranks of ``base``, unless set since."""
         swapped = {(swap.round, name) for swap in swaps.as_swapped(state) for name in swap.names}
         sent: dict[str, str] = {}
         for turn in turns.turns(state):
@@ -490,7 +490,7 @@ class Lab:
 
     @property
     def _what(self) -> str:
-        """What people call what is run there: a cell, or a job."""
+        """The word for what runs there: cell or job."""
         return turns.what_of(self.info)
 
     @property
@@ -500,9 +500,9 @@ class Lab:
     def _sent(
         self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
     ) -> tuple[JobState, dict[str, Any]]:
-        """Send a turn; return what was known of the lab before, and the answer.
+        """Send a turn; return the lab's state before that, and the answer.
 
-        Raises ``Behind`` where other jobs of a pool go first.
+        Raises ``Behind`` if other jobs of a pool go first.
         """
         left, began, announced = _TRIES, time.monotonic(), False
         while left:
@@ -510,7 +510,7 @@ class Lab:
             state = self._ready(say)
             asked = question
             if self.info.is_pool:
-                # One that was sent by an older version has no number.
+                # A job that was sent by an older version has no number.
                 if resending.is_behind(self.info.run, question.get("number", 0), state.round):
                     raise Behind
                 asked = {**question, "base": state.round}
@@ -540,7 +540,7 @@ class Lab:
         raise SubmitError(f"{self.name} didn't accept the {self._what}")
 
     def _bring(self, nodes: Iterable[int], talk: Talk, question: Mapping[str, Any], data: memoryview) -> None:
-        """Bring a turn's payload to the nodes beside the lead: by no way that others could listen to."""
+        """Send a turn's payload to the nodes other than the lead, by connections that others can't read."""
         bring = {"question": "bring", "id": question["id"], "size": question["size"]}
 
         def to(node: int) -> None:
@@ -561,7 +561,7 @@ class Lab:
         talk.send({"brought": True})
 
     def _may_go_on(self, exc: AskError) -> bool:
-        """Wait a moment where a node refuses for now, or isn't there; return whether to ask once more."""
+        """Wait a moment if a node refuses for now, or can't be reached; return whether to ask again."""
         if exc.said and not _elsewhere(exc) and not _anew(exc):
             return False
         time.sleep(_LOOK_S if _elsewhere(exc) else _ANEW_S if _anew(exc) else _GONE_S)
@@ -604,7 +604,7 @@ class Lab:
         return JobEndedError(f"{self.name} has ended{attempts.ended(state)}: start another one with {again}")
 
     def _ready(self, say: Callable[[str], object] = lambda text: None) -> JobState:
-        """Wait until the lab has ranks, and return what is known of it then."""
+        """Wait until the lab has ranks, and return its state then."""
         began, previous = time.monotonic(), ""
         while True:
             state = self.state
@@ -616,7 +616,7 @@ class Lab:
                     raise SubmitError(
                         f"{self.name} runs Python {self.info.python}, but this is Python {here}"
                     )
-                if state.suspended and state.queued is None:  # a queue gives its nodes back by itself
+                if state.suspended and state.queued is None:  # a queue gives the nodes back by itself
                     raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
                 if state.lab_ends is not None and state.lab_ends.time > _began(state):
                     why = attempts.WHY.get(state.lab_ends.why, "")
@@ -658,14 +658,14 @@ class Lab:
 
 
 def newest(backend: Backend, info: JobInfo, name: str) -> JobInfo:
-    """Return the record of a lab or pool: where that of its name has ended, of the run that goes on."""
+    """Return the record of a lab or pool; if the given one has ended, that of the name's newest run."""
     if info.name == name and (info.lab is None or Lab(backend, info).state.phase.terminal):
         return backend.info(newest_run(backend, name).info.address)
     return info
 
 
 def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
-    """Return the ranks that ``"0,2"``, ``"1-3"`` or numbers name; of None none, which is all."""
+    """Return the ranks that ``"0,2"``, ``"1-3"`` or numbers name; for None none, which means all."""
     if rank is None:
         return ()
     if isinstance(rank, int) and not isinstance(rank, bool):
@@ -688,7 +688,7 @@ def _elsewhere(exc: AskError) -> bool:
 
 
 def _anew(exc: AskError) -> bool:
-    """Whether the ranks have ended, and are started again."""
+    """Whether the ranks were restarted, or are just being started."""
     return any(phrase in str(exc) for phrase in (ANEW, NOT_YET))
 
 
@@ -703,7 +703,7 @@ def _began(state: JobState) -> float:
 
 
 def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
-    """Say why a lab's ranks don't have a name that a former cell set; "" where none did."""
+    """Say why a lab's ranks don't have a name that an earlier cell set; "" if none did."""
     for turn in reversed(turns.turns(state)):
         if not turn.taken.text or name not in _sets(turn.taken.text, turn.taken.filename):
             continue
@@ -728,7 +728,7 @@ def known_names(state: JobState) -> frozenset[str]:
     )
 
 
-@lru_cache(maxsize=8192)  # before each new cell all of a lab's are looked at, of which its state has so many
+@lru_cache(maxsize=8192)  # each new cell looks at all of a lab's cells, and its state keeps that many
 def _sets(text: str, filename: str) -> frozenset[str]:
     try:
         return cells.parse(text, filename).sets

@@ -1,7 +1,7 @@
-"""Pools: pods that stand, with torch imported, in which each job runs in fresh processes.
+"""Pools: pods that stay up, with torch imported, in which each job runs in fresh processes.
 
-A pool is a lab whose turns are whole jobs (``runtime/pool``). Its pods were made by its own spec, so a job
-fits where it requests nothing else of them. An option that a job leaves at its default is the pool's.
+A pool is a lab whose turns are whole jobs (``runtime/pool``). Its pods were made from its own spec, so a job
+fits if it requests nothing else of them. An option that a job leaves at its default is the pool's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nbtorchjob.state import JobInfo, turns
 from nbtorchjob.state.info import MARK
 from nbtorchjob.text.hints import hint
 
-# Options that each job may choose for itself; all others were decided as the pool's pods were made.
+# Options that each job may choose for itself; all others were fixed when the pool's pods were made.
 _OF_JOBS = frozenset(
     [
         *("pool", "or-own", "idle", "env", "secret-env", "all-ranks", "carry-settings", "strict"),
@@ -38,10 +38,10 @@ _OF_JOBS = frozenset(
 _DEADLINE = "active-deadline-seconds"
 _RESTARTS = "max-restarts"
 _NODES = "nnodes"  # a job may take a part of them
-_PLACES = ("context", "namespace")  # which the pool may have had from a kubeconfig
+_PLACES = ("context", "namespace")  # the pool may have taken these from a kubeconfig
 _BUDGETS_OF_JOBS = [o for o in options.TABLE if o.home == overlay.RETRY and o.key != "on-demand-last"]
 _AGAIN_S = 300.0  # between two tries to follow a job of a pool that may be gone
-_BUDGETS = Retry(retries=10)  # of a pool that is given none: what a job wears out is replaced
+_BUDGETS = Retry(retries=10)  # for a pool without any: pods that a job wears out are replaced
 
 
 def call() -> capture.Call:
@@ -50,7 +50,7 @@ def call() -> capture.Call:
 
 
 def requested(spec: JobSpec) -> JobSpec:
-    """Return the spec of a pool that is requested by ``spec``; raise ``SpecError`` for what none can have.
+    """Return the spec of the pool that ``spec`` requests; raise ``SpecError`` for what no pool can have.
 
     A deadline, such as a profile's, is for jobs: a pool ends when nobody uses it.
     """
@@ -58,7 +58,7 @@ def requested(spec: JobSpec) -> JobSpec:
         raise SpecError(
             "backend",
             spec.backend,
-            "a cluster, such as kubernetes: this machine has a pool already, which warms every local job",
+            "a cluster, such as kubernetes: this machine has a pool already, for all local jobs",
         )
     for name, why in (("pool", "its pods are its own"), ("hold", "give it to a job there")):
         if value := getattr(spec, name):
@@ -69,14 +69,14 @@ def requested(spec: JobSpec) -> JobSpec:
     if policy is not None:
         launch = replace(launch, run_policy=replace(policy, active_deadline_seconds=None, leave_before=None))
     if isinstance(launch, Elastic):
-        launch = replace(launch, max_restarts=0)  # what a job wears out is replaced, rather than restarted
+        launch = replace(launch, max_restarts=0)  # pods that a job wears out are replaced, not restarted
     return replace(spec, lab=True, fresh=True, retry=spec.retry or _BUDGETS, launch=launch)
 
 
 def find(name: str, cluster: Cluster) -> Lab:
-    """Take hold of a pool by its name, in the namespace that is requested if any.
+    """Return a handle on a pool by its name, in the requested namespace if there is one.
 
-    Raises ``JobNotFoundError``, and ``SpecError`` where it is none.
+    Raises ``JobNotFoundError``, and ``SpecError`` if that job isn't a pool, or is another user's.
     """
     there = backend(next(kind for kind, place in PLACES.items() if place.has_pods))
     where = (cluster.context, cluster.namespace) if cluster.namespace else ()
@@ -99,19 +99,19 @@ def runs() -> Iterator[tuple[JobInfo, turns.Turn]]:
 
 
 class Sender:
-    """Sends jobs of pools again after the kernel that did has ended: those of this user and this machine.
+    """Sends this user's jobs of pools again, from this machine, after the kernel that sent them has ended.
 
-    Who follows one does that (``backends/resending.py``), so they are followed. With ``scopes`` only those in
-    these namespaces are.
+    Following such a job sends it again (``backends/resending.py``), so they are followed; with ``scopes``,
+    only those in these namespaces.
     """
 
     def __init__(self, scopes: Sequence[str] = ()) -> None:
         self._namespaces = frozenset(scope.rpartition("/")[2] for scope in scopes)
         self._jobs: dict[str, Job[Any]] = {}
-        self._again: dict[str, float] = {}  # when to look again at one that can't be followed
+        self._again: dict[str, float] = {}  # when to look again at a job that can't be followed
 
     def look(self) -> None:
-        """Begin to follow what was sent since the last look."""
+        """Begin to follow the jobs that were sent since the last look."""
         now = time.monotonic()
         for id_ in [id_ for id_, job in self._jobs.items() if job.done()]:
             del self._jobs[id_]
@@ -130,10 +130,10 @@ class Sender:
 
 
 def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
-    """Return the spec of a job as its pool has it, and the pool.
+    """Return a job's spec completed with its pool's options, and the pool.
 
-    Where the job doesn't fit, raise ``SpecError`` with all that differs; or, with ``or_own``, return the spec
-    of a job with pods of its own.
+    If the job doesn't fit, raise ``SpecError`` with all that differs; or, with ``or_own``, return the spec of
+    a job with pods of its own, and None.
     """
     assert spec.pool is not None
     try:
@@ -167,7 +167,7 @@ def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
 
 
 def _part(spec: JobSpec, pool: Elastic) -> int | None:
-    """Return how many of a pool's nodes a job is to have; None where it requests none, or more."""
+    """Return how many of a pool's nodes a job gets; None if it requests no number, or too many."""
     launch = spec.launch
     if not isinstance(launch, Elastic) or isinstance(launch.nnodes, Unsaid) or launch.elastic:
         return None
@@ -175,7 +175,7 @@ def _part(spec: JobSpec, pool: Elastic) -> int | None:
 
 
 def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
-    """Yield what a job requests that its pool hasn't, an option each."""
+    """Yield a line for each option that a job requests and its pool doesn't have."""
     default, pool_spec = JobSpec(), pool.asked
     for o in options.TABLE:
         if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
@@ -190,12 +190,12 @@ def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
         if o.key == "name":
             yield f"{flag} {value}: jobs in a pool are called {pool_spec.name}{MARK}1, 2, …"
         elif o.home in (overlay.RETRY, overlay.POLICY) or o.key == _RESTARTS:
-            yield f"{flag} {value}: the pods are the pool's, and a job goes with its pool"
+            yield f"{flag} {value}: the pods are the pool's, and a job ends with its pool"
         else:
             yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
     for name in (*spec.env, *spec.secret_env):
         if fresh.too_late(name) and (name not in spec.env or spec.env[name] != pool_spec.env.get(name)):
-            yield f"--env {name} is read as libraries are loaded, which was before: give it to the pool"
+            yield f"--env {name} is read as libraries are loaded, before the job starts: give it to the pool"
 
 
 def _shown(value: Any) -> str:

@@ -233,7 +233,7 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
     if not refused:
         assert submission.prepare(call, plan).notes == ()
         return
-    text = "the image train:1 has glibc 2.31, and mylib 1.0, which goes along, needs 2.34: use a newer image"
+    text = "the image train:1 has glibc 2.31, but mylib 1.0, sent with the job, needs 2.34: use a newer image"
     with pytest.raises(LackingError, match=re.escape(text)):
         submission.prepare(call, plan)
 
@@ -306,7 +306,7 @@ def test_attaching_to_a_group_as_to_a_job_names_one_of_its_runs(empty):
             nbtorchjob.attach(name)
 
         assert str(caught.value) == (
-            f"{name!r} is a group of runs, and this takes one job: name one of them, such as sweep-r1"
+            f"{name!r} is a group of runs, not one job: name one of them, such as sweep-r1"
         )
     for acted in runs:
         acted.remove()

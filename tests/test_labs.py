@@ -134,7 +134,7 @@ def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch
     monkeypatch.setattr(Told, "_nodes", Nodes())
     with pytest.raises(Sent):
         lab.send_job(capture.from_cell("1", {}), JobSpec(pool="bench"), NOTHING, say=messages.append)
-    assert messages == ["Waiting for jobs that bench lost, which are sent again first"]
+    assert messages == ["Waiting for jobs that bench lost: they are sent again first"]
 
 
 class Kept(Lab):

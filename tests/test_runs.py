@@ -175,7 +175,7 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
         ([{"lr": 1, "rate": 2}], {}, CaptureError, "unexpected keyword argument 'rate'"),
         ([{"lr": 1}], {"at_once": 0}, SpecError, "at_once"),
         ([{"lr": 1}], {"stop_when": "loss = 2"}, SpecError, "at character 6: '=' is written '=='"),
-        ([{"lr": bytes(20_000)}], {}, CaptureError, "lr: what one run is given takes"),
+        ([{"lr": bytes(20_000)}], {}, CaptureError, "lr: one run's values take"),
         ([{"lr": 1}], {"spec": JobSpec(name="a" * 40)}, SpecError, "at most 32 characters"),
     ],
 )

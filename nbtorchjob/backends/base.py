@@ -1,4 +1,4 @@
-"""The interface of a backend: six verbs that each has, capabilities of some, and who enforces policies."""
+"""The interface of a backend: six required verbs, optional capabilities, and who enforces policies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Summary = TypeVar("Summary", bound=Mapping[str, Any])
-Make = Callable[[JobState, float], Summary]  # of a job's state, and of the time
+Make = Callable[[JobState, float], Summary]  # takes a job's state and the time
 
 _not_listed: set[str] = set()  # ids of jobs
 
@@ -45,7 +45,7 @@ class Leftover(FrozenDataclass):
     name: str
     what: str
     age: float
-    state: JobState | None = None  # None for an orphan: there is no job to it
+    state: JobState | None = None  # None for an orphan, which belongs to no job
 
 
 class Choice(FrozenDataclass):
@@ -75,37 +75,38 @@ class Tending(Protocol):
     """A background tender of jobs."""
 
     def stop(self) -> None:
-        """End it, and wait until it has given back what it held."""
+        """Stop tending, and wait until everything that the tender held is released."""
 
 
 class SwapKeeper(Protocol):
-    """Keeps swaps of a job's code for attempts whose nodes are all new."""
+    """Keeps swaps of a job's code for later attempts, whose nodes are all new."""
 
     def keep(self, number: int, payload: bytes, earlier: Collection[int]) -> None:
-        """Keep the payload of the swap of that number, which is behind the ``earlier`` ones.
+        """Keep the payload of the swap with that number, which follows the ``earlier`` ones.
 
-        Raises ``SwapError`` where there is no room for it, or an earlier one isn't kept.
+        Raises ``SwapError`` if there is no room for it, or if an earlier one isn't kept.
         """
 
 
 class Backend(ABC):
     """What runs payloads. Each verb but ``submit`` and ``retry`` is idempotent.
 
-    A new backend begins with the six abstract verbs. The other methods are built on these until the backend
-    does better. What only some backends can do is a protocol below, such as :class:`Talks`: a backend has a
-    capability once it has its methods, and :func:`able` refuses for one that hasn't. A name is a job's
-    ``JobInfo.address``; verbs that take one raise ``JobNotFoundError`` for a job that doesn't exist.
+    A new backend begins with the six abstract verbs. The other methods build on these by default; a backend
+    overrides those that it can do better. Each capability that only some backends have is a protocol below,
+    such as :class:`Talks`: a backend has it if it has its methods, and :func:`able` refuses for backends that
+    lack it. A name is a job's ``JobInfo.address``; verbs that take one raise ``JobNotFoundError`` for a job
+    that doesn't exist.
     """
 
-    where: ClassVar[str]  # in words, as what stands behind "on": "this machine"
+    where: ClassVar[str]  # in words that can follow "on": "this machine"
 
     @abstractmethod
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
         """Send the job and return its record, which may be that of a job that runs already.
 
-        A name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind, and
-        ``NameTakenError`` for the name of another running job. An interrupted call removes what it made, or
-        raises an ``Interrupted`` that describes what is left.
+        If an ended job has its name, a number is appended. Raises ``SubmitError`` with nothing left behind,
+        and ``NameTakenError`` for the name of another running job. An interrupted call removes what it made,
+        or raises an ``Interrupted`` that describes what is left.
         """
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
@@ -133,44 +134,44 @@ class Backend(ABC):
     ) -> AsyncGenerator[Event, None]:
         """Yield the job's facts from its beginning until it is closed or lost.
 
-        With a ``turn``, at least the facts that its view needs are yielded, until the turn is over.
+        With a ``turn``, yields at least the facts that its view needs, until the turn is over.
 
-        Of each log the newest bytes are yielded, as many as can be shown, and some perhaps twice. ``since``
-        maps (rank, round) to the bytes that the caller has: then every later byte is yielded exactly once,
-        an earlier round's before a later one's, and nothing is read ahead of the caller.
+        Yields only the newest bytes of each log, as many as can be shown, some perhaps twice. ``since`` maps
+        (rank, round) to the number of bytes that the caller has: then every later byte is yielded exactly
+        once, earlier rounds before later ones, and nothing is read ahead of the caller.
         """
 
     @abstractmethod
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
         """Return the states of all jobs, oldest first, without logs; with ``everyone`` other users' too.
 
-        ``scope`` is one of :meth:`scopes`; without it all are listed, and one that refuses is a warning.
+        ``scope`` is one of :meth:`scopes`; without it all are listed, and one that refuses is only a warning.
         """
 
     @abstractmethod
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Request the job's end and keep its record; an ended job stays as it is.
 
-        With ``gently`` its ranks get time to save, which ``leaving()`` reports to them. ``early`` is why a
-        run is stopped early, judged by its metrics; it has no effect on a job that is being cancelled.
+        With ``gently`` its ranks get time to save; ``leaving()`` tells them to. ``early`` is why a run is
+        stopped early, judged by its metrics; it has no effect on a job that is being cancelled.
         """
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """End the job if it runs, and remove everything that is stored of it."""
+        """End the job if it runs, and remove everything that is stored for it."""
 
     @abstractmethod
     def fetch(self, name: str, value: ValueReady) -> Fetched:
         """Download a rank's value to this machine's disk; raise ``ResultError`` if it is gone."""
 
-    # What follows from those.
+    # Methods that build on those.
 
     def check(self, spec: JobSpec) -> list[str]:
         """Raise ``SpecError`` for options that this backend can't honour; return warnings about others."""
         no_cluster(spec)
         for name, asked in (("run_policy", spec.launch.run_policy), ("retry", spec.retry)):
             if asked is not None:
-                raise SpecError(name, asked, f"on {self.where}: nobody enforces it there", Shape.CONFLICT)
+                raise SpecError(name, asked, f"on {self.where}: it isn't enforced there", Shape.CONFLICT)
         return []
 
     def most_shipped(self, spec: JobSpec) -> int | None:
@@ -179,15 +180,15 @@ class Backend(ABC):
 
     @property
     def login(self) -> str:
-        """What this process asks with at present; with another login it follows a job once more."""
+        """The credentials that this process uses now; when they change, it follows a job once more."""
         return ""
 
     def ours(self, name: str) -> bool:
-        """Whether the job was submitted from this machine, so that nobody else chose its outputs."""
+        """Whether the job was submitted from this machine, so that no other user chose its outputs."""
         return True
 
     def mine(self, name: str) -> bool:
-        """Whether this user submitted the job, from whatever machine."""
+        """Whether this user submitted the job, from any machine."""
         return True
 
     def scopes(self) -> list[str]:
@@ -197,17 +198,17 @@ class Backend(ABC):
     def summaries(
         self, make: Make[Summary], *, everyone: bool = False, scope: str | None = None
     ) -> list[Summary]:
-        """Return ``make(state, now)`` of each job; for an ended job that may be an earlier result.
+        """Return ``make(state, now)`` for each job; for an ended job that may be an earlier result.
 
-        ``make`` is a module's function, returns JSON, and depends only on the state once a job has ended.
-        The jobs are those of :meth:`jobs`, without those that it raises an exception for, which is logged.
+        ``make`` is a module-level function, returns JSON, and depends only on the state once a job has ended.
+        The jobs are those of :meth:`jobs`; if ``make`` raises for one, that is logged and the job left out.
         """
         now = time.time()
         candidates = (made_of(state, make, now) for state in self.jobs(everyone=everyone, scope=scope))
         return [summary for summary in candidates if summary is not None]
 
     def names(self) -> list[str]:
-        """Return the names of all jobs, oldest first, as cheaply as possible: one may be deleted already."""
+        """Return the names of all jobs, oldest first, as cheaply as possible: some may be deleted already."""
         return [state.info.name for state in self.jobs()]
 
     def snapshot(self, name: str) -> JobState:
@@ -218,7 +219,7 @@ class Backend(ABC):
         raise JobNotFoundError(f"there is no job named {name!r} on {self.where}")
 
     def known(self, name: str) -> JobState:
-        """Return a job's state as cheaply as possible: maybe without logs and sources."""
+        """Return a job's state as cheaply as possible, perhaps without logs and sources."""
         return self.snapshot(name)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
@@ -226,7 +227,7 @@ class Backend(ABC):
         return [self.known(name) for name in names]
 
     def mark(self, name: str) -> int | None:
-        """Return the present end of the job's facts, where a new turn's view begins; None if unknown."""
+        """Return the current end of the job's facts, where a new turn's view begins; None if unknown."""
         return None
 
     def info(self, name: str) -> JobInfo:
@@ -250,19 +251,19 @@ class Backend(ABC):
         ]
 
     def clear(self, leftover: Leftover) -> None:
-        """Remove it for good; a job's value is saved on this machine first."""
+        """Remove a leftover for good; a job's value is saved on this machine first."""
         self.delete(leftover.name)
 
     def note(self, info: JobInfo, fact: CheckoutTold) -> None:
         """Record a fact that only the submitting machine knows."""
         return
 
-    # What may be unknown here.
+    # Methods that by default know nothing.
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
         """Return who enforces each of a job's policies and budgets, by field name.
 
-        Raises ``DamagedError`` and ``SpecError`` where its spec can't be read (``JobInfo.unreadable``).
+        Raises ``DamagedError`` and ``SpecError`` if its spec can't be read (``JobInfo.unreadable``).
         """
         return {}
 
@@ -271,27 +272,27 @@ class Backend(ABC):
         return []
 
     def checkpoints(self, name: str) -> Path | None:
-        """Return the folder of this machine in which a job's checkpoints lie; None where there is none."""
+        """Return the folder on this machine with a job's checkpoints; None if there is none."""
         return None
 
     def swap_keeper(self, name: str) -> SwapKeeper | None:
-        """Return what is to keep a job's next swap, before that is sent; None where its nodes do."""
+        """Return the object that keeps a job's next swap before it is sent; None if the nodes keep swaps."""
         return None
 
     def refuse(self, verb: str, name: str) -> NoReturn:
-        """Raise ``SpecError`` for what this backend can't do with a job, or why there is no such job."""
+        """Raise ``SpecError`` for a verb that this backend lacks, or ``JobNotFoundError``."""
         self.info(name)
         raise SpecError(verb, name, f"a job on another backend: this one runs on {self.where}")
 
 
 def made_of(state: JobState, make: Make[Summary], now: float) -> Summary | None:
-    """Return ``make(state, now)``; None where that raises an exception, which is logged once of each job."""
+    """Return ``make(state, now)``; None if that raises an exception, which is logged once per job."""
     try:
         return make(state, now)
-    except Exception:  # what a job tells may be anything: one mustn't hide the others
+    except Exception:  # a job's facts may hold anything: a bad one mustn't hide the other jobs
         if state.info.id not in _not_listed:
             _not_listed.add(state.info.id)
-            import logging  # late: it is seldom needed
+            import logging  # late: seldom needed
 
             logging.getLogger(__name__).exception("%s isn't listed", state.info.id)
         return None
@@ -299,7 +300,7 @@ def made_of(state: JobState, make: Make[Summary], now: float) -> Summary | None:
 
 @runtime_checkable
 class Talks(Protocol):
-    """Its running nodes answer."""
+    """Its running nodes answer questions."""
 
     def ask(
         self,
@@ -308,23 +309,23 @@ class Talks(Protocol):
         nodes: Sequence[int] | None = None,
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
-        """Ask all nodes of a running job, or these; yield one answer of each node as it comes.
+        """Ask all nodes of a running job, or only ``nodes``; yield each node's answer as it arrives.
 
-        ``question["question"]`` names the question. The answer of a node that can't answer within ``timeout``
-        seconds says why in its ``trouble``. Raises ``JobEndedError`` if no node is left.
+        ``question["question"]`` names the question. If a node can't answer within ``timeout`` seconds, the
+        ``trouble`` of its answer says why. Raises ``JobEndedError`` if no node is left.
         """
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
         """Begin a two-way conversation with a node of a running job.
 
-        Raises ``AskError`` if the node doesn't take the question within ``timeout`` seconds, and
+        Raises ``AskError`` if the node doesn't accept the question within ``timeout`` seconds, and
         ``JobEndedError``.
         """
 
 
 @runtime_checkable
 class Signs(Protocol):
-    """It keeps the key of each job, so that later parts of it can be sent."""
+    """It keeps the key of each job, so that later parts of the job can be sent."""
 
     def key(self, name: str) -> bytes:
         """Return the key that signs what a job runs; raises ``AskError`` if it is unavailable."""
@@ -332,41 +333,41 @@ class Signs(Protocol):
 
 @runtime_checkable
 class Numbers(Protocol):
-    """It numbers the jobs of its pools, whoever sends them."""
+    """It numbers the jobs of its pools, no matter which process sends them."""
 
     def number(self, name: str, newest: int) -> int:
-        """Return the number of the next job of a pool, above its ``newest`` known one: no two have the same.
+        """Return the unique number of the next job of a pool, above the ``newest`` known one.
 
-        It is 0 for a user who may not change what numbers are taken from.
+        It is 0 for a user who may not change the object that numbers are taken from.
         """
 
 
 @runtime_checkable
 class Stores(Protocol):
-    """It keeps what ranks wrote: facts, logs and archives."""
+    """It stores what ranks wrote: facts, logs and archives."""
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
-        """Yield the facts that :meth:`snapshot` is made of; with a ``turn`` what its view needs."""
+        """Yield the facts that :meth:`snapshot` is made of; with a ``turn``, those that its view needs."""
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
-        """Return a rank's log from byte ``offset`` on, in pieces, its rounds one after the other."""
+        """Return a rank's log from byte ``offset`` on, in pieces, one round after the other."""
 
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
-        """Return each of these ranks' logs with its times, its rounds one after the other."""
+        """Return each of these ranks' logs with times, one round after the other."""
 
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
-        """Bring a node's archive of artifacts to this machine's disk; raise ``ResultError`` if it is gone.
+        """Download a node's archive of artifacts to this machine's disk; raise ``ResultError`` if it is gone.
 
-        ``backends/downloads`` checks what is in it.
+        ``backends/downloads`` checks its contents.
         """
 
 
 @runtime_checkable
 class Annotates(Protocol):
-    """Its records take notes and tags."""
+    """Its jobs' records can hold notes and tags."""
 
     def annotate(self, name: str, fact: Annotated) -> None:
-        """Store a person's note and tags with the job's record; an ended job takes them, too."""
+        """Store a person's note and tags with the job's record, also once the job has ended."""
 
 
 @runtime_checkable
@@ -376,15 +377,15 @@ class Retries(Protocol):
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
         """Submit an ended job's payload again as a new job with a new name.
 
-        With ``resume`` it finds the old job's checkpoints in its ``checkpoint_dir()``, which the old job
-        keeps. Nothing is unpickled. Raises as ``submit`` does, also if the payload is gone, or there are no
-        checkpoints.
+        With ``resume`` the new job finds the old job's checkpoints in its ``checkpoint_dir()``; the old job
+        keeps them. Nothing is unpickled. Raises as ``submit`` does, also if the payload is gone, or there are
+        no checkpoints.
         """
 
 
 @runtime_checkable
 class Suspends(Protocol):
-    """A job there can exist without nodes."""
+    """Its jobs can exist without nodes."""
 
     def suspend(self, name: str) -> None:
         """Remove the job's nodes and keep the job."""
@@ -398,10 +399,10 @@ class Suspends(Protocol):
 
 @runtime_checkable
 class Queues(Protocol):
-    """Its jobs wait for their turn in a queue of ours."""
+    """Its jobs wait for their turn in nbtorchjob's own queue."""
 
     def start(self, name: str) -> None:
-        """Start a job that waits for its turn, beside what has its places; others are left alone."""
+        """Start a job that waits for its turn, beside the jobs that hold its places; no-op for other jobs."""
 
 
 @runtime_checkable
@@ -417,19 +418,19 @@ class Exports(Protocol):
 
 @runtime_checkable
 class Tends(Protocol):
-    """Its jobs need something that looks after them."""
+    """Its jobs need a tender."""
 
     def tend(
         self, who: str, scopes: Sequence[str] = (), *, everyone: bool = False, listen: str = ""
     ) -> Tending:
         """Start to tend jobs in the background, as their followers would.
 
-        It tends this user's jobs, or ``everyone``'s, in ``scopes``, by default in all that this user has.
+        It tends this user's jobs, or ``everyone``'s, in ``scopes``, by default in all of this user's scopes.
         ``who`` names the tender in a few words; it reports its health at ``listen``, HOST:PORT or a path.
         """
 
     def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
-        """Return manifests of a deployment that tends everybody's jobs in these scopes."""
+        """Return the manifests of a deployment that tends everyone's jobs in these scopes."""
 
     def tended(self, info: JobInfo) -> Tended | None:
         """Return who tends a job; None if it needs no tending, or if that is unknown."""
@@ -437,20 +438,20 @@ class Tends(Protocol):
 
 @runtime_checkable
 class Images(Protocol):
-    """Its jobs run in images: what these can import isn't what this process can."""
+    """Its jobs run in images, which can import other packages than this process."""
 
     def there(self, spec: JobSpec) -> list[Contents]:
         """Return the known contents of a job's images, the lead's first; empty if it has no images."""
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
-        """Return the values to choose from, by the option's key; those that can't be listed are absent."""
+        """Return the values to choose from, by option key; options that can't be listed are absent."""
 
 
 Capability = TypeVar("Capability")
 
 
 def able(backend: Backend, capability: type[Capability], verb: str, name: str) -> Capability:
-    """Return a backend as one with that capability; raises ``SpecError`` for ``verb`` of a job without it."""
+    """Return the backend as one with that capability; raises ``SpecError`` for ``verb`` if it lacks it."""
     if not isinstance(backend, capability):
         backend.refuse(verb, name)
     return backend
@@ -467,7 +468,7 @@ def known_images(backend: Backend, spec: JobSpec) -> list[Contents]:
 
 
 def no_cluster(spec: JobSpec) -> None:
-    """Raise ``SpecError`` for options of a cluster or its pods."""
+    """Raise ``SpecError`` for options that apply only to a cluster or its pods."""
     for name in given(spec.cluster):
         where = f"on the {spec.backend} backend: it is for --backend kubernetes"
         raise SpecError(name, getattr(spec.cluster, name), where, Shape.CONFLICT)
@@ -475,12 +476,12 @@ def no_cluster(spec: JobSpec) -> None:
     for role in roles:
         for name in ("image", "requests", "limits", "restart_policy"):
             if (value := getattr(role, name)) is not None:
-                whose = f"to a {type(role).__name__} on the {spec.backend} backend: pods have such"
+                whose = f"to a {type(role).__name__} on the {spec.backend} backend, which has no pods"
                 raise SpecError(name, value, whose, Shape.CONFLICT)
 
 
 class Enforced(FrozenDataclass):
-    """Who enforces one policy: each text says how, or why not; an empty one has no part in it."""
+    """Who enforces one policy: each text says how, or why not, and is empty for a party without a part."""
 
     natively: str = ""
     by_us: str = ""
@@ -488,7 +489,7 @@ class Enforced(FrozenDataclass):
 
     @property
     def who(self) -> str:
-        """Who, in a few words."""
+        """The enforcing parties, in a few words."""
         return " and ".join(self._texts())
 
     def __str__(self) -> str:

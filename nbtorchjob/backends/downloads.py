@@ -1,9 +1,9 @@
-"""Files that a job leaves, as a person takes them: artifacts and logs, copied or as one zip archive.
+"""Downloads of the files that a job leaves: artifacts and logs, copied or as one zip archive.
 
-Each node's archive may have been written by anything that ran in a job, so all that it says is checked before
-it is used: an artifact's name leads nowhere but below the folder that it is copied to.
+Each node's archive may have been written by anything that ran in a job, so everything in it is checked before
+it is used: an artifact's name can't lead outside the folder that it is copied to.
 
-An archive is made while it is read, for files that fit neither into memory nor on a disk.
+A zip archive is made while it is read, so its files need to fit neither into memory nor on a disk.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from nbtorchjob.state.facts.events import ArtifactsReady
 from nbtorchjob.state.facts.logs import LogLine, Stream
 from nbtorchjob.text import words
 
-_PIECE_BYTES = 1 << 18  # at a time
+_PIECE_BYTES = 1 << 18  # read or yielded at a time
 
 
 PLAIN, EXECUTABLE = 0o600, 0o700
 
 
 def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[bytes]:
-    """Yield an archive of the files, each with its mode and its pieces; those without any are left out."""
+    """Yield a zip archive of files, given as name, mode and pieces; files without pieces are left out."""
     taken = _Taken()
     with zipfile.ZipFile(taken, "w") as file:
         for name, mode, pieces in files:
@@ -60,7 +60,7 @@ def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[by
 
 
 class _Taken(io.RawIOBase):
-    """Holds what a zip file writes until it is taken; it can't seek, and so is written in one go."""
+    """Holds the bytes of a zip file until they are taken; it can't seek, so it is written in one go."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -76,7 +76,7 @@ class _Taken(io.RawIOBase):
         return len(part)
 
     def take(self) -> bytes:
-        """Return what was written, and forget it."""
+        """Return and forget what was written."""
         parts, self._parts, self.size = self._parts, [], 0
         return b"".join(parts)
 
@@ -98,10 +98,10 @@ def lines(
     node: int | None = None,
     stream: Stream | None = None,
 ) -> Iterator[LogLine]:
-    """Yield what a rank wrote, or all ranks on a node, or all there are, in the order of the lines' times.
+    """Yield the lines of a rank, of all ranks on a node, or of all ranks, in the order of their times.
 
-    With a ``stream`` only what went there. ``state`` is what was known of the job before this: of one that
-    goes on, a line that has no end yet is left out.
+    With a ``stream``, yields only the lines written to it. ``state`` is the job's state before this call:
+    while the job goes on, a line that has no end yet is left out.
     """
     places = None if node is None else written_on(state, node)
     if places is not None:
@@ -117,7 +117,7 @@ def lines(
 
 
 def written_on(state: JobState, node: int) -> frozenset[tuple[int, int]]:
-    """Return the ranks that a node had, each with the round."""
+    """Return the ranks that a node had, as (rank, round)."""
     workers = state.nodes[node].workers if node in state.nodes else ()
     had = {worker.round: worker.ranks for worker in workers}
     turns = ((turn.round, {*turn.ranks} & {*had.get(turn.base, ())}) for turn in state.turns)
@@ -125,10 +125,10 @@ def written_on(state: JobState, node: int) -> frozenset[tuple[int, int]]:
 
 
 def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Iterator[bytes]:
-    """Return a zip archive in pieces: ``JOB/rank-0.log`` and so on, of all ranks that have written.
+    """Return a zip archive in pieces: ``JOB/rank-0.log`` and so on, for all ranks that have written.
 
-    As they were written, or with ``times`` line by line as :func:`lines` yields them, each with its time in
-    front. Little of it is in memory at any time.
+    Logs are as they were written, or with ``times`` as :func:`lines` yields them, each line with its time in
+    front. Little of the archive is in memory at any time.
     """
     stores = able(backend, Stores, "logs", state.info.address)
     return zip_chunks(
@@ -147,17 +147,17 @@ def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Itera
 
 
 def _all_ranks(state: JobState) -> list[int]:
-    """Return the ranks that the job may have; what others submitted doesn't say how many."""
+    """Return the ranks that the job may have; a job that others submitted doesn't say how many."""
     info = state.info
     known = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
     return sorted({*range(info.nodes[1] * info.nproc_per_node), *known})
 
 
-# How a zip file ends that has no comment: where the numbers of a bigger one are, and then its own: of disks,
-# of entries, the size of its directory, and where that is.
+# The end of a zip file without a comment: the zip64 locator of a bigger one, and then the end record with the
+# numbers of disks and entries, and the size and offset of the directory.
 _END = struct.Struct("<4s16x4s4H2LH")
 _LONGEST = 16 << 20  # bytes of a directory
-_NAMED = 3  # of the files that stand in the way
+_NAMED = 3  # conflicting files that an error names
 
 
 class Artifact(FrozenDataclass):
@@ -170,7 +170,7 @@ class Artifact(FrozenDataclass):
 
 
 class Stored(FrozenDataclass):
-    """An artifact, and where it is: an entry of an archive."""
+    """An artifact with its location: an entry of an archive."""
 
     artifact: Artifact
     archive: Path
@@ -183,7 +183,7 @@ class Stored(FrozenDataclass):
 
     @property
     def modified(self) -> float:
-        """When it was written, in epoch seconds, as its node's clock had it, to two seconds."""
+        """When it was written, in epoch seconds by its node's clock, to two seconds."""
         try:
             return time.mktime((*self.entry.date_time, 0, 0, -1))
         except (ValueError, OverflowError):  # an archive may say anything
@@ -191,7 +191,7 @@ class Stored(FrozenDataclass):
 
     @property
     def content(self) -> tuple[int, int]:
-        """What tells two contents apart."""
+        """The size and checksum, which tell two contents apart."""
         return self.entry.file_size, self.entry.CRC
 
     def pieces(self) -> Iterator[bytes]:
@@ -203,19 +203,19 @@ class Stored(FrozenDataclass):
 
 
 def listed(backend: Backend, state: JobState, attempt: int | None = None) -> tuple[Artifact, ...]:
-    """Return the artifacts of an attempt, by default the newest one that sent any, by path.
+    """Return the artifacts of an attempt, by default the newest one that sent any, sorted by path.
 
-    Where nodes wrote different files of one path, the first node's has it, and another's is below
-    ``node-1/`` and so on. Raises ``ResultError`` where an archive can't be had, or read.
+    If nodes wrote different files at one path, the first node's file keeps the path, and another's is below
+    ``node-1/`` and so on. Raises ``ResultError`` if an archive can't be downloaded or read.
     """
     return tuple(artifact.artifact for artifact in stored(backend, state, attempt))
 
 
 def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = None) -> tuple[Artifact, ...]:
-    """Copy an attempt's artifacts into a folder, which may have to be made; return what :func:`listed` does.
+    """Copy an attempt's artifacts into a folder, made if needed; return what :func:`listed` returns.
 
-    A file that is there already stays: raises ``SpecError`` before any is written where that has other
-    content. Raises ``ResultError`` as :func:`listed` does, and where the folder can't be written to.
+    Existing files stay: if one has other content, raises ``SpecError`` before any file is written. Raises
+    ``ResultError`` as :func:`listed` does, and if the folder can't be written to.
     """
     artifacts = stored(backend, state, attempt)
     try:
@@ -235,10 +235,10 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
 
 
 def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[bytes]:
-    """Return what :func:`copy` would write as a zip archive in pieces: ``JOB/runs/events…``.
+    """Return what :func:`copy` would write, as a zip archive in pieces: ``JOB/runs/events…``.
 
-    Names have ``_`` for a backslash, which leads to another folder where an archive is unpacked on Windows.
-    Raises ``ResultError`` as :func:`listed` does, and where there is nothing.
+    A backslash in a name becomes ``_``: Windows would unpack such a file into another folder. Raises
+    ``ResultError`` as :func:`listed` does, and if there are no artifacts.
     """
     artifacts = stored(backend, state, attempt)
     if not artifacts:
@@ -254,7 +254,7 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
 
 
 def stored(backend: Backend, state: JobState, attempt: int | None = None) -> list[Stored]:
-    """Return the same with where each lies; raises as :func:`listed` does."""
+    """Return the artifacts as :func:`listed` does, with their locations; raises as it does."""
     attempts = {number for number, _ in state.artifacts}
     wanted = max(attempts, default=1) if attempt is None else attempt
     if attempt is not None and attempt not in attempts:
@@ -273,7 +273,7 @@ def stored(backend: Backend, state: JobState, attempt: int | None = None) -> lis
 
 
 def _place(new: Stored, known: dict[str, Stored], folders: set[str]) -> str:
-    """Return the path for a file, where neither another one is nor a folder, nor is one of its own a file."""
+    """Return a path for a file: one that an equal file has, or one that clashes with no file or folder."""
     own, node = new.artifact.path, f"node-{new.artifact.node}"
     for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
         if path in known and known[path].content == new.content:
@@ -299,25 +299,25 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
         if len(entries) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
             raise zipfile.BadZipFile("it holds more than any node sends")
         for entry in entries:
-            # Nodes send plain files, stored as they are, whose names lead to below their folder.
+            # Nodes send plain files, stored uncompressed, whose names stay below their folder.
             name = entry.filename
             safe = name.isprintable() and not {"", ".", ".."} & set(name.split("/"))
             stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
             if not (safe and stored and not entry.flag_bits & 1):
-                raise zipfile.BadZipFile(f"{entry.filename!r:.100} is no file that a node sends")
+                raise zipfile.BadZipFile(f"{entry.filename!r:.100} isn't a file that a node sends")
             yield Stored(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a node's archive. Raises ``ResultError`` for what isn't one."""
+    """Open a node's archive; raises ``ResultError`` if it isn't one."""
     try:
         with open(path, "rb", opener=plain) as raw:
-            # Its directory is read into memory, so one that is longer than any of a node's isn't read.
+            # The directory is read into memory, so one that is longer than any node's is refused.
             raw.seek(max(0, os.fstat(raw.fileno()).st_size - _END.size))
             bigger, mark, *_, length, _, comment = _END.unpack(raw.read().rjust(_END.size))
             if bigger == b"PK\6\7" or mark != b"PK\5\6" or length > _LONGEST or comment:
-                raise zipfile.BadZipFile("it is cut short, or longer than any")
+                raise zipfile.BadZipFile("it is cut short, or too long")
             with zipfile.ZipFile(raw) as file:
                 yield file
     except (OSError, zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as exc:
@@ -325,7 +325,7 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _is_at(path: Path, artifact: Stored) -> bool:
-    """Whether what is there already is a file of the same content."""
+    """Whether there is a file at ``path`` with the artifact's content."""
     if not path.is_file() or path.stat().st_size != artifact.entry.file_size:
         return False
     crc = 0
@@ -340,7 +340,7 @@ def _write(path: Path, artifact: Stored) -> None:
     with open(path, "xb") as file:
         try:
             file.writelines(artifact.pieces())
-            if artifact.executable:  # for whoever may read it, as the umask has it
+            if artifact.executable:  # for all who may read it according to the umask
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
                 os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
         except BaseException:

@@ -1,8 +1,8 @@
-"""What ranks have written: listed, read and copied, from the nodes of a running job or from what came home.
+"""Lists, reads and copies files that ranks wrote, from a running job's nodes or from what came home.
 
-Files are named as the nodes name them (``runtime/ask/files.py``): ``artifacts/…`` and ``checkpoints/…``. All
-that a node says may come from code of the job, so a name is checked before it becomes a path. Of a job that
-has ended there are the artifacts that its nodes sent, and the checkpoints that lie on this machine.
+Files are named as the nodes name them (``runtime/ask/files.py``): ``artifacts/…`` and ``checkpoints/…``.
+Anything that a node sends may come from the job's code, so a name is checked before it becomes a path. For an
+ended job there are the artifacts that its nodes sent, and the checkpoints that lie on this machine.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from nbtorchjob.text.words import line, size
 
 _LIST_S = 10.0
 _PART_S = 60.0  # for the next part of a file
-_TRIES = 4  # in a row that bring nothing
-_PASSES = 3  # over a file that is written to meanwhile
+_TRIES = 4  # in a row that transfer nothing
+_PASSES = 3  # over a file that is being written
 _AGAIN_S = 1.0
 _PIECE_BYTES = 1 << 20
 _MOST_NAME = 4096
 _MOST = 1 << 62
-_MOST_REFUSED = 3  # that are named
+_MOST_REFUSED = 3  # files that an error names
 
 
 class RunFile(FrozenDataclass):
@@ -50,7 +50,7 @@ class RunFile(FrozenDataclass):
 
 
 class Listing(FrozenDataclass):
-    """The files of a job by path and node, and why nodes are missing, by their number.
+    """The files of a job, sorted by path and node, and why nodes are missing, by their number.
 
     ``more`` is whether a node has more files than it lists.
     """
@@ -61,11 +61,11 @@ class Listing(FrozenDataclass):
 
 
 class RefusedFileError(ResultError):
-    """A node has the file no more, or can't read it."""
+    """The node no longer has the file, or can't read it."""
 
 
 class Copied(FrozenDataclass):
-    """A file that was copied; ``kept`` are the bytes that were here already.
+    """A copied file; ``kept`` is the number of bytes that were here already.
 
     ``growing`` is whether it was still being written: the copy is its beginning, as of a moment ago.
     """
@@ -79,8 +79,8 @@ class Copied(FrozenDataclass):
 def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[int] | None = None) -> Listing:
     """Ask a running job's nodes what their ranks have written at or below ``path``.
 
-    A folder of checkpoints that all nodes share is listed once. Of a job that has ended what came home is
-    listed. Raises ``SpecError``, and ``JobEndedError`` where the job ends meanwhile.
+    A folder of checkpoints that all nodes share is listed once. For an ended job, lists the files that came
+    home. Raises ``SpecError``, and ``JobEndedError`` if the job ends meanwhile.
     """
     path = checked(path)
     if state.phase.terminal:
@@ -97,7 +97,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
     for answer in sorted(answers, key=lambda answer: answer.node):
         end = next((record for record in answer.records if "listed" in record), None)
         if end is None:
-            trouble[answer.node] = answer.trouble or "it said nothing of its files"
+            trouble[answer.node] = answer.trouble or "it didn't list its files"
             continue
         more = more or end.get("more") is True
         for file in _rows(answer.records, answer.node, path):
@@ -112,12 +112,12 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
 def fetch(
     backend: Backend, state: JobState, path: str, folder: Path, node: int | None = None
 ) -> Iterator[Copied]:
-    """Copy a file, or all files below a path, into a folder, which may have to be made; yield each.
+    """Copy a file, or all files below a path, into a folder, made if needed; yield each copy.
 
-    A copy that was cut off goes on where it stopped, now or at the next call, and its digest is compared with
-    the node's. A file that is here already may be the beginning of the node's: then it is completed. Raises
-    ``SpecError`` for a file of other content, ``AskError`` and ``JobEndedError``; ``ResultError``, once all
-    others are here, for one that can't be read.
+    An interrupted copy goes on where it stopped, now or at the next call, and its digest is compared with the
+    node's. A local file that is the beginning of the node's is completed. Raises ``SpecError`` for a local
+    file with other content, ``AskError`` and ``JobEndedError``; ``ResultError`` for files that can't be read,
+    once all others are copied.
     """
     path = checked(path)
     if not path:
@@ -144,9 +144,9 @@ def fetch(
 
 
 def refresh(backend: Backend, state: JobState, path: str, folder: Path) -> int:
-    """Write what came home of an ended job at or below a path over a folder's copies.
+    """Overwrite a folder's copies with the files of an ended job that came home, at or below a path.
 
-    Return the bytes that were written. Raises ``ResultError`` for a file that can't be had, or written.
+    Return the number of bytes written. Raises ``ResultError`` for a file that can't be read or written.
     """
     count = 0
     for kept in _home(backend, state, path):
@@ -159,21 +159,21 @@ def refresh(backend: Backend, state: JobState, path: str, folder: Path) -> int:
 
 
 def within(path: str, folder: str) -> str:
-    """Return where a file lies in the copy of a folder; its name where the folder is the file itself."""
+    """Return a file's path in the copy of a folder; its name if ``folder`` is the file itself."""
     return path[len(folder) :].strip("/") or path.rpartition("/")[2]
 
 
 class Content(FrozenDataclass):
-    """One file to be read: its ``pieces`` may be fewer bytes than its size where it is written to."""
+    """One file to read; ``pieces`` may differ from its size in bytes if it is being written."""
 
     file: RunFile
     pieces: Iterator[bytes]
 
 
 def content(backend: Backend, state: JobState, path: str, node: int | None = None) -> Content:
-    """Read a file from its node, or from what came home; closing the pieces ends it.
+    """Read a file from its node, or from what came home; closing the pieces ends the transfer.
 
-    Raises ``SpecError``, ``ResultError``, ``AskError`` and ``JobEndedError``, also while it is read.
+    Raises ``SpecError``, ``ResultError``, ``AskError`` and ``JobEndedError``, also while the file is read.
     """
     path = checked(path)
 
@@ -198,14 +198,14 @@ def content(backend: Backend, state: JobState, path: str, node: int | None = Non
 
 
 class _Kept(FrozenDataclass):
-    """A file of an ended job, and how its bytes are read."""
+    """A file of an ended job, and the function that reads it."""
 
     file: RunFile
     pieces: Callable[[], Iterator[bytes]]
 
 
 def _home(backend: Backend, state: JobState, path: str) -> Iterator[_Kept]:
-    """Yield what came home of an ended job at or below a path."""
+    """Yield the files of an ended job that came home, at or below a path."""
     first, _, rest = path.partition("/")
     if first in ("", ARTIFACTS):
         for stored in downloads.stored(backend, state):
@@ -232,9 +232,9 @@ def _pieces(root: str, rest: str) -> Iterator[bytes]:
 
 @contextmanager
 def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
-    """Write a file of an ended job beside its place, and yield where: what isn't moved from there is removed.
+    """Write a file of an ended job next to its target and yield that path; remove it unless it was moved.
 
-    Raises ``ResultError`` for what can't be written, here or within.
+    Turns an ``OSError``, also of the body, into a ``ResultError``.
     """
     partial = target.with_name(f".{target.name}{PARTIAL}")
     try:
@@ -250,7 +250,7 @@ def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
 
 
 def _copied_home(kept: _Kept, target: Path) -> Copied:
-    """Copy a file of an ended job; one with the same content stays."""
+    """Copy a file of an ended job; an existing file with the same content stays."""
     size = kept.file.size
     with _beside(target, kept) as partial:
         try:
@@ -264,7 +264,7 @@ def _copied_home(kept: _Kept, target: Path) -> Copied:
 
 
 def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:
-    """Yield each file with its place in a folder: a second node's file of one path is below ``node-1/``."""
+    """Yield each file with its path in a folder; for a second node's file at one path, below ``node-1/``."""
     above = path.rpartition("/")[0]
     taken: set[str] = set()
     for file in files:
@@ -275,7 +275,7 @@ def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]
 
 
 def checked(path: str) -> str:
-    """Return a path as nodes name files; raise ``SpecError`` for one that no node has files at."""
+    """Return a path as nodes name files; raise ``SpecError`` if no node can have files there."""
     parts = path.strip("/").split("/")
     odd = parts != [""] and (parts[0] not in (ARTIFACTS, CHECKPOINTS) or {"", ".", ".."}.intersection(parts))
     if odd or len(path) > _MOST_NAME:
@@ -284,7 +284,7 @@ def checked(path: str) -> str:
 
 
 def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterator[RunFile]:
-    """Yield the files that a node names, without any that isn't at or below a path, or leads elsewhere."""
+    """Yield the files that a node lists, except those that aren't at or below a path, or lead elsewhere."""
     for record in records:
         rows = record.get("files")
         for row in rows if isinstance(rows, list) else ():
@@ -303,8 +303,8 @@ def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterat
 class Reader:
     """A conversation with one node about its files. Raises ``AskError`` and ``ClusterError``.
 
-    ``end`` is the digest of what was read last, with the span before it, and whether it was written to
-    meanwhile.
+    ``end`` belongs to the newest read: the digest of the bytes read and of the span before them, and whether
+    the file was written to meanwhile.
     """
 
     def __init__(self, backend: Backend, address: str, node: int) -> None:
@@ -315,7 +315,7 @@ class Reader:
         )
 
     def close(self) -> None:
-        """Leave."""
+        """End the conversation."""
         self._talk.close()
 
     def list(self, path: str) -> tuple[RunFile, ...]:
@@ -327,7 +327,7 @@ class Reader:
         return tuple(_rows(records, self.node, path))
 
     def read(self, path: str, offset: int, span: int, sha256: str) -> Iterator[int | bytes]:
-        """Yield where the node begins to read, and then its bytes.
+        """Yield the offset at which the node begins to read, and then the bytes.
 
         It begins at ``offset`` if the ``span`` bytes before that have this digest, else at 0. Raises
         ``RefusedFileError`` for a file that can't be read.
@@ -351,22 +351,22 @@ def _told(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 class _Copy:
-    """One file on its way from a node."""
+    """The copy of one file from a node."""
 
     def __init__(self, backend: Backend, state: JobState, source: RunFile, target: Path) -> None:
         self._backend, self._state, self._source, self._target = backend, state, source, target
         self._partial = target.with_name(f".{target.name}{PARTIAL}")
-        self._digest = hashlib.sha256()  # of what is here
+        self._digest = hashlib.sha256()  # of the bytes that are here
         self._kept = 0
         self._reader: Reader | None = None
 
     def run(self) -> Copied:
-        """Copy it."""
+        """Copy the file."""
         try:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             begun = self._target.exists()
             with open(self._target if begun else self._partial, "a+b") as file:
-                try:  # to keep others from appending to the same file
+                try:  # to keep other processes from appending to the same file
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     text = f"{self._source.path} is being copied to {self._target} already"
@@ -375,7 +375,7 @@ class _Copy:
                     pass
                 growing = self._complete(file, own=not begun)
             if not begun:
-                os.link(self._partial, self._target)  # unlike a renaming, never over another file
+                os.link(self._partial, self._target)  # unlike a rename, never overwrites another file
                 self._partial.unlink()
         except (OSError, JobEndedError) as exc:
             raise self._lost(exc) from exc
@@ -384,12 +384,12 @@ class _Copy:
         return Copied(self._target, self._target.stat().st_size, self._kept, growing)
 
     def _complete(self, file: BinaryIO, *, own: bool) -> bool:
-        """Bring a file to what the node has; return whether it is still being written there."""
+        """Copy what the node has beyond the local file; return whether it is still being written there."""
         file.seek(0)
         while piece := file.read(_PIECE_BYTES):
             self._digest.update(piece)
         self._kept = file.tell()
-        whole = 0 if own else self._kept  # what is left of it if what comes is damaged
+        whole = 0 if own else self._kept  # bytes to keep if the rest arrives damaged
         tries = passes = 0
         while True:
             before = file.tell()
@@ -407,7 +407,7 @@ class _Copy:
                 return changed
 
     def _read_on(self, file: BinaryIO, whole: int, *, own: bool) -> bool:
-        """Read on from what is here; return whether the file was written to meanwhile."""
+        """Read on from the local end; return whether the file was written to meanwhile."""
         if self._reader is None:
             self._reader = Reader(self._backend, self._state.info.address, self._source.node)
         here = file.tell()
@@ -430,7 +430,7 @@ class _Copy:
         return changed
 
     def _lost(self, exc: Exception) -> Exception:
-        """Say why a copy ends before it is whole, and how it goes on."""
+        """Return the error that says why a copy is incomplete, and how to continue it."""
         name, path = self._state.info.name, self._source.path
         if isinstance(exc, OSError) and not isinstance(exc, TimeoutError):
             return ResultError(f"{path} can't be written to {self._target}: {exc.strerror or exc}")

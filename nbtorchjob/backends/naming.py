@@ -1,4 +1,4 @@
-"""What people call a job: a name that is free, a note, and tags; they stay with the job's record."""
+"""Names, notes and tags of jobs; they stay with a job's record."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.facts.events import Annotated
 from nbtorchjob.text.hints import hint, swap_hint
 
-# Without vowels no words come out, and without 0, 1 and l nothing is misread.
+# No vowels, so that no words come out, and no 0, 1 and l, which are easily misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
 _STEM = 24
-CELL = "cell"  # what a cell is labelled that names nothing
-_MOST = 40  # characters, as a spec's own name (``spec/jobspec.py``)
-MOST_GROUP = 32  # of a group's name: five digits may follow, and what a retry adds
+CELL = "cell"  # the label of a cell that names nothing
+_MOST = 40  # characters, as for a spec's ``name`` (``spec/jobspec.py``)
+MOST_GROUP = 32  # characters of a group's name: five digits and a retry's suffix may follow
 
 
 def generate(label: str) -> str:
@@ -35,9 +35,9 @@ def generate(label: str) -> str:
 
 
 def title(label: str, notebook: str, cell: str = "") -> str:
-    """Return what a job is named after: what it calls, or of a mere cell its notebook and its number.
+    """Return the label that a job is named after: what it calls, or for a plain cell its notebook and number.
 
-    ``cell`` is what the notebook calls it, ``Cell In[12]``: ``digits-12``.
+    ``cell`` is the notebook's name for it: ``Cell In[12]`` of ``digits.ipynb`` becomes ``digits-12``.
     """
     if label != CELL or not notebook:
         return label
@@ -47,7 +47,7 @@ def title(label: str, notebook: str, cell: str = "") -> str:
 
 
 def derive(label: str, seed: str) -> str:
-    """Like :func:`generate`, but the same for the same ``seed``: two of one name are one job."""
+    """Like :func:`generate`, but with the same name for the same ``seed``: two jobs with one name are one."""
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
     digits = []
     for _ in range(6):
@@ -57,41 +57,41 @@ def derive(label: str, seed: str) -> str:
 
 
 def again(label: str, name: str | None) -> Iterator[str]:
-    """Yield names for a job that runs once more: new ones, or ``train-2``, ``train-3``, … of a given one."""
+    """Yield names for a job that runs again: new ones, or ``train-2``, ``train-3``, … for a given one."""
     for number in itertools.count(2):
         yield generate(label) if name is None else run(name, number)
 
 
 def stem(name: str) -> str:
-    """Return what a generated name was made from: ``digits-12`` of ``digits-12-7k2q``."""
+    """Return the label that a generated name was made from: ``digits-12`` for ``digits-12-7k2q``."""
     return name.rpartition("-")[0]
 
 
 def run(base: str, number: int) -> str:
-    """Return the name of that run of a given name: ``train``, ``train-2``, …, short enough to be a job's."""
+    """Return a given name with a number: ``train``, ``train-2``, …, short enough for a job."""
     return base if number == 1 else f"{base[: _MOST - len(f'-{number}')].rstrip('-')}-{number}"
 
 
 def in_group(group: str, number: int) -> str:
-    """Return the name of a group's run of that number: ``train-7k2q-r3``. Raises ``SpecError``."""
+    """Return the name of a group's run with that number: ``train-7k2q-r3``. Raises ``SpecError``."""
     if len(group) > MOST_GROUP:
-        raise SpecError("name", group, f"at most {MOST_GROUP} characters: each run has its number behind it")
+        raise SpecError("name", group, f"at most {MOST_GROUP} characters: the run's number is appended")
     return f"{group}-r{number}"
 
 
 def is_in_group(name: str, group: str) -> bool:
-    """Whether a job may be a run of a group, by its name: also one that repeats another."""
+    """Whether a job, by its name, may be a run of a group, or a repetition of such a run."""
     return re.fullmatch(rf"{re.escape(group)}-r[0-9]+(?:-[0-9]+)?", name) is not None
 
 
 def is_run(name: str, base: str) -> bool:
-    """Whether :func:`run` gives that name."""
+    """Whether :func:`run` makes ``name`` from ``base``."""
     number = digits(name.rpartition("-")[2]) or 1
     return name == base or (number > 1 and run(base, number) == name)
 
 
 def busy(name: str, info: JobInfo) -> NameTakenError:
-    """Return the error for a given name of which the job of that record still runs something else."""
+    """Return the error for a given name whose job, the one in ``info``, still runs something else."""
     error = NameTakenError(
         f"{info.name} is still running, with other code, data or options: {swap_hint(info.name)} changes its "
         f"code as it runs, {hint('attach', info.name)} follows it, {hint('cancel', info.name)} ends it; or "
@@ -102,14 +102,14 @@ def busy(name: str, info: JobInfo) -> NameTakenError:
 
 
 def beside(base: str, running: str) -> str:
-    """Return the name for a job that is to run beside one of a given name: ``train-2``."""
+    """Return the name for a job that is to run beside another one with a given name: ``train-2``."""
     return run(base, (digits(running.rpartition("-")[2]) or 1) + 1 if running != base else 2)
 
 
 def unreplaced(info: JobInfo, there: JobState) -> JobState:
     """Return the state that was looked up by a job's address.
 
-    Raises ``JobNotFoundError`` where it is that of another job, which has the name of this deleted one.
+    Raises ``JobNotFoundError`` if the job was deleted and the state is that of another job with its name.
     """
     if info.is_another(there.info):
         raise replaced(info)
@@ -117,7 +117,7 @@ def unreplaced(info: JobInfo, there: JobState) -> JobState:
 
 
 def replaced(info: JobInfo) -> JobNotFoundError:
-    """Return the error for a job that was deleted before another one was given its name."""
+    """Return the error for a job that was deleted before another job got its name."""
     return JobNotFoundError(f"{info.name} was deleted; another job has its name")
 
 
@@ -127,7 +127,7 @@ def _stem(label: str) -> str:
     return re.sub(r"^[^a-z]+", "", words)[:_STEM].strip("-") or "job"
 
 
-MOST_NOTE = 2000  # characters: an annotation of a cluster's object holds it
+MOST_NOTE = 2000  # characters: a cluster stores it in an object's annotation
 MOST_TAGS = 32
 _TAG = re.compile(r"[^\W_][\w.:/=-]{0,62}")
 
@@ -143,7 +143,7 @@ def annotate(
 ) -> Annotated:
     """Replace a job's note or ``tags``, or ``add`` and ``remove`` tags; return what it has now.
 
-    Raises ``SpecError`` for a note or tag that can't be one.
+    Raises ``SpecError`` for an invalid note or tag.
     """
     had = state.annotated or Annotated(0.0)
     gone = {*map(_tag, remove)}

@@ -1,4 +1,4 @@
-"""What is asked before a job is sent: what its data would take, and what its image has."""
+"""Checks before a job is sent: what its data would take, and what its image contains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DISK = "ephemeral-storage"
 
 
 def data_findings(spec: JobSpec) -> Iterator[Finding]:
-    """Say of each piece of data whether it is there, how much would be fetched, and whether that fits."""
+    """Report for each piece of data whether it exists, how much would be fetched, and whether that fits."""
     cache, place = archive.data_cache(spec)
     total: int | None = 0
     for name, text in spec.data.items():
@@ -41,7 +41,7 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
             try:
                 look = sources.of({"where": text}).look()
             except sources.DataError as exc:
-                nodes = ", as asked from here: nodes may have other credentials" if spec.remote else ""
+                nodes = ", as seen from here: nodes may have other credentials" if spec.remote else ""
                 yield Finding(False, f"data {name}: {exc}{nodes}")
                 continue
             amount_text = "an unknown size" if look.size is None else words.size(look.size)
@@ -49,14 +49,14 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
             if cache and not spec.remote and provide.is_complete(kept.place(cache, text, look.version), look):
                 yield Finding(True, f"{what}, there already in {place}")
                 continue
-            yield Finding(True, f"{what}, fetched once a node into {place}")
+            yield Finding(True, f"{what}, fetched once per node into {place}")
             total = None if look.size is None or total is None else total + look.size
     if total:
         yield _room(total, spec, cache)
 
 
 def _room(total: int, spec: JobSpec, cache: str) -> Finding:
-    """Say whether what would be fetched fits where it would lie, as far as that is known."""
+    """Report whether the data to fetch fits into its destination, as far as that is known."""
     if not spec.remote:
         there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
         free = shutil.disk_usage(there).free
@@ -81,7 +81,7 @@ def _folder(name: str, text: str, spec: JobSpec) -> Finding:
     try:
         shipped.check_data(alone, working())
         if not spec.remote:
-            return Finding(True, f"data {name}: ranks are led to {shipped.data_path(text, working())}")
+            return Finding(True, f"data {name}: ranks find it at {shipped.data_path(text, working())}")
         (folder,) = shipped.collect_data(alone, working())
     except CaptureError as exc:
         return Finding(False, str(exc))
@@ -93,7 +93,7 @@ _PATIENCE_S = 600.0  # an image may have to be pulled
 
 
 def small(spec: JobSpec, image: str | None) -> JobSpec:
-    """Return the spec of such a job: an image with what is mounted there, without what only work needs."""
+    """Return the spec of a job that probes an image: with its mounts, without what only real work needs."""
     cluster = replace(
         spec.cluster,
         image=image,
@@ -110,7 +110,7 @@ def small(spec: JobSpec, image: str | None) -> JobSpec:
 
 
 def ask(backend: Backend, info: JobInfo) -> None:
-    """Follow such a job until its node has told, and remove it; raises ``ClusterError`` otherwise."""
+    """Follow a probing job until its node has reported, and delete it; raises ``ClusterError`` otherwise."""
     try:
         state = loop.run(_followed(backend, info))
     finally:
@@ -118,7 +118,7 @@ def ask(backend: Backend, info: JobInfo) -> None:
     if state.environment is None:
         why = attempts.lines(state) or [wait.text for wait in state.waiting]
         ended = f"is {facts.phase(state).lower()} after {words.duration(_PATIENCE_S)}"
-        raise ClusterError(f"the image didn't tell what it has: {info.name} {' '.join(why) or ended}")
+        raise ClusterError(f"the image didn't report what it has: {info.name} {' '.join(why) or ended}")
 
 
 async def _followed(backend: Backend, info: JobInfo) -> JobState:

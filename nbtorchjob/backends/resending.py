@@ -1,8 +1,8 @@
-"""A job of a pool is sent again, by whoever follows it on a machine that has what was sent.
+"""Sends a job of a pool again, from any follower on a machine that has what was sent.
 
-What its nodes had of it may be gone with them, so its payload is kept in a private folder until it ends. Any
-process that follows the job takes it from there, though the one that sent it was killed. Its record, with its
-budgets and its earlier attempts, stays when it has ended: the pool knows nothing of them.
+The nodes' copy of the payload may be lost with them, so it is kept in a private folder until the job ends.
+Any process that follows the job takes it from there, even if its sender was killed. The job's record, with
+its budgets and earlier attempts, stays after its end: the pool knows nothing of them.
 
     how an attempt ended                            what follows
     ----------------------------------------------  -----------------------------------------------------
@@ -10,15 +10,15 @@ budgets and its earlier attempts, stays when it has ended: the pool knows nothin
     the pool lost its ranks before the job began    the same attempt, as soon as the pool has ranks
     with the pool                                   nothing
 
-Each time it goes by another id (``turns.again``). A lead takes each id once, and whoever sends holds a lock
-and writes down that it did, so no attempt runs twice. A process that can't send it, or comes second, goes on
-with what was sent. A job that was cancelled is marked, so that nobody sends it again. A job that nobody
-followed as its pool lost its ranks may have begun before, so then only a budget has it sent again.
+Each time, the job has another id (``turns.again``). A lead accepts each id once, and a sender holds a lock
+and records that it sent the job, so no attempt runs twice. A process that can't send it, or comes second,
+goes on with what was sent. A cancelled job is marked, so that no process sends it again. A job without a
+follower when its pool lost its ranks may have begun before, so it is sent again only if a budget pays for it.
 
-Whoever follows a job leaves a mark beside it. Who comes after a loss doesn't know whether it had begun, and
-so waits for what those do who have seen it. And jobs keep their order: before one is sent those go that have
-a lower number and a mark, and that the pool's new ranks haven't got. One that pauses before its next attempt
-holds up nobody. The lead sorts those that wait by their numbers.
+Each follower leaves a mark beside the job. One that starts after a loss doesn't know whether the job had
+begun, so it waits for the decision of those that saw it. Jobs keep their order: those with a lower number and
+a mark that the pool's new ranks haven't got yet are sent first. A job that pauses before its next attempt
+holds up no other job. The lead sorts waiting jobs by their numbers.
 """
 
 from __future__ import annotations
@@ -68,37 +68,37 @@ _WRITTEN = frozenset(("question", "times", "round", "attempt", "past"))
 _PAYLOAD = "payload"
 _INFO = "info.json"
 _CANCELLED = "cancelled"
-_LOG = logging.getLogger("nbtorchjob.tending")  # as what a tender does
+_LOG = logging.getLogger("nbtorchjob.tending")  # like a tender's messages
 _KEPT_S = 14 * 24 * 3600.0
-_BY = "by-"  # before the name of a process that follows a job, and of what says that it lives
-_SEEN = ".seen"  # behind that of one that has followed it since it was taken
-_MOST_TOLD = 256  # earlier attempts
+_BY = "by-"  # prefix of the file that is locked while a follower lives, and of its marks beside jobs
+_SEEN = ".seen"  # suffix of the mark of a process that has followed the job since the lead took it
+_MOST_TOLD = 256  # earlier attempts that the lead reports
 _MOST_WHY = 300  # characters of why one of them ended
-# How long a job waits for those before it, from when its pool is seen to have new ranks; and how long a
-# process waits for others that know better what was lost.
+# How long a job waits for those before it, once its pool is seen to have new ranks; and how long a process
+# waits for others that know better what was lost.
 _PATIENCE_S = 30.0
 
 
 class Behind(Exception):
-    """A job that was sent earlier is to be sent to its pool again first."""
+    """Another job, which was sent earlier, has to be sent to its pool again first."""
 
 
 class Since(NamedTuple):
-    """A moment of a lab, for what is sent to it then: a mark in its facts, or somebody who listens."""
+    """The moment at which something is sent to a lab: a mark in the lab's facts, or a listener."""
 
     mark: int | None
     listener: Any  # a ``turns.Listener``, or None
 
     def forget(self) -> None:
-        """Hear no more of the lab, unless somebody has begun to."""
+        """Stop listening to the lab, unless the listener has a reader."""
         if self.listener is not None and self.listener.take():
             self.listener.close()
 
 
 class Taken(NamedTuple):
-    """A turn as it was taken: what was known of its lab before, its round, and a moment before that.
+    """A turn when its lead took it: the lab's state before that, the turn's round, and a moment before it.
 
-    ``unseen`` says that nobody here knows what it did before its lab's ranks began anew.
+    ``unseen`` says that it is unknown here what the turn did before its lab's ranks began anew.
     """
 
     lab: JobState
@@ -115,11 +115,11 @@ class Taken(NamedTuple):
 
 
 class Kept:
-    """What it takes to send a job of a pool again: a private folder of this user's.
+    """The private folder of this user with everything that it takes to send a job of a pool again.
 
-    ``record`` has the question that brought it (without an id), how often it was sent, the round that it was
-    given last, its attempt, and the facts of attempts before. Once the job is over it has an ``end``: the
-    facts that tell why it was not sent again, if it was to be.
+    ``record`` holds the question that brought the job (without an id), how often it was sent, the newest
+    round that it got, its attempt, and the facts of earlier attempts. Once the job is over, its ``end`` holds
+    the facts that say why it was not sent again, if it should have been.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -127,7 +127,7 @@ class Kept:
 
     @classmethod
     def made(cls, info: JobInfo, pool: str, id_: str, data: memoryview, record: Mapping[str, Any]) -> Kept:
-        """Keep a job of the pool of that run, and none that nobody has asked for in weeks.
+        """Keep a job of the pool with that ``JobInfo.run``; remove what was kept more than two weeks ago.
 
         Raises ``OSError``, and ``NotOwnError``.
         """
@@ -135,7 +135,7 @@ class Kept:
         for process in folder.parent.glob(f"{_BY}*"):
             _lives(process)
         pools = folder.parent.parent
-        # Of a kernel that was killed meanwhile there is no record.
+        # A kernel that was killed meanwhile left no record.
         halves = (half for half in pools.glob(f"*/*/{_PAYLOAD}") if not half.with_name(_RECORD).exists())
         for old in chain(pools.glob(f"*/*/{_RECORD}"), halves):
             with suppress(FileNotFoundError):
@@ -150,7 +150,7 @@ class Kept:
 
     @classmethod
     def of(cls, pool: str, id_: str, address: str) -> tuple[Kept, JobInfo] | None:
-        """Return what is kept of the job that was sent with that id; None where that is nothing."""
+        """Return what is kept of the job that was sent with that id; None if nothing is."""
         if {pool, id_} & {"", ".", ".."} or any("/" in name for name in (pool, id_)):
             return None  # both are facts, which code in the pool's pods may have made up
         folder = state_dir() / _FOLDER / pool / id_
@@ -162,9 +162,9 @@ class Kept:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What was written down last. Raises ``OSError`` where it isn't there, or is damaged.
+        """The record that was written last; raises ``OSError`` if it is missing or damaged.
 
-        Not every file system has the content of a renamed file on its disk when the power fails.
+        After a power failure, not every file system has the content of a renamed file.
         """
         content = (self._folder / _RECORD).read_bytes()
         with suppress(ValueError):
@@ -175,51 +175,54 @@ class Kept:
 
     @property
     def number(self) -> int:
-        """That of the job among its pool's; 0 where its sender gave it none. Raises ``OSError``."""
+        """The job's number among its pool's jobs; 0 if its sender gave it none. Raises ``OSError``."""
         return int(self.record["question"].get("number", 0))
 
     @property
     def payload(self) -> bytes:
-        """What was sent. Raises ``OSError`` once the job is over."""
+        """The payload that was sent; raises ``OSError`` once the job is over."""
         return (self._folder / _PAYLOAD).read_bytes()
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Write that down."""
+        """Write a new record."""
         partial = self._folder / f"{_RECORD}.{os.getpid()}"
         partial.write_text(json.dumps(record))
         partial.replace(self._folder / _RECORD)
 
     @contextmanager
     def locked(self, *, wait: bool = True) -> Iterator[None]:
-        """Be the only process that sends it; ``OSError`` where another is, unless it is to ``wait``."""
+        """Be the only process that sends the job; if another one is, ``wait`` for it or raise ``OSError``."""
         with locked(self._folder / "lock", wait=wait):
             yield
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody has cancelled it."""
+        """Whether the job was cancelled."""
         return (self._folder / _CANCELLED).exists()
 
     def cancel(self) -> None:
-        """Have nobody send it again."""
+        """Keep every process from sending the job again."""
         with suppress(OSError):
             (self._folder / _CANCELLED).touch()
 
     def followed(self, *, seen: bool) -> Path:
-        """Leave a mark that this process sends it again if need be, to be removed; raises ``OSError``."""
+        """Mark that this process sends it again if need be; return the mark, to be removed by the caller.
+
+        Raises ``OSError``.
+        """
         mark = self._folder / f"{_me(self._folder.parent)}.{secrets.token_hex(4)}{_SEEN if seen else ''}"
         mark.touch()
         return mark
 
     def seen(self, marks: Collection[Path]) -> bool:
-        """Whether somebody follows it who has since it was taken; these ``marks`` don't count."""
+        """Whether a process follows it that has done so since it was taken; these ``marks`` don't count."""
         others = {*self._folder.glob(f"{_BY}*{_SEEN}")} - {*marks}
         return any(_lives(self._folder.parent / mark.name.partition(".")[0]) for mark in others)
 
     def comes(self, base: int) -> int | None:
-        """Return its number where ranks that began in ``base`` are about to get it, None where they have.
+        """Return its number if the ranks that began in ``base`` are about to get it, None if they have it.
 
-        It is 0 where nobody sends it now.
+        Returns 0 if no process is sending it now.
         """
         with suppress(OSError):
             record = self.record
@@ -231,7 +234,7 @@ class Kept:
         return 0
 
     def over(self, round_: int, end: Sequence[Event]) -> None:
-        """Keep only the record, with that end, unless the job was sent again since it had that round."""
+        """Keep only the record, with that end, unless the job was sent again after that round."""
         with suppress(OSError), self.locked(wait=False):
             record = self.record
             if record["round"] == round_ and "end" not in record:
@@ -240,10 +243,10 @@ class Kept:
 
 
 def unfinished() -> Iterator[JobInfo]:
-    """Yield the jobs of pools that were sent from this machine, and that nobody has seen to be over.
+    """Yield the jobs of pools that were sent from this machine and that no process here has seen to be over.
 
-    They come in the order of their numbers: followed in another order, a later job could be sent again before
-    an earlier one has its mark.
+    They are sorted by their numbers: followed in another order, a later job could be sent again before an
+    earlier one has its mark.
     """
     numbered: list[tuple[int, Path]] = []
     for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
@@ -254,13 +257,13 @@ def unfinished() -> Iterator[JobInfo]:
             yield read((folder / _INFO).read_bytes(), "kubernetes", folder.name)
 
 
-_names: dict[Path, str] = {}  # what this process is called beside the jobs of a pool, by its folder
+_names: dict[Path, str] = {}  # the name of this process's file beside a pool's jobs, by the pool's folder
 
 
 def _me(pool: Path) -> str:
     """Return the name of a file that is locked for as long as this process lives.
 
-    Who lives can't be told by process ids: macOS, from which jobs go to clusters, too, has no /proc.
+    A process id wouldn't show whether it lives: macOS, which can also send jobs to clusters, has no /proc.
     """
     if pool not in _names:
         name = f"{_BY}{secrets.token_hex(8)}"
@@ -272,7 +275,7 @@ def _me(pool: Path) -> str:
 
 
 def _lives(process: Path) -> bool:
-    """Whether a process of that name lives; forget one that doesn't."""
+    """Whether the process with that file lives; removes the file if not."""
     try:
         with open(process, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -286,19 +289,19 @@ def _lives(process: Path) -> bool:
 
 @dataclass
 class _Line:
-    """Who is to be sent to a pool's ranks that began in ``base``, as far as this process has asked."""
+    """The jobs to be sent to a pool's ranks that began in ``base``, as far as this process knows."""
 
     base: int
-    since: float  # when it asked first
+    since: float  # when this process first asked
     sent: set[Path] = field(default_factory=set)  # folders of jobs that these ranks have got
-    first: Path | None = None  # that of the lowest number that was to come
+    first: Path | None = None  # the folder of the job with the lowest number that was to come
 
 
 _lines: dict[str, _Line] = {}  # by pool
 
 
 def is_behind(pool: str, number: int, base: int) -> bool:
-    """Whether a job of that pool comes before the one of that number, unless that takes long."""
+    """Whether a job of that pool with a lower number goes first; False once waiting has taken too long."""
     line = _lines.get(pool)
     if line is None or line.base < base:
         line = _lines[pool] = _Line(base, time.monotonic())
@@ -321,7 +324,7 @@ def is_behind(pool: str, number: int, base: int) -> bool:
 
 
 class Plan(NamedTuple):
-    """The attempt that follows, and when; ``theirs`` is whether those decide who have seen what it was."""
+    """The attempt that follows, and when; ``theirs`` is whether processes that saw the lost one decide."""
 
     attempt: int
     at: float
@@ -331,9 +334,9 @@ class Plan(NamedTuple):
 class Sent:
     """A turn that was sent, as it was ``taken`` last.
 
-    ``again`` sends a job of a pool once more: for that time, with what its lead is to tell of its attempts.
-    Without it another process may, which has what is ``kept``. Of a job that was sent ``elsewhere``, as its
-    lead told, whoever sent it may. ``past`` are the facts of attempts before.
+    ``again`` sends a job of a pool once more, given the number of that sending and what its lead is to report
+    of its attempts. Without ``again``, another process with access to ``kept`` may do so. A job that was sent
+    ``elsewhere``, as its lead reported, may be sent again only there. ``past`` are earlier attempts' facts.
     """
 
     def __init__(
@@ -354,7 +357,7 @@ class Sent:
         self._times = 1
         self._problem = ""
         self._cancelled = False
-        self._overdue: Taken | None = None  # the attempt for whose loss others were waited for long enough
+        self._overdue: Taken | None = None  # the attempt whose loss others have had enough time to handle
         self.elsewhere = elsewhere is not None
         self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()
@@ -368,7 +371,7 @@ class Sent:
 
     @property
     def others(self) -> str:
-        """What it waits for while others are to send it again."""
+        """What the job waits for while other processes are to send it again."""
         if self.elsewhere:
             return "it waits to be sent to its pool again from the machine that sent it"
         return "it is being sent to its pool again"
@@ -379,9 +382,9 @@ class Sent:
         return not self._over
 
     def take_up(self, send: Callable[[Mapping[str, Any], memoryview, int, Mapping[str, Any]], Taken]) -> None:
-        """Have this process send it again if need be, though another one sent it first.
+        """Have this process send it again if need be, although another one sent it first.
 
-        ``send`` does so, given the question and the payload that brought it.
+        ``send`` does so; its first two arguments are the question and the payload that brought the job.
         """
         if self._kept is not None and self._again is None and not self._over:
             with suppress(OSError):
@@ -389,12 +392,12 @@ class Sent:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody has cancelled it."""
+        """Whether the job was cancelled."""
         return self._cancelled or (self._kept is not None and self._kept.cancelled)
 
     @contextmanager
     def followed(self) -> Iterator[None]:
-        """Have jobs that were sent later let it go first meanwhile, if this process sends it again."""
+        """Meanwhile let it go before jobs that were sent later, if this process can send it again."""
         mark = None
         with suppress(OSError):
             if self._kept is not None and self._again is not None:
@@ -409,18 +412,18 @@ class Sent:
                     mark.unlink()
 
     def cancel(self) -> None:
-        """Have nobody send it again."""
+        """Keep every process from sending the job again."""
         self._cancelled = True
         if self._kept is not None:
             self._kept.cancel()
 
     def view(self, key: str) -> View:
-        """Return the view of its newest attempt, which goes by that key."""
+        """Return the view of its newest attempt, which has that key."""
         lab, round_, since, unseen = self.taken
         return View(lab, key, round_, since.mark, unseen=unseen)
 
     def plan(self, facts: Sequence[Event]) -> Plan | None:
-        """Return what follows an attempt of which these are the facts; None where nothing does."""
+        """Return the plan that follows from an attempt's facts; None if there is no further attempt."""
         return self._planned(facts) if not self.cancelled else None
 
     def given_up(self, facts: Sequence[Event]) -> bool:
@@ -441,13 +444,13 @@ class Sent:
 
     @property
     def _is_theirs(self) -> bool:
-        """Whether others know better what was lost."""
+        """Whether other processes know better what was lost."""
         if self._overdue is self.taken or self._kept is None or not self.taken.unseen:
             return False
         return self._kept.seen(self._marks)
 
     def renew(self, lab: Callable[[], JobState]) -> None:
-        """Go on with what another process has sent since; ``lab`` returns what is known of the pool."""
+        """Go on with what another process has sent since; ``lab`` returns the pool's state."""
         if self.elsewhere:
             turn = turns.find(known := lab(), self.info.address.rpartition(MARK)[2])
             if turn is not None and turn.taken.round != self.taken.round:
@@ -458,7 +461,7 @@ class Sent:
                 self._renew(self._kept.record, self.taken, lab)
 
     def _renew(self, record: Mapping[str, Any], known: Taken, lab: Callable[[], JobState]) -> bool:
-        """Return whether another process has sent it since, or concluded that it is over."""
+        """Take over what another process has recorded since: that it sent the job, or found it to be over."""
         sent = record["round"] != known.round
         if sent or "end" in record:
             before = lab()
@@ -471,8 +474,8 @@ class Sent:
     ) -> bool:
         """Have the attempt that follows ``lost`` sent; return whether it was.
 
-        ``facts`` are those of the lost one, and ``lab`` returns what is known of the pool, for which it may
-        have to wait.
+        ``facts`` are those of the lost attempt, and ``lab`` returns the pool's state, for which it may have
+        to wait.
         """
         if self.taken is lost and not self._problem:
             if self._sending is None:
@@ -495,7 +498,7 @@ class Sent:
                 if self.elsewhere and known.phase.terminal:
                     return
                 if plan.theirs:
-                    # One that is stopped, as by Ctrl-Z, lives, and does nothing
+                    # A process that is stopped, as by Ctrl-Z, lives but does nothing.
                     if time.monotonic() > began + _PATIENCE_S:
                         self._overdue = lost
                     if not self._is_theirs:
@@ -503,7 +506,7 @@ class Sent:
                 elif (
                     time.time() >= plan.at
                     and self._again is not None
-                    # It has ranks, or never will again: else there is no use in asking it.
+                    # Asking the pool is only of use if it has ranks, or never will again.
                     and (turns.lead(known) is not None or known.phase.terminal)
                     and not await asyncio.to_thread(self._is_behind, known)
                 ):
@@ -517,25 +520,25 @@ class Sent:
             self._sending = None
 
     def _is_behind(self, lab: JobState) -> bool:
-        """Whether others go first; that is asked again as it is sent."""
+        """Whether other jobs go first; checked again when the job is sent."""
         with suppress(OSError):
             if self._kept is not None:
                 return is_behind(lab.info.run, self._kept.number, lab.round)
         return False
 
     def _pause(self, kept: Kept, lost: Taken, plan: Plan) -> None:
-        """Have others know that it isn't sent before then."""
+        """Record for other processes that it isn't sent before ``plan.at``."""
         with suppress(OSError), kept.locked():
             if (record := kept.record)["round"] == lost.round:
                 kept.note({**record, "due": plan.at})
 
     def _send_now(self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]) -> None:
-        """Send it, unless another process has; raise ``Behind`` where others go first."""
+        """Send it, unless another process has; raise ``Behind`` if other jobs go first."""
         again, attempt = self._again, plan.attempt
-        if again is None or self._over or self.cancelled:  # or somebody else heard that it is over
+        if again is None or self._over or self.cancelled:  # another follower may have found it to be over
             return
         began = [AttemptBegan(time.time(), attempt)] if attempt > self.attempt else []
-        # Of one that never began there is nothing to be told.
+        # An attempt that never began leaves no facts.
         past = (*self.past, *unclosed(facts), *began) if began else self.past
         attempts = _attempts(self.info, attempt, past)
         if self._kept is None:
@@ -554,11 +557,11 @@ class Sent:
                 self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
                 try:
                     self._kept.note({**record, **changed})
-                except OSError:  # a full disk: whoever reads the older record sends the same once more
+                except OSError:  # a full disk: a reader of the older record sends the same attempt once more
                     self._kept = None
                 _LOG.info("%s: sent to its pool again, as attempt %d", self.info.address, attempt)
         except OSError as exc:
-            raise NBTorchJobError(f"what was sent isn't kept any more ({exc.strerror})") from exc
+            raise NBTorchJobError(f"the job's payload isn't kept any more ({exc.strerror})") from exc
 
     def _take_up(self, record: Mapping[str, Any]) -> None:
         self._times, self.attempt = record["times"], record["attempt"]
@@ -568,18 +571,18 @@ class Sent:
             self._end = tuple(map(from_json, record["end"]))
 
     def _hear(self, taken: TurnTaken) -> None:
-        """Take in what its lead told of its attempts."""
+        """Take over what its lead reported of its attempts."""
         began = [AttemptBegan(taken.time, taken.attempt)] if taken.attempt > 1 else []
         self.attempt, self.past = taken.attempt, (*taken.paid, *began)
 
     def over(self) -> None:
-        """Keep its payload no longer."""
+        """Mark it as over; its payload is no longer kept."""
         if not self._over and self._kept is not None:
             self._kept.over(self.taken.round, self._end)
         self._over, self._again = True, None
 
     def end(self, now: float) -> tuple[Event, ...]:
-        """Return what is told of a job that was to be sent again, and wasn't: to all the same."""
+        """Return the facts that end a job that was to be sent again and wasn't: the same at each call."""
         if not self._end:
             why: list[Event] = [CancelRequested(now)] if self.cancelled else []
             if self._problem and not self.cancelled:
@@ -588,12 +591,12 @@ class Sent:
         return self._end
 
     def told(self, facts: Sequence[Event]) -> list[Event]:
-        """Return the facts of its newest attempt with the end that the job came to."""
+        """Return the facts of its newest attempt, with the job's end."""
         return [*unclosed(facts), *self._end] if self._end else [*facts]
 
 
 def _attempts(info: JobInfo, attempt: int, past: Sequence[Event]) -> dict[str, Any]:
-    """Return what the lead reports of a job's attempts as it is sent again, to later followers."""
+    """Return what the lead reports to later followers about the attempts of a job that is sent again."""
     ended = [known for known in reduce(apply, past, JobState(info)).attempts if known.number < attempt]
     paid = [
         AttemptPaid(
@@ -614,7 +617,7 @@ def unclosed(facts: Sequence[Event]) -> list[Event]:
 
 
 def numbered(event: Event, attempt: int) -> Event:
-    """Return a fact of a turn as one of that attempt, for which a node and its pod have another life."""
+    """Return a turn's fact as one of that attempt, in which a node and its pod have another life."""
     if attempt == 1:
         return event
     if isinstance(event, NodeStarted | Verdict | ArtifactsReady):

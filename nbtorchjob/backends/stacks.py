@@ -1,6 +1,6 @@
-"""What a job's ranks do now: their stacks, laid over what is known of the job, and profiles of one rank.
+"""What a job's ranks are doing now: their stacks, added to the job's state, and profiles of one rank.
 
-The nodes are asked for both; a profile becomes a file, which is read for the report.
+Both are requested from the nodes; a profile becomes a file, and its report is computed from that.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ if TYPE_CHECKING:
     from nbtorchjob.state.text.stacks import Stacks
 
 _LOOK_S = 10.0
-_SPARE_S, _LEAST_S = 2.0, 1.0  # of the time for an answer, what isn't the other nodes' to tell theirs
-_MOST_MISSED = 64  # nodes that are asked themselves, as they told nothing to the one that gathers
-_UNHEARD = "it told nothing to the node that asked for all"
+_SPARE_S, _LEAST_S = 2.0, 1.0  # of the timeout: what the other nodes don't get, and what they get at least
+_MOST_MISSED = 64  # nodes that are asked directly, as they didn't answer the one that gathers
+_UNHEARD = "it didn't answer the node that asked all others"
 
 
 def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
-    """Return the stacks of a job's ranks now; of one that has ended, or doesn't answer, the last known.
+    """Return the current stacks of a job's ranks; if it has ended or doesn't answer, the last known ones.
 
-    Of many nodes one is asked, and it has all others tell it. Only those are then asked that didn't.
+    If there are many nodes, one is asked and gathers the others' answers. Then only those that didn't answer
+    it are asked directly.
     """
-    from nbtorchjob.state.text.stacks import Stacks  # late: most of what the command does asks for none
+    from nbtorchjob.state.text.stacks import Stacks  # late: most commands don't need it
 
     answers = _Answers(able(backend, Talks, "stacks", state.info.address), state, timeout)
     try:
@@ -54,14 +55,14 @@ def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
         if len(state.nodes) <= MOST or lead is None or not answers.gather(lead):
             answers.ask(None)
     except JobEndedError:
-        pass  # what is known last is shown, and said to be that
-    # A state keeps the samples of few nodes for long; whoever asks now is told of all.
+        pass  # the last known stacks are shown, and marked as such
+    # A state keeps the samples of few nodes for long, but this answer has those of all nodes.
     state = replace(answers.state, samples={**answers.state.samples, **answers.samples})
     return Stacks(state, answers.trouble, asked=bool(answers.samples), time=time.time())
 
 
 class _Answers:
-    """What nodes have answered so far."""
+    """The nodes' answers so far."""
 
     def __init__(self, backend: Talks, state: JobState, timeout: float) -> None:
         self.state = state
@@ -69,18 +70,18 @@ class _Answers:
         self.trouble: dict[int, str] = {}
         self._backend = backend
         self._timeout = timeout
-        self._threads: dict[str, tuple[Thread, ...]] = {}  # by what they were told as
+        self._threads: dict[str, tuple[Thread, ...]] = {}  # by the JSON that they were sent as
 
     def ask(self, nodes: Sequence[int] | None) -> None:
-        """Ask all nodes, or these, for their own samples."""
+        """Ask all nodes, or only ``nodes``, for their own samples."""
         question = {"question": "sample"}
         for answer in self._backend.ask(self.state.info.address, question, nodes, timeout=self._timeout):
             taken = [self._take(record) for record in answer.records]
             if answer.trouble or not any(taken):
-                self.trouble[answer.node] = answer.trouble or "it told nothing of its ranks"
+                self.trouble[answer.node] = answer.trouble or "it reported nothing about its ranks"
 
     def gather(self, lead: int) -> bool:
-        """Ask one node for all nodes' samples, and those that told it none; False where it can't be asked."""
+        """Ask one node for all nodes' samples, then those that it missed; False if it can't gather them."""
         question = {"question": "sample", "all": max(_LEAST_S, self._timeout - _SPARE_S)}
         (answer,) = self._backend.ask(self.state.info.address, question, [lead], timeout=self._timeout)
         if not any(record.get("gathers") for record in answer.records):
@@ -103,8 +104,8 @@ class _Answers:
         return True
 
     def _fact(self, record: dict[str, Any]) -> Event | None:
-        """Return a record's fact; ranks are at few places, of which each is read once."""
-        samples = record.get("samples") if isinstance(record, dict) else None  # a node may tell anything
+        """Return a record's fact; many ranks share the same few stacks, and each of these is read once."""
+        samples = record.get("samples") if isinstance(record, dict) else None  # a node may send anything
         if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
             return believed(record)
         fact = believed({**record, "samples": [{**sample, "threads": []} for sample in samples]})
@@ -123,7 +124,7 @@ class _Answers:
 
 
 def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what one node told another; nothing where that is no record, or too long for one."""
+    """Return a record that one node passed on for another; {} if it isn't one, or is too long."""
     try:
         data = zlib.decompressobj().decompress(base64.b64decode(record["packed"]), RECORD_BYTES)
         report = json.loads(data)
@@ -133,28 +134,28 @@ def _unpacked(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(backend: Backend, name: str) -> None:
-    """Have a job's nodes tell what their ranks do, a fact of the job from then on.
+    """Have a job's nodes report what their ranks are doing, which becomes a fact of the job.
 
-    Raises ``NBTorchJobError`` where none of them answers.
+    Raises ``NBTorchJobError`` if none of them answers.
     """
     answers = ask(backend, backend.snapshot(name), _LOOK_S)
     if not answers.asked:
         why = next(iter(answers.trouble.values()), "the job has ended")
-        raise NBTorchJobError(f"{answers.state.info.name} told nothing of its ranks: {why}")
+        raise NBTorchJobError(f"{answers.state.info.name} reported nothing about its ranks: {why}")
 
 
 _PROFILE_SPARE_S = (
     2 * TURN_S + ENDING_S + 20.0
-)  # beside the seconds of a profile: for it to begin, and to come home
+)  # on top of a profile's seconds, for it to begin and to be transferred
 _MAX_LINE = 300
 _LEVEL = 6  # of compression, as the node's
 _MOST = 1 << 63  # nanoseconds since the epoch, and bytes
 
 
 def take_profile(backend: Backend, state: JobState, rank: int, seconds: float, folder: Path) -> Profile:
-    """Have a rank profiled; write its trace to ``folder``, and return where its time went.
+    """Profile a rank; write its trace to ``folder``, and return where its time went.
 
-    Raises ``ProfileError`` where it can't be, and ``JobEndedError``.
+    Raises ``ProfileError`` if that fails, and ``JobEndedError``.
     """
     records = _records(backend, state, rank, seconds, folder, memory=False)
     with _reading(rank):
@@ -168,9 +169,9 @@ def take_profile(backend: Backend, state: JobState, rank: int, seconds: float, f
 def take_memory_profile(
     backend: Backend, state: JobState, rank: int, seconds: float, folder: Path
 ) -> MemoryProfile:
-    """Have a rank's accelerator's memory recorded; write torch's snapshot to ``folder``.
+    """Record the memory of a rank's accelerator; write torch's snapshot to ``folder``.
 
-    Raises as ``take`` does. The snapshot is a pickle, which is left to who trusts the job.
+    Raises as ``take_profile`` does. The snapshot is a pickle: reading it is left to people who trust the job.
     """
     records = _records(backend, state, rank, seconds, folder, memory=True)
     with _reading(rank):
@@ -182,7 +183,7 @@ def take_memory_profile(
 
 
 def check_profile(seconds: float, folder: Path) -> None:
-    """Raise ``SpecError`` for what can't be profiled, or written, before anything is."""
+    """Raise ``SpecError`` for seconds that can't be profiled, or a folder that can't be written to."""
     if not 0 < seconds <= LONGEST_S:
         raise SpecError("seconds", seconds, f"more than 0, and {LONGEST_S:.0f} at most")
     if not folder.is_dir():
@@ -194,7 +195,7 @@ def check_profile(seconds: float, folder: Path) -> None:
 def _records(
     backend: Backend, state: JobState, rank: int, seconds: float, folder: Path, *, memory: bool
 ) -> Sequence[Mapping[str, Any]]:
-    """Return what the rank's node answers."""
+    """Return the records that the rank's node answers."""
     check_profile(seconds, folder)
     if state.phase.terminal:
         raise JobEndedError(f"{state.info.name} has ended: its ranks can't be profiled any more")
@@ -208,7 +209,7 @@ def _records(
     for trouble in (*(record.get("trouble") for record in answer.records), answer.trouble):
         if trouble:
             if str(trouble).startswith(AWAY):
-                # Where a rank was when it was looked at
+                # Where the rank was when it was sampled
                 frames = sample.threads[0].frames if sample.threads else ()
                 frame = users_frame(frames, state.info.sources)
                 where = f": it was in {place(frame, state.info.sources)}" if frame is not None else ""
@@ -219,7 +220,7 @@ def _records(
 
 
 def _sample_of(backend: Backend, state: JobState, rank: int) -> tuple[int, RankSample]:
-    """Return the node that has a rank, and what that does just now."""
+    """Return the node that has a rank, and the rank's current sample."""
     known = [index for index, node in state.nodes.items() if node.round == state.round and rank in node.ranks]
     troubles = []
     for answer in able(backend, Talks, "profile", state.info.address).ask(
@@ -238,12 +239,12 @@ def _refused(rank: int, why: str) -> ProfileError:
 
 @contextmanager
 def _reading(rank: int) -> Iterator[None]:
-    """Tell that what a rank told is no profile, whatever it is instead."""
+    """Raise ``ProfileError`` for a rank's records that are no profile, whatever they are instead."""
     try:
         yield
     except (*UNREADABLE, LookupError, ArithmeticError, zlib.error) as exc:
         why = line(f"{type(exc).__name__}: {exc}", _MAX_LINE)
-        raise ProfileError(f"what rank {rank} told of its profile can't be read: {why}") from exc
+        raise ProfileError(f"the profile that rank {rank} sent can't be read: {why}") from exc
 
 
 def _record(records: Iterable[Mapping[str, Any]]) -> Any:
@@ -257,13 +258,13 @@ def _record(records: Iterable[Mapping[str, Any]]) -> Any:
 
 def _whole(text: str) -> int:
     if abs(number := int(text)) >= _MOST:
-        raise ValueError(f"no rank tells a number of {len(text)} digits")
+        raise ValueError(f"it holds a number of {len(text)} digits")
     return number
 
 
 def _finite(text: str) -> float:
     if not abs(number := float(text)) < _MOST:
-        raise ValueError(f"no rank tells {text}")
+        raise ValueError(f"it holds {text}")
     return number
 
 
@@ -280,7 +281,7 @@ def _unpacked_profile(pressed: bytes) -> bytes:
 
 
 def _written(folder: Path, state: JobState, rank: int, kind: str, content: bytes) -> Path:
-    """Write a new file: an earlier profile stays."""
+    """Write a new file; earlier profiles stay."""
     number = 1
     while True:
         more = f"-{number}" if number > 1 else ""

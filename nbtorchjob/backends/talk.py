@@ -1,4 +1,4 @@
-"""A conversation with a node, whatever carries it: a question, a talk that goes on, or the debugger."""
+"""Conversations with a node over any transport: a question, a talk that goes on, or the debugger."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from nbtorchjob.state.facts.events import FAILURE, RankStops
 from nbtorchjob.text.hints import hint
 from nbtorchjob.text.words import line, ranks
 
-PART_BYTES = RECORD_BYTES - 1  # of bytes that are sent at once
+PART_BYTES = RECORD_BYTES - 1  # the most bytes that are sent at once
 
 
 class Line(Protocol):
-    """What carries a conversation's bytes; without a sign of life in ``beat`` seconds it may be cut."""
+    """The transport of a conversation; without a sign of life in ``beat`` seconds it may be cut."""
 
     beat: float
 
     def send(self, data: bytes) -> None:
-        """Send all of it; to an end that is gone nothing is sent."""
+        """Send all of ``data``; no-op if the other end is gone."""
 
     def receive(self, seconds: float) -> bytes:
-        """Return what comes, b"" at its end; raises ``TimeoutError`` where nothing does for so long."""
+        """Return the next bytes, b"" at the end; raises ``TimeoutError`` after ``seconds`` without any."""
 
     def why(self) -> str:
         """Return why it has ended."""
 
     def close(self) -> None:
-        """End it."""
+        """Close it."""
 
 
 class Talk:
-    """A conversation with one node, from when it has taken the question in."""
+    """A conversation with one node that has accepted the question."""
 
     def __init__(self, conversation: Conversation, line: Line, timeout: float) -> None:
-        """Ask the question; raises ``AskError`` where the node doesn't take it within ``timeout`` seconds."""
+        """Ask the question; raises ``AskError`` if the node doesn't accept it within ``timeout`` seconds."""
         self._conversation = conversation
         self._line = line
-        self._sending = Lock()  # what is said has its place in the conversation
+        self._sending = Lock()  # each message has its place in the conversation
         self._sent = time.monotonic()
         try:
             until = self._sent + timeout
@@ -64,28 +64,28 @@ class Talk:
             raise
 
     def send(self, content: Mapping[str, Any] | bytes) -> None:
-        """Say something more, from any thread: at most ``PART_BYTES`` bytes, or as JSON."""
+        """Send another message, from any thread: at most ``PART_BYTES`` bytes, or a mapping as JSON."""
         with self._sending:
             self._sent = time.monotonic()
             self._line.send(self._conversation.say(content))
 
     def send_all(self, data: memoryview) -> None:
-        """Say bytes, in as many parts as it takes."""
+        """Send bytes in as many parts as it takes."""
         for begin in range(0, len(data), PART_BYTES):
             self.send(bytes(data[begin : begin + PART_BYTES]))
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next record; None once the node has said all that it has to say.
+        """Return the next record; None once the node has sent all of them.
 
-        Raises ``TimeoutError`` where none comes for so long, and ``AskError`` with why there are no more.
+        Raises ``TimeoutError`` after ``seconds`` without one, and ``AskError`` with why there are no more.
         """
         record = self.receive(seconds)
         if isinstance(record, bytes):
-            raise AskError("it answers with bytes where it was asked for none")
+            raise AskError("it answered with bytes, which weren't requested")
         return record
 
     def receive(self, seconds: float) -> dict[str, Any] | bytes | None:
-        """Return the next record, or bytes; otherwise as :meth:`hear`."""
+        """Return the next record, or bytes; otherwise like :meth:`hear`."""
         until = time.monotonic() + seconds
         while (record := self._conversation.taken()) is None:
             if self._conversation.over:
@@ -113,7 +113,7 @@ class Talk:
             self._line.send(message)
 
     def close(self) -> None:
-        """Leave."""
+        """End the conversation."""
         self._line.close()
 
     def __enter__(self) -> Talk:
@@ -129,7 +129,7 @@ _ALIVE_S = 10.0  # between two signs of life
 
 
 def meant(state: JobState, rank: int | None) -> RankStops:
-    """Return where the rank is stopped that is meant; raises ``AskError`` with why none is, and others."""
+    """Return where the requested rank is stopped; raises ``JobEndedError``, and ``AskError`` with why not."""
     name = state.info.name
     if state.phase.terminal:
         raise JobEndedError(f"{name} has ended: there is no rank to look at any more")
@@ -148,9 +148,9 @@ def meant(state: JobState, rank: int | None) -> RankStops:
 
 
 def release(backend: Backend, state: JobState) -> list[int]:
-    """Let go of all ranks of a job that are held where they failed; return which.
+    """Release all ranks of a job that are held where they failed; return these ranks.
 
-    Raises ``AskError`` where none is, or where not all could be asked.
+    Raises ``AskError`` if none is held, or if not all could be asked, and ``JobEndedError``.
     """
     name = state.info.name
     if state.phase.terminal:
@@ -173,26 +173,26 @@ def release(backend: Backend, state: JobState) -> list[int]:
 
 
 class Session:
-    """What is said with one rank that is stopped: it talks, and is told lines."""
+    """A debugger session with one stopped rank, which receives the lines that a person types."""
 
     def __init__(self, talk: Talk, stop: RankStops) -> None:
         self._talk = talk
-        self._lock = Lock()  # of what is said while somebody types
+        self._lock = Lock()  # for messages that are sent while a person types
         self.stop = stop
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
-        """Return what the rank says next (``runtime/debug``); None where it has gone.
+        """Return the rank's next message (``runtime/debug``); None if it has gone.
 
-        Raises ``TimeoutError`` where it says nothing for so long, and ``AskError``.
+        Raises ``TimeoutError`` after ``seconds`` without a message, and ``AskError``.
         """
         return self._talk.hear(seconds)
 
     def say(self, line: str) -> None:
-        """Type a line."""
+        """Send a line that was typed."""
         self._talk.send({"line": line})
 
     def complete(self, line: str, begin: int, end: int) -> list[str]:
-        """Return what the rank would complete a line to."""
+        """Return the rank's completions of a line."""
         with self._lock, suppress(AskError, TimeoutError):
             self._talk.send({"complete": line, "begin": begin, "end": end})
             while (record := self._talk.hear(_ALIVE_S)) is not None:
@@ -203,7 +203,7 @@ class Session:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Stay connected while nothing is said, as somebody thinks about what to type."""
+        """Stay connected while a person thinks about what to type."""
         done = Event()
 
         def beat() -> None:
@@ -222,7 +222,7 @@ class Session:
 
 @contextmanager
 def session(backend: Backend, state: JobState, rank: int | None, by: str) -> Iterator[Session]:
-    """Attach to a rank that is stopped; raises ``AskError`` where that can't be done, as for a second one."""
+    """Attach to a stopped rank; raises ``AskError`` if that fails, as a second session at a rank does."""
     stop = meant(state, rank)
     question = {"question": "debug", "rank": stop.rank, "by": by}
     address = state.info.address
@@ -233,13 +233,13 @@ def session(backend: Backend, state: JobState, rank: int | None, by: str) -> Ite
 MOST = 16  # nodes asked at once
 OLDER = "it runs an older version of nbtorchjob, which can't be asked"
 STARTING = "it is still starting"
-_TROUBLE = 500  # characters: a node may say anything
+_TROUBLE = 500  # characters: a node may send anything
 
 
 class Conversation:
-    """What is said with one node, which takes questions signed with ``key`` (``questions.node_key``).
+    """The protocol with one node, which accepts questions signed with ``key`` (``questions.node_key``).
 
-    One that ``goes_on`` may be of any length: its records are taken as they come.
+    A conversation that ``goes_on`` may have any length: its records are taken as they arrive.
     """
 
     def __init__(self, node: int, key: bytes, question: Mapping[str, Any], *, goes_on: bool = False) -> None:
@@ -261,12 +261,12 @@ class Conversation:
         return self._asked or self.over
 
     def hear(self, data: bytes) -> bytes:
-        """Take what came from the node; return what is to be sent to it."""
+        """Process bytes from the node; return the bytes to send to it."""
         self._came += data
         self._room -= len(data)
         try:
             if self._room < 0:
-                raise WireError("there is no end to it")
+                raise WireError("it is too long")
             while not self.over:
                 message = self._messages.read(self._came, questions.RECORD_BYTES)
                 if message is None:
@@ -286,11 +286,11 @@ class Conversation:
                 else:
                     raise WireError("it isn't a message")
         except WireError as exc:
-            self.end(f"what answers isn't a node of this job: {exc}")
+            self.end(f"the answer isn't from a node of this job: {exc}")
         return b""
 
     def _put_question(self, number: object) -> bytes:
-        """Return the question, signed for this conversation; b"" where it is too long."""
+        """Return the question, signed for this conversation; b"" if it is too long."""
         if not isinstance(number, str) or not number.isascii():
             raise WireError("it isn't a message")
         self._asked = True
@@ -305,34 +305,34 @@ class Conversation:
         return question
 
     def say(self, content: Mapping[str, Any] | bytes) -> bytes:
-        """Return what says it to the node; raises ``WireError`` where that is too long."""
+        """Return the bytes of a message to the node; raises ``WireError`` if it is too long."""
         body = content if isinstance(content, bytes) else dict(content)
         return self._messages.write(body, questions.RECORD_BYTES)
 
     def taken(self) -> dict[str, Any] | bytes | None:
-        """Take the oldest record; None where none is left."""
+        """Remove and return the oldest record; None if none is left."""
         return self._records.popleft() if self._records else None
 
     def end(self, trouble: str) -> None:
-        """Hear no more of it; what it said until then stays."""
+        """End the conversation; the records so far stay."""
         if not self.over:
             self.over = True
             self._trouble = line(trouble, _TROUBLE)
 
     @property
     def answer(self) -> NodeAnswer:
-        """What the node has answered."""
+        """The node's answer so far."""
         records = tuple(record for record in self._records if not isinstance(record, bytes))
         return NodeAnswer(self.node, records, self._trouble)
 
 
 def silent(seconds: float) -> str:
-    """Say that a node takes too long."""
-    return f"doesn't answer since {seconds:.0f} s"
+    """Return the text for a node that doesn't answer in time."""
+    return f"hasn't answered for {seconds:.0f} s"
 
 
 def asked(state: JobState, nodes: Sequence[int] | None) -> tuple[list[int], list[NodeAnswer]]:
-    """Return which of these nodes, or of all, can be asked, and answers in the place of the others.
+    """Return those of ``nodes``, by default all, that can be asked, and an answer for each of the others.
 
     Raises ``JobEndedError``.
     """

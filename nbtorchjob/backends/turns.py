@@ -1,11 +1,11 @@
-"""A backend whose jobs are the turns of labs: one cell is followed, drawn and asked as any job is.
+"""A backend whose jobs are the turns of labs: a cell can be followed, drawn and asked like any job.
 
-An address is the lab's, and behind ``#`` the turn's number or id. A turn is followed as its lab is, through a
-view (``state/turns``), and everything that it left lies where its lab's things lie. To cancel one is to
-interrupt it, which leaves its ranks as they are.
+A turn's address is its lab's, followed by ``#`` and the turn's number or id. Following a turn follows its
+lab, through a view (``state/turns``), and everything that it left lies with its lab's files. Cancelling a
+turn interrupts it, which leaves its ranks as they are.
 
-To follow a job on a cluster takes watches, a stream for each pod's log, and all that was told before. Who
-begins to listen in the middle is spared that: it has the state as of then, and hears what comes.
+Following a job on a cluster takes watches, a stream for each pod's log, and all earlier facts. A listener
+that joins later is spared that: it begins with the state at that time, and receives what follows.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from nbtorchjob.payload.results import Fetched
     from nbtorchjob.spec.jobspec import JobSpec
 
-_MOST = 4096  # events that wait for a listener; one that takes none meanwhile is let go
+_MOST = 4096  # events that wait for a listener; one without a reader is closed then
 
 
 class Listener:
-    """What came since somebody began to listen, for one who takes it."""
+    """The events since it was made, for one reader."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
@@ -64,7 +64,7 @@ class Listener:
         self._let_go = False
 
     async def put(self, event: Event) -> None:
-        """Have it hear an event, once it has room for that."""
+        """Add an event; wait for room if there is a reader, else close it if it is full."""
         while self._listens and len(self._events) >= _MOST and not self._let_go:
             self._room.clear()
             await self._room.wait()
@@ -75,16 +75,16 @@ class Listener:
             self._news.set()
 
     def wake(self) -> None:
-        """Have it look whether its feed is over."""
+        """Make its reader check whether the feed is over."""
         self._news.set()
 
     def take(self) -> bool:
-        """Be the one who takes what comes; return False where somebody has, or some of it was lost."""
+        """Become its reader; return False if it has one already, or if events were lost."""
         first, self._listens = not self._listens and not self._let_go, True
         return first
 
     async def heard(self) -> AsyncGenerator[Event, None]:
-        """Yield what it hears, to the end of the job; raises what following it raises."""
+        """Yield the events until the end of the job; raises what following the job raises."""
         try:
             while True:
                 while self._events:
@@ -100,7 +100,7 @@ class Listener:
             self.close()
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop listening."""
         self._let_go = True
         self._events.clear()
         self._room.set()
@@ -108,16 +108,16 @@ class Listener:
 
 
 class Feed:
-    """Follows a job as long as it goes on."""
+    """Follows a job to its end, for all listeners."""
 
     def __init__(self, backend: Backend, info: JobInfo) -> None:
         self.info = info
         self.over = False  # whether nothing more comes
-        self.error: Exception | None = None  # why
+        self.error: Exception | None = None  # that ended it early
         self._backend = backend
         self._listeners: list[Listener] = []
         self._state = JobState(info)
-        with suppress(NBTorchJobError):  # who follows it comes to the same, only later
+        with suppress(NBTorchJobError):  # following the job leads to the same state, only later
             self._state = backend.snapshot(info.address)
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -125,23 +125,23 @@ class Feed:
 
     @property
     def state(self) -> JobState:
-        """All that is known of the job now."""
+        """The job's state now."""
         return self._state
 
     @property
     def follows(self) -> bool:
-        """Whether it follows its job, or did to the end; a fork's parent does so only there."""
+        """Whether it follows its job, or did so to the end; False in a fork of the process that made it."""
         return self.error is None and self._process == os.getpid()
 
     def listen(self) -> Listener:
-        """Listen from now on."""
+        """Return a listener that receives events from now on."""
         with self._lock:
             listener = Listener(self)
             self._listeners.append(listener)
             return listener
 
     def leave(self, listener: Listener) -> None:
-        """Let a listener go."""
+        """Remove a listener."""
         with self._lock, suppress(ValueError):
             self._listeners.remove(listener)
 
@@ -153,7 +153,7 @@ class Feed:
                     listeners = tuple(self._listeners)
                 for listener in listeners:
                     await listener.put(event)
-        except Exception as exc:  # it is for each listener to raise
+        except Exception as exc:  # each listener raises it
             self.error = exc
         finally:
             self.over = True
@@ -161,9 +161,9 @@ class Feed:
                 listener.wake()
 
 
-_MOST_SENT = 64  # turns of which it is remembered where they begin, beside those that may be sent again
+_MOST_SENT = 64  # turns whose beginning is remembered, beside those that may be sent again
 _ASKED_S = 10.0
-_WAITS_S = 0.5  # between two looks why a job can't be sent again yet
+_WAITS_S = 0.5  # between two checks of why a job can't be sent again yet
 _MOST_EARLY = 1000  # characters
 
 
@@ -178,7 +178,7 @@ class TurnBackend(Backend):
         self._feeds: dict[str, Feed] = {}  # of labs on clusters
 
     def lab(self, info: JobInfo) -> JobState:
-        """Return what is known of a lab now; of one on a cluster, from when this was asked first on."""
+        """Return a lab's state now; the first call for a lab on a cluster begins to follow it."""
         return self._feed(info).state if info.cluster else self.inner.known(info.address)
 
     def _feed(self, info: JobInfo) -> Feed:
@@ -188,7 +188,7 @@ class TurnBackend(Backend):
         return feed
 
     def now(self, info: JobInfo) -> Since:
-        """Return this moment of a lab, to be given to :meth:`sent` or forgotten."""
+        """Return this moment of a lab, which the caller passes to :meth:`sent` or forgets."""
         if info.cluster:
             return Since(None, self._feed(info).listen())
         return Since(self.inner.mark(info.address), None)
@@ -200,9 +200,9 @@ class TurnBackend(Backend):
         again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
         kept: Kept | None = None,
     ) -> None:
-        """Remember a turn that was sent from here: who follows it need read nothing of what came before.
+        """Remember a turn that was sent from here, so that its followers needn't read any earlier facts.
 
-        ``again`` sends a job of a pool once more (``resending.Sent``), of which all is ``kept``.
+        ``again`` sends a job of a pool once more (``resending.Sent``); ``kept`` has everything for that.
         """
         self._sent[info.address] = Sent(info, taken, again, kept)
         through = [name for name, sent in self._sent.items() if not sent.may_go_on]
@@ -210,9 +210,9 @@ class TurnBackend(Backend):
             self._sent.pop(name).taken.since.forget()
 
     def _whole(self, name: str) -> list[Event]:
-        """Return all that a turn on a cluster told, once it is over; until then nothing.
+        """Return all facts of a turn on a cluster once it is over, and none before.
 
-        Who follows its lab may hear of its end before its nodes' logs.
+        A follower of its lab may receive the turn's end before its nodes' logs.
         """
         lab, key = parsed(name)
         state = self.inner.known(lab)
@@ -223,7 +223,7 @@ class TurnBackend(Backend):
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
 
     def sent_by_user(self, name: str) -> Sent | None:
-        """Return how a turn was sent: a lab's if this process did that, a pool's whoever did."""
+        """Return how a turn was sent: a lab's only if this process sent it, a pool's always."""
         sent, (lab, key) = self._sent.get(name), parsed(name)
         if sent is None and (info := self.inner.info(lab)).is_pool:
             state = self.inner.known(lab)
@@ -252,24 +252,24 @@ class TurnBackend(Backend):
         return View(state, key, turn.taken.round if turn is not None else None)
 
     def turn(self, name: str) -> Turn:
-        """Return the turn as it stands; raises ``JobNotFoundError``."""
+        """Return the turn as it is now; raises ``JobNotFoundError``."""
         lab, key = parsed(name)
         state = self.inner.known(lab)
         if state.info.lab is None:
             raise JobNotFoundError(f"{lab} is neither a lab nor a pool, so it has no {MARK}{key}")
         turn = turns.find(state, key)
         if turn is None:
-            # Of a pool's jobs those that nobody tells of any more are missing.
+            # Jobs of a pool that no fact mentions any more are missing.
             known, what = [turn.number for turn in turns.turns(state)], turns.what_of(state.info)
             there = f"{what}{'s' * (len(known) > 1)} {words.spell(known)}" if known else f"no {what} yet"
             raise JobNotFoundError(f"{lab} has no {what} {key}: it has {there}")
         return turn
 
     def info(self, name: str) -> JobInfo:
-        """Return its record, made of its lab's."""
+        """Return the turn's record, made from its lab's."""
         sent, (lab, key) = self.sent_by_user(name), parsed(name)
         info = self.inner.info(lab)
-        if sent is not None and sent.taken.lab.info.run != info.run:  # of another lab, which had that name
+        if sent is not None and sent.taken.lab.info.run != info.run:  # of an earlier lab with that name
             self._sent.pop(name).taken.since.forget()
             sent = self.sent_by_user(name)
         if sent is not None:
@@ -285,7 +285,7 @@ class TurnBackend(Backend):
         since: Mapping[tuple[int, int], int] | None = None,
         turn: View | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """Follow the lab until the turn is over; a job of a pool that is to run again is sent again."""
+        """Follow the lab until the turn is over; a job of a pool is sent again if it is to run again."""
         sent = await asyncio.to_thread(self.sent_by_user, name)
         if sent is None or sent.elsewhere or (sent.info.in_pool and not sent.may_go_on):
             known = await asyncio.to_thread(self._whole, name) if not since else []
@@ -322,7 +322,7 @@ class TurnBackend(Backend):
             async with aclosing(self._of_view(name, view, since, sent)) as events:
                 async for event in events:
                     fact = numbered(event, attempt)
-                    if isinstance(fact, Verdict):  # it says how this attempt ended, which may be no end
+                    if isinstance(fact, Verdict):  # on this attempt, which may not be the last
                         last.append(fact)
                         continue
                     if not isinstance(fact, turns.TEXT):
@@ -332,7 +332,7 @@ class TurnBackend(Backend):
             async with aclosing(self._sent_again(sent, taken, attempt, facts, last)) as events:
                 async for event in events:
                     yield event
-            if sent.taken is taken:  # nobody sent it again
+            if sent.taken is taken:  # it wasn't sent again
                 return
             if sent.cancelled:
                 await asyncio.to_thread(self.cancel, name)
@@ -343,7 +343,7 @@ class TurnBackend(Backend):
     async def _sent_again(
         self, sent: Sent, taken: Taken, attempt: int, facts: Sequence[Event], last: Sequence[Event]
     ) -> AsyncGenerator[Event, None]:
-        """Have a turn sent again if the facts of its attempt call for that; yield what follows from them."""
+        """Have a turn sent again if the facts of its attempt call for it; yield the facts that follow."""
         lab = partial(self.lab, taken.lab.info)
         while (plan := sent.plan([*facts, *last])) is not None:
             if plan.attempt > attempt:
@@ -359,7 +359,7 @@ class TurnBackend(Backend):
                     previous = why
                     yield Waiting(time.time(), why, attempt=attempt)
             if going.result():
-                if plan.attempt == attempt < sent.attempt:  # as others decided
+                if plan.attempt == attempt < sent.attempt:  # as other processes decided
                     for event in unclosed(last):
                         yield event
                 return
@@ -378,7 +378,7 @@ class TurnBackend(Backend):
     async def _of_view(
         self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
     ) -> AsyncGenerator[Event, None]:
-        """Yield what a view makes of its lab's facts, but for the turn's end."""
+        """Yield what a view makes of its lab's facts, except the turn's end."""
         for event in view.begin():
             yield event
         async with aclosing(self._events(name, view, since, sent)) as events:
@@ -397,13 +397,13 @@ class TurnBackend(Backend):
             async with aclosing(listener.heard()) as events:
                 async for event in events:
                     yield event
-                    if view.over:  # whoever takes it has the view take it first
+                    if view.over:  # the caller has passed the event to the view by now
                         return
 
         return heard()
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
-        """Yield the turn's part of what is known of its lab."""
+        """Yield the turn's part of its lab's facts."""
         sent, (lab, _) = self.sent_by_user(name), parsed(name)
         view = self._view(name, sent)
         past, attempt = (sent.past, sent.attempt) if sent is not None else ((), 1)
@@ -414,7 +414,7 @@ class TurnBackend(Backend):
         plan = sent.plan(facts) if sent is not None else None
         if plan is not None and sent is not None and sent.elsewhere and self.inner.known(lab).phase.terminal:
             plan = None
-        if plan is not None and plan.attempt == attempt:  # it hadn't begun, and is sent once more
+        if plan is not None and plan.attempt == attempt:  # it hadn't begun, and is to be sent once more
             why = _why(self.inner.known(lab)) or (sent.others if sent is not None else "")
             facts = [fact for fact in facts[:begun] if not isinstance(fact, Waiting)]
             facts.append(Waiting(plan.at, why, attempt=attempt))
@@ -423,24 +423,24 @@ class TurnBackend(Backend):
                 sent.end(time.time())
             facts = sent.told(facts)
             if any(isinstance(fact, Closed) for fact in facts):
-                sent.over()  # also where nobody follows it
+                sent.over()  # also if no process follows it
         yield from past
         yield from facts if plan is None else unclosed(facts)
 
     def snapshot(self, name: str) -> JobState:
-        """Return what is known of the turn now."""
+        """Return the turn's state now."""
         return reduce(apply, self.facts(name), JobState(self.info(name)))
 
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
-        """Return none: a lab is listed, not its turns."""
+        """Return none: labs are listed, not their turns."""
         return []
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Refuse: a lab takes turns by itself (``labs.Lab.send``)."""
+        """Refuse: turns are sent to their lab (``labs.Lab.send``)."""
         self._of_a_lab("submit", info.name)
 
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
-        """Interrupt the turn, or take it out of the line where it waits; its lab stays as it is."""
+        """Interrupt the turn, or take it out of the line if it waits; its lab stays as it is."""
         lab, _ = parsed(name)
         sent = self.sent_by_user(name)
         if sent is not None:
@@ -451,7 +451,9 @@ class TurnBackend(Backend):
         if (turn.over and turn.taken.round == round_) or node is None:
             if sent is not None and sent.elsewhere and not self.snapshot(name).phase.terminal:
                 where = "cancel it where it was sent, or once it runs again"
-                raise SpecError("cancel", name, f"a job that runs or waits; its pool has lost it: {where}")
+                raise SpecError(
+                    "cancel", name, f"a running or waiting job; the pool has lost this one: {where}"
+                )
             return
         try:
             with able(self.inner, Talks, "cancel", lab).talk(
@@ -470,7 +472,7 @@ class TurnBackend(Backend):
 
     @property
     def login(self) -> str:
-        """That of its backend."""
+        """The inner backend's login."""
         return self.inner.login
 
     def ours(self, name: str) -> bool:
@@ -482,7 +484,7 @@ class TurnBackend(Backend):
         return self.inner.fetch(parsed(name)[0], value)
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
-        """Return what a rank wrote in the turn, from a byte on."""
+        """Return what a rank wrote in the turn, from byte ``offset`` on."""
         for chunk in self.chunks(name, [rank])[0]:
             data = chunk.data[max(0, offset - chunk.offset) :]
             if data:
@@ -498,10 +500,10 @@ class TurnBackend(Backend):
         ]
 
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
-        """Return what the lab's node left, in a pool in this turn."""
+        """Return the artifacts that a node of the lab left; in a pool, those of this turn."""
         lab, _ = parsed(name)
         if self.inner.info(lab).is_pool:
-            from nbtorchjob.runtime.api.artifacts import of_round  # late: a list has none
+            from nbtorchjob.runtime.api.artifacts import of_round  # late: lists don't need it
 
             sent = replace(sent, attempt=of_round(self.turn(name).taken.round))
         return able(self.inner, Stores, "artifacts", lab).artifacts(lab, sent)
@@ -532,11 +534,11 @@ class TurnBackend(Backend):
             raise SpecError(
                 verb, name, f"a job with pods of its own; this one is job {key} of the pool {lab}"
             )
-        raise SpecError(verb, name, f"the lab {lab}, of which it is cell {key}; see {hint('promote', lab)}")
+        raise SpecError(verb, name, f"the lab {lab}; this is its cell {key}: see {hint('promote', lab)}")
 
 
 def _why(lab: JobState) -> str:
-    """Say why a pool has no ranks; "" where it has some."""
+    """Return why a pool has no ranks; "" if it has some."""
     if turns.lead(lab) is not None:
         return ""
     queued = lifetime.waits(lab)
@@ -545,6 +547,6 @@ def _why(lab: JobState) -> str:
 
 
 def parsed(address: str) -> tuple[str, str]:
-    """Take a turn's address apart: its lab's, and its key."""
+    """Split a turn's address into its lab's address and its key."""
     lab, _, key = address.rpartition(MARK)
     return lab, key

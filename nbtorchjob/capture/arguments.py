@@ -1,9 +1,9 @@
 """The arguments of a cell's function, and those that each run of a group gets.
 
 As in plain Python, a default comes before a variable of the notebook that has the parameter's name. The
-function is never run or even made on the host: what it needs may only be there on a rank.
+function is never run or even created on the host: what it needs may exist only on a rank.
 
-An argument comes from ``--arg name=text``, else the default, else the notebook. What a run gets is pickled
+An argument comes from ``--arg name=text``, else the default, else the notebook. A run's values are pickled
 apart from the call, which all runs share.
 """
 
@@ -31,9 +31,9 @@ _WORD = re.compile(r"[\w./:@~+-]+")
 def bind(
     entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any], rank_names: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return the values to call ``entry`` with, by name; a parameter left to its default isn't there.
+    """Return the values to call ``entry`` with, by name, without parameters that keep their defaults.
 
-    Nor is one of ``rank_names``, which a lab's ranks have.
+    Parameters in ``rank_names``, which a lab's ranks have, are left out, too.
 
     Raises ``CaptureError`` for an argument that ``entry`` doesn't take, or one that is missing.
     """
@@ -62,7 +62,7 @@ def bind(
 def evaluate(name: str, text: str, namespace: Mapping[str, Any]) -> Any:
     """Return the value of ``--arg name=text``: Python with the notebook's names, else a bare word.
 
-    Raises ``CaptureError`` where it is neither, or raises while it is evaluated.
+    Raises ``CaptureError`` if it is neither, or if evaluating it fails.
     """
     text = text.strip()
     try:
@@ -102,14 +102,14 @@ def _required(spec: ast.arguments) -> list[str]:
     return [p.arg for p in (*bare, *(p for p, default in pairs if default is None))]
 
 
-_MOST_BYTES = 16 * 1024  # each run's record holds its own, and a list of a cluster's jobs carries them all
+_MOST_BYTES = 16 * 1024  # each run's record holds its values, and a list of a cluster's jobs has all records
 _MOST_TEXT = 80
 
 
 def pickled(values: Mapping[str, Any], *, sourced: bool = False) -> bytes:
-    """Pickle what one run is given; raises ``CaptureError`` for what can't travel, or is too big.
+    """Pickle one run's values; raises ``CaptureError`` if they can't travel, or are too big.
 
-    What is ``sourced`` has the sources of its code along, for another Python.
+    With ``sourced``, the sources of their code go along, for another Python.
     """
     try:
         dumped = pickling.dump({"given": dict(values)})
@@ -120,14 +120,14 @@ def pickled(values: Mapping[str, Any], *, sourced: bool = False) -> bytes:
     size = len(data) + sum(view.nbytes for view in dumped.buffers)
     if dumped.buffers or size > _MOST_BYTES:
         raise CaptureError(
-            f"{', '.join(values)}: what one run is given takes {words.size(size)}, and may take "
-            f"{words.size(_MOST_BYTES)}: make a variable of all of it, and vary the index into that"
+            f"{', '.join(values)}: one run's values take {words.size(size)}, more than "
+            f"{words.size(_MOST_BYTES)}: put them all in a variable, and vary an index into it"
         )
     return data
 
 
 def modules(values: Mapping[str, Any]) -> frozenset[str]:
-    """Return the modules that the values refer to; none where they can't travel, which is told later."""
+    """Return the modules that the values refer to; none if they can't travel, which is reported later."""
     try:
         return frozenset(pickling.dump({"given": dict(values)}).seen.modules)
     except Exception:
@@ -135,9 +135,9 @@ def modules(values: Mapping[str, Any]) -> frozenset[str]:
 
 
 def shown(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what one run is given as plain data: numbers, short texts, and of all else a description.
+    """Return one run's values as plain data: numbers, short texts, and descriptions of all other values.
 
-    Of what may be a secret that is no more than its type.
+    The description of a possible secret is only its type.
     """
     plain: dict[str, Any] = {}
     for name, value in values.items():
@@ -156,12 +156,12 @@ def shown(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def said(values: Mapping[str, Any]) -> str:
-    """Return ``lr=0.1, seed=0`` of what is shown."""
+    """Return values as they are shown: ``lr=0.1, seed=0``."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def check_read(names: Iterable[str], known: Iterable[str], sets: Iterable[str], what: str) -> None:
-    """Raise ``CaptureError`` for a name that isn't among those that a cell reads."""
+    """Raise ``CaptureError`` for a name that isn't among the ``known`` ones, which a cell reads."""
     known = [*known]
     for name in names:
         if name in known:
@@ -174,10 +174,10 @@ def check_read(names: Iterable[str], known: Iterable[str], sets: Iterable[str], 
 
 
 def positional(fn: Callable[..., Any], many: int) -> list[str]:
-    """Return what a function calls its first arguments, so ``many`` or as many as it says."""
+    """Return the names of a function's first ``many`` positional arguments, or fewer if it takes fewer."""
     try:
         parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):  # one of C's
+    except (TypeError, ValueError):  # a C function
         return []
     names: list[str] = []
     for parameter in parameters:
@@ -189,10 +189,10 @@ def positional(fn: Callable[..., Any], many: int) -> list[str]:
 
 
 def check_taken(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise ``CaptureError`` where a function doesn't take what it is given, or needs more."""
+    """Raise ``CaptureError`` if a function doesn't take these arguments, or needs more."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # one of C's
+    except (TypeError, ValueError):  # a C function
         return
     try:
         signature.bind(*args, **kwargs)

@@ -1,9 +1,9 @@
 """What ranks lack of the notebook's folder: changes to its modules, and files that the code opens.
 
-Ranks import a module's file anew, so what was set in the module or edited in the file since differs there,
-and what the notebook shares with the module is there twice. A file is named by a text in the code that is the
-path of one that is there. A notebook's code names much that it doesn't read, so of its texts those count that
-it passes to what opens files.
+Ranks import a module's file again, so variables that were set in the module, and edits to the file, differ
+there, and an object that the notebook shares with the module exists twice. A string in the code refers to a
+file if it is the path of an existing one. A notebook's code mentions many files that it doesn't read, so only
+strings that it passes to functions that open files count.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _OPENS = frozenset(
         *("ImageFolder", "DatasetFolder", "File", "ParquetFile"),
     )
 )
-_BEGIN = ("read_", "load", "from_csv", "from_json", "from_parquet")  # of names
+_BEGIN = ("read_", "load", "from_csv", "from_json", "from_parquet")  # prefixes of such names
 _WRITES = frozenset(("write_text", "write_bytes", "mkdir", "touch", "unlink", "rmdir", "chmod"))
 _PATHS = ("Path", "PosixPath", "PurePath")
 _LONGEST = 200  # characters of a path
 _NAMED = 3
-_MOST_BYTES = 1 << 20  # of local modules that are looked through: 0.2 s
+_MOST_BYTES = 1 << 20  # of local modules that are searched: 0.2 s
 
 
 def beside(folder: Path, texts: Iterable[str], *, folders: bool = False) -> list[str]:
-    """Return those of ``texts`` that are the path of a file in ``folder``, or of a folder if asked."""
+    """Return the ``texts`` that are the path of a file in ``folder``, or with ``folders`` of a folder."""
     paths = []
     for text in sorted({*texts}):
         if 0 < len(text) < _LONGEST and "\0" not in text and not os.path.isabs(text):
@@ -55,7 +55,7 @@ def beside(folder: Path, texts: Iterable[str], *, folders: bool = False) -> list
 
 
 def by_call(call: Call, folder: Path) -> list[str]:
-    """Return the relative paths of what there is in ``folder`` that a call's code opens."""
+    """Return the relative paths of the files and folders in ``folder`` that a call's code opens."""
     trees = [*_parsed(call.text)]
     for filename, source in call.sources.items():
         mine = {(code.co_name, code.co_firstlineno) for code in call.codes if code.co_filename == filename}
@@ -69,7 +69,7 @@ def by_call(call: Call, folder: Path) -> list[str]:
 
 
 def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...]:
-    """Return a note of what in ``folder`` a call's code opens that isn't, or lies in, one of ``ship``."""
+    """Return a note of the files in ``folder`` that a call's code opens and that ``ship`` doesn't cover."""
     there = [PurePath(path) for path in ship]
 
     def goes(path: PurePath) -> bool:
@@ -80,7 +80,7 @@ def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...
         return ()
     asked = " ".join(f"--ship {shlex.quote(path)}" for path in left[:_NAMED])
     lie = "lie" if len(left) > 1 else "lies"
-    return (f"{words.some(left, _NAMED)} {lie} beside the notebook, and not on ranks: {asked}",)
+    return (f"{words.some(left, _NAMED)} {lie} beside the notebook, but not on ranks: {asked}",)
 
 
 def _parsed(text: str | bytes) -> list[ast.AST]:
@@ -91,14 +91,14 @@ def _parsed(text: str | bytes) -> list[ast.AST]:
 
 
 def _begin(node: ast.AST) -> tuple[str, int] | None:
-    """Return the name and first line that the code of a function has."""
+    """Return the name and first line of a function's code; None for any other node."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return ("<lambda>", node.lineno) if isinstance(node, ast.Lambda) else None
 
 
 class _Opened:
-    """The texts in one piece of code that are passed to what opens files."""
+    """The strings in one piece of code that are passed to functions that open files."""
 
     def __init__(self, tree: ast.AST, values: Mapping[str, object]) -> None:
         self._tree = tree
@@ -108,12 +108,12 @@ class _Opened:
                 self._values[node.targets[0].id] = node.value
 
     def texts(self) -> Iterator[str]:
-        parts: set[ast.AST] = set()  # what a path is made of, or is written to; a part comes behind its whole
+        parts: set[ast.AST] = set()  # parts of paths, which follow their whole, and paths that are written to
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Attribute) and node.attr in _WRITES:
                 parts.add(node.value)
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                # A captured path that is asked for something: ``folder.iterdir()``
+                # A captured path whose attribute is used: ``folder.iterdir()``
                 value = self._values.get(node.value.id)
                 if isinstance(value, PurePath):
                     yield str(value)
@@ -143,7 +143,7 @@ class _Opened:
             yield text
 
     def _text(self, node: object, depth: int = 8) -> str:
-        """Return the path that an expression is, as far as it can be told; else nothing."""
+        """Return the path that an expression evaluates to, if that can be told; else ""."""
         if depth == 0:
             return ""
         if isinstance(node, str | PurePath):
@@ -172,14 +172,14 @@ def _called(node: ast.Call) -> str:
 def differences(paths: Mapping[str, Path]) -> list[str]:
     """Describe what was set in local modules or edited in their files, and which data isn't taken along.
 
-    ``paths`` are the files that are taken, by what they are called there.
+    ``paths`` are the files that are taken along, by their paths on ranks.
     """
     wanted = {str(path): name for name, path in paths.items() if path.suffix == ".py"}
-    if not wanted:  # as of most cells: a kernel has thousands of modules to go through
+    if not wanted:  # most cells have none, and a kernel has thousands of modules to search
         return []
     notes = []
     for file, name in wanted.items():
-        if "/" in name:  # a package brings what lies in it
+        if "/" in name:  # a package brings its data along
             continue
         try:
             code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
@@ -197,10 +197,11 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
 
 
 def copies(paths: Mapping[str, Path], captured: Mapping[str, Any], texts: Iterable[str]) -> list[str]:
-    """Describe what the notebook shares with a local module, and ranks have two of.
+    """Describe the objects that the notebook shares with a local module: ranks have two copies of each.
 
-    That is seen where it is changed: by ``texts``, which are the notebook's code, if the module's code reads
-    it, or by the module's code. Of that counts what the notebook's code leads to, by the names of functions.
+    Only objects that change count: those that ``texts``, the notebook's code, changes and the module's code
+    reads, and those that the module's code changes. Only module code that the notebook's code reaches, by the
+    names of functions, is considered.
     """
     files = {str(path) for path in paths.values() if path.suffix == ".py"}
     shared = [
@@ -220,7 +221,7 @@ def copies(paths: Mapping[str, Path], captured: Mapping[str, Any], texts: Iterab
     )
     there = _reached([tree for file in sorted(files) for tree in _parsed(Path(file).read_bytes())], known)
     changed = {name for tree in here for name in _changed(tree)}
-    notes: dict[str, str] = {}  # one for each name: a package may hand on what its module has
+    notes: dict[str, str] = {}  # one for each name: a package may re-export its module's object
     for name, module, key in shared:
         readers = [node for node in there if key in _names(node)]
         if (readers and name in changed) or any(key in _changed(node) for node in readers):
@@ -231,7 +232,7 @@ def copies(paths: Mapping[str, Path], captured: Mapping[str, Any], texts: Iterab
     return [*notes.values()]
 
 
-# What goes by name, or can't be changed
+# Types of objects that go by name, or can't be changed.
 _NO_COPIES = (
     *(FunctionType, type, ModuleType, Logger),
     *(bool, int, float, complex, str, bytes, tuple, frozenset, range, type(None)),
@@ -239,11 +240,11 @@ _NO_COPIES = (
 
 
 def _reached(trees: Iterable[ast.AST], names: Iterable[str]) -> list[ast.AST]:
-    """Return the definitions that ``names`` lead to, and on by the names in those."""
+    """Return the definitions of ``names``, and of the names in these definitions, recursively."""
     parts: dict[str, list[ast.AST]] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.decorator_list.clear()  # they run as the module is imported, here as there
+            node.decorator_list.clear()  # they run when the module is imported, here and on ranks
             parts.setdefault(node.name, []).append(node)
         elif isinstance(node, ast.ClassDef):
             methods = [stmt for stmt in node.body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -266,7 +267,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _changed(node: ast.AST) -> Iterator[str]:
-    """Yield the names of what some code changes in place: ``a`` and ``b`` in ``a.b[0] = 1``."""
+    """Yield the names of objects that some code changes in place: ``a`` and ``b`` in ``a.b[0] = 1``."""
     for part in ast.walk(node):
         match part:
             case (
@@ -288,7 +289,7 @@ def _changed(node: ast.AST) -> Iterator[str]:
 
 
 def _loaded(files: Container[str]) -> Iterator[tuple[ModuleType, Path]]:
-    """Yield the modules that were imported from ``files``, each with its own."""
+    """Yield the modules that were imported from ``files``, each with its file."""
     for module in list(sys.modules.values()):
         source = importable.attributes(module).get("__file__")
         if isinstance(module, ModuleType) and isinstance(source, str) and source in files:
@@ -299,11 +300,11 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     try:
         text = path.read_text()
         tree, compiled = ast.parse(text), compile(text, str(path), "exec", dont_inherit=True)
-    except (OSError, ValueError, SyntaxError):  # a file that has been broken since; ranks will say so
+    except (OSError, ValueError, SyntaxError):  # the file has been broken since; ranks will report that
         return
-    # Who imports in a way of their own (pytest, type checkers at run time) makes other code of the same text.
+    # Custom importers (pytest, run-time type checkers) compile the same text to different code.
     if type(module.__loader__) is SourceFileLoader and _edited(module, compiled):
-        yield f"{name} was edited after it was imported here: ranks run its new text"
+        yield f"{name} was edited after it was imported here: ranks run the edited file"
         return
     anew, bound = f"on ranks: they import {name} anew", _bound(tree)
     for owner, space, body in _spaces(module, tree):
@@ -316,7 +317,7 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
                 if type(here) is type(value) and here == value:
                     continue
                 if report.is_secret(key, here) or report.is_secret(key, value):
-                    yield f"{owner}.{key} was set here, which isn't so {anew}"
+                    yield f"{owner}.{key} was set here, but not {anew}"
                 else:
                     this, there = masked(words.short(here)), masked(words.short(value))
                     yield f"{owner}.{key} is {this} here, and {there} {anew}"
@@ -325,19 +326,19 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
             code = function.__code__ if type(function) is FunctionType else None
             moved = code is not None and (code.co_name, code.co_filename) != (key, str(path))
             if _made_in(function) == "__main__":
-                yield f"{owner}.{key} was set in the notebook, which isn't so {anew}"
+                yield f"{owner}.{key} was set in the notebook, but not {anew}"
             elif moved and undecorated.get(key):
-                yield f"{owner}.{key} was replaced here, which isn't so {anew}"
+                yield f"{owner}.{key} was replaced here, but not {anew}"
             elif (here is None or type(here) in _PLAIN) and not (
                 key.startswith("__") or key in bound or "*" in bound
             ):
-                yield f"{owner}.{key} was set here, and isn't there {anew}"
+                yield f"{owner}.{key} was set here, but doesn't exist {anew}"
 
 
 def _made_in(value: Any) -> str:
     """Return the name of the module that defines a function, a class, or another object's class.
 
-    The object isn't asked: it may warn of that (torch's reduce_op), or answer anything.
+    The object's own attributes aren't read: it may warn (torch's reduce_op), or return anything.
     """
     if issubclass(type(value), FunctionType):
         return str(value.__module__)
@@ -350,11 +351,11 @@ _PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set)
 
 
 def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping[str, Any], _Body]]:
-    """Yield what a module, and each class that it defines, is called and holds, with its statements."""
+    """Yield the name, the attributes and the statements of a module, and of each class that it defines."""
     yield module.__name__, importable.attributes(module), tree.body
     for stmt in tree.body:
         cls = importable.attributes(module).get(stmt.name) if isinstance(stmt, ast.ClassDef) else None
-        # What a NamedTuple, a decorator or a base's __init_subclass__ sets is in no text.
+        # Attributes set by NamedTuple, a decorator or a base's __init_subclass__ aren't in the text.
         if isinstance(stmt, ast.ClassDef) and type(cls) is type and not stmt.decorator_list:
             if issubclass(cls, tuple) or hasattr(cls.__init_subclass__, "__func__"):
                 continue
@@ -362,7 +363,7 @@ def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping
 
 
 def _bound(tree: ast.Module) -> list[str]:
-    """Return the names that a module's text sets anywhere, as often as it does; ``*`` if it may set any."""
+    """Return the names that a module's text sets, once for each time; ``*`` if it may set any name."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -385,7 +386,7 @@ _CHANGE = ("append", "extend", "insert", "add", "update", "setdefault", "pop", "
 
 
 def _literals(body: Iterable[ast.stmt]) -> dict[str, Any]:
-    """Return the names that statements set to plain values, and those."""
+    """Return the plain values that statements assign, by name."""
     literals: dict[str, Any] = {}
     for stmt in body:
         match stmt:
@@ -406,7 +407,7 @@ def _literals(body: Iterable[ast.stmt]) -> dict[str, Any]:
 
 
 def _edited(module: ModuleType, code: CodeType) -> bool:
-    """Whether an imported function isn't the one in the file any more."""
+    """Whether an imported function differs from the one that is now in the file."""
     now = {constant.co_name: constant for constant in code.co_consts if isinstance(constant, CodeType)}
     return any(
         name not in now or _form(now[name]) != _form(value.__code__)

@@ -1,8 +1,8 @@
-"""What the notebook put in the place of functions and methods of Python, or of installed packages: patches.
+"""Patches: the notebook's replacements for functions and methods of Python or of installed packages.
 
-Ranks import those packages anew, and have none of them, so a capture names each. Any variable of a module,
-and any attribute of a class, may be one: torch has 45,000, and to look at them takes 10 ms. So what there was
-is remembered, and a package is looked through again only once it has something else.
+Ranks import those packages afresh, without the patches, so a capture names each patch. Any variable of a
+module, and any attribute of a class, may be one: torch has 45,000, and checking them takes 10 ms. So their
+values are remembered, and a package is searched again only once one of them has changed.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from typing import Any
 from nbtorchjob.runtime.objects import importable, rebuilt
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_mro = type.__dict__["__mro__"].__get__  # of the type itself: a metaclass may do anything
+_mro = type.__dict__["__mro__"].__get__  # bypasses metaclasses, which may do anything
 _WRAPPERS = (property, staticmethod, classmethod, MethodType)
 
-_looks: dict[str, _Look] = {}  # the last one of each package
+_looks: dict[str, _Look] = {}  # the latest one of each package
 
 
 def patched(names: Iterable[str], captured: Mapping[str, Any]) -> Iterator[str]:
-    """Describe what the notebook put in the place of functions and methods of Python or of installed modules.
+    """Describe the notebook's replacements for functions and methods of Python or of installed modules.
 
-    ``names`` are the modules that what travels refers to: their packages are looked through, as one module's
-    functions run those of others. A module that the notebook made has no other place.
+    ``names`` are the modules that the pickle refers to: their whole packages are searched, as one module's
+    functions call those of others. A module that the notebook made is not searched: it exists nowhere else.
     """
-    # All that travels refers to what rebuilds it.
+    # Every pickle refers to the module that rebuilds it.
     tops = {name.partition(".")[0] for name in {*names} - {rebuilt.__name__}} - {"__main__"}
     for package in [*_looks]:
         if package not in sys.modules:
-            _looks.pop(package, None)  # another thread may capture something, too
+            _looks.pop(package, None)  # another thread may be capturing, too
     for package, spaces in _spaces(tops).items():
         look = _looks.get(package)
         if look is None or not look.holds(spaces):
             look = _looks[package] = _Look(package, spaces)
         for name in look.suspects:
             for key in _patches(name, spaces[name], captured, top=name == package):
-                yield f"{name}.{key} was set in the notebook: on ranks it is as {name} has it"
+                yield f"{name}.{key} was set in the notebook: ranks have {name}'s own"
 
 
 def _spaces(packages: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the variables of builtins, and of the installed modules of packages by the modules' names."""
+    """Return the variables of builtins and of the packages' installed modules, by package and module."""
     spaces: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in ("builtins", *sorted(packages))}
     for name, module in sys.modules.copy().items():  # there may be thousands
         package = name.partition(".")[0]
@@ -56,11 +56,11 @@ def _spaces(packages: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def _patches(name: str, space: Mapping[str, Any], captured: Mapping[str, Any], *, top: bool) -> list[str]:
-    """Return what a module has of the notebook, and the classes that it defines, but for what is captured."""
+    """Return the members of a module, and of its classes, that are the notebook's and aren't captured."""
     space = dict(space)
     replaced = [key for key, value in _of_notebook(space) if captured.get(key) is not value]
     if top:  # within packages it is common: numpy's array_function_dispatch
-        # What stood there, with some arguments: ``torch.load = partial(torch.load, …)``
+        # The original with some arguments set: ``torch.load = partial(torch.load, …)``
         partials = {key: value for key, value in space.items() if type(value) is partial}
         replaced += [key for key, value in partials.items() if getattr(value.func, "__name__", "") == key]
     for key, attributes in _classes(name, space):
@@ -77,12 +77,12 @@ def _classes(name: str, space: Mapping[str, Any]) -> Iterator[tuple[str, Mapping
 
 def _can_change(value: Any) -> bool:
     """Whether a value is a class whose attributes can be set."""
-    # What was made by a metaclass is looked at by type alone: it may do anything when it is asked.
+    # Bypass metaclasses: theirs may run any code on attribute access.
     return issubclass(type(value), type) and bool(type.__getattribute__(value, "__flags__") & _HEAP_TYPE)
 
 
 def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what in a module or class is of the notebook, also what ``wraps`` has named after another."""
+    """Return the members of a module or class that the notebook defined, also those renamed by ``wraps``."""
     members = []
     for key, value in space.items():
         function = _function(value)
@@ -97,13 +97,13 @@ def _of_notebook(space: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _is_callable_of_notebook(kind: type) -> bool:
-    """Whether what has that type is called as a function is, by a class of the notebook."""
+    """Whether instances of a type are callable, and the type is a class of the notebook."""
     home = type.__getattribute__(kind, "__module__")
     return home == "__main__" and any("__call__" in type.__getattribute__(c, "__dict__") for c in _mro(kind))
 
 
 def _function(value: Any) -> Any:
-    """Return what a property, or a method of any kind, is made of; anything else as it is."""
+    """Return the function of a property or of a method of any kind; anything else as it is."""
     kind = type(value)
     if kind is property:
         return value.fget
@@ -111,10 +111,11 @@ def _function(value: Any) -> Any:
 
 
 class _Look:
-    """A package as it was looked through: its ``suspects``, and what the modules without patches had.
+    """A search of a package: its ``suspects``, and the variables of the modules without patches.
 
-    What may be a patch, or have one, is compared by identity: a function stays whose it is. Of all else the
-    types are remembered: a variable may hold gigabytes, which a package lets go of by setting another one.
+    Whatever may be or have a patch is compared by identity: a function's origin never changes. For all other
+    variables only the types are remembered: a variable may hold gigabytes, which must be freed once the
+    package replaces it.
     """
 
     def __init__(self, package: str, spaces: Mapping[str, dict[str, Any]]) -> None:
@@ -128,7 +129,7 @@ class _Look:
             self._remember({name: spaces[name] for name in spaces if name not in self.suspects})
 
     def _remember(self, spaces: Mapping[str, dict[str, Any]]) -> None:
-        # Views show what there is at any time.
+        # Views always show the current values.
         self._views: list[Iterable[Any]] = []
         for name, space in spaces.items():
             self._views.append(space.values())
@@ -148,7 +149,7 @@ class _Look:
         self._calls = any(map(_is_callable_of_notebook, {id(kind): kind for kind in self._types}.values()))
 
     def holds(self, spaces: Mapping[str, dict[str, Any]]) -> bool:
-        """Whether modules that aren't suspects can't have patches."""
+        """Whether modules other than the suspects are sure to have no patches."""
         if [*spaces] != [*self._spaces] or not all(map(is_, spaces.values(), self._spaces.values())):
             return False
         values = [*chain.from_iterable(self._views)]
@@ -161,7 +162,7 @@ class _Look:
         )
 
     def _has_patches(self) -> bool:
-        """Whether a function, a class, or what is called as one is of the notebook."""
+        """Whether a function, a class or a callable object is the notebook's."""
         return (
             self._calls
             or "__main__" in self._homes

@@ -1,11 +1,11 @@
 """One pickle of what travels, and what was seen on the way.
 
 Code from the notebook goes by value, code from modules by name; the memory of arrays and tensors
-stays where it is and goes out of band (PEP 574). The runtime says how: values come home the same way.
+stays where it is and goes out of band (PEP 574). The runtime's pickler does this: values come home the
+same way.
 
-Why something can't travel: the way from a captured name to the object that can't be pickled.
-
-``logging_setup`` reads how ``logging`` is set up in the notebook, as far as that can go along to ranks.
+``explain`` says why something can't travel: the path from a captured name to the object that can't be
+pickled. ``logging_setup`` reads how ``logging`` is set up in the notebook, as far as that can go along.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _STAYS = {
     "grad": "its gradient stays here",
     "hooks": "its hooks stay here",
     "memory": "it shares memory with others here, on ranks it has its own",
-    "cache": "what it has cached stays here",
+    "cache": "its cache stays here",
     "library": "ranks have their own, without what was set on it here",
     "finalizer": "finalizers stay here, ranks call none",
 }
-# Classes of what a library has one of in each process. A copy isn't what the library uses; generators would
-# start alike on all ranks, and the environment would bring what is secret.
+# Classes with one instance per process, held by a library. The library wouldn't use a copy; random generators
+# would start alike on all ranks, and the environment would bring secrets along.
 _GLOBAL_STATE = frozenset(
     (
         ("os", "_Environ"),
@@ -83,15 +83,15 @@ _DISPLAYS = ("IPython.core.display_functions", "IPython.core.display")  # the la
 class Seen:
     """What a pickler came across.
 
-    ``modules`` are the names of modules that it refers to, ``surely`` of those that are imported where it is
-    loaded, ``sources`` the text of the notebook
-    cells whose code it holds, by file name, ``globals`` the notebook's variables that functions
-    in it read, ``names`` what else may be looked up in ``namespace``, the notebook's, ``weakly`` what weak
-    references lead to, and ``stays`` what
-    isn't taken along of objects, as a word of what, and ``held`` where a library holds some of these, by
-    their ``id``. ``rank_names`` are names of ``namespace`` that a lab's
-    ranks have, which code finds there. ``codes`` are those of the notebook's functions, ``code`` is all that
-    the pickle holds, and ``stops`` is whether one may stop in a debugger.
+    ``modules`` are the names of modules that the pickle refers to, ``surely`` of those that loading it
+    imports, and ``made`` the modules that the notebook made. ``sources`` is the text of the notebook cells
+    whose code it holds, by file name, ``globals`` the notebook's variables that functions in it read,
+    ``names`` what else may be looked up in ``namespace``, the notebook's, and ``weakly`` the objects that
+    weak references lead to. ``stays`` pairs objects with the part of them that isn't taken along (a key of
+    ``_STAYS``), and ``held`` names the place where a library holds some of these, by their ``id``.
+    ``rank_names`` are names of ``namespace`` that code finds on a lab's ranks. ``codes`` are the code objects
+    of the notebook's functions, ``code`` is all code in the pickle, and ``stops`` is whether some of it may
+    stop in a debugger.
     """
 
     namespace: Mapping[str, Any]
@@ -111,7 +111,7 @@ class Seen:
     stops: bool = False
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
-        """Describe what stays, by the names of those of ``objects`` that it belongs to."""
+        """Describe what stays here, by the names of the ``objects`` that it belongs to."""
         names = {**self.held, **{id(value): name for name, value in objects.items()}}
         stays: dict[tuple[str, str], None] = {}
         for value, what in self.stays:
@@ -133,11 +133,11 @@ def dump(
     rank_names: frozenset[str] = frozenset(),
     push: Mapping[str, Any] = _EMPTY,
 ) -> Pickled:
-    """Pickle ``call`` with two more keys: ``names``, pairs of what its code finds by name in ``namespace``.
+    """Pickle ``call`` with two more keys, ``names`` and ``held``.
 
-    Those in ``rank_names`` stay here, and what is in ``push`` is among them. ``held`` is what weak references
-    lead to and something else holds here, so that ranks hold it too. Raises whatever an object's own pickling
-    raises.
+    ``names`` are pairs of a name and what the call's code finds by it in ``namespace``, without
+    ``rank_names`` and with ``push``. ``held`` are objects that only weak references in ``call`` lead to, so
+    that ranks keep them alive as the notebook does. Raises whatever an object's own pickling raises.
     """
 
     def pickled(*, by_reference: bool) -> Pickled:
@@ -157,12 +157,12 @@ def dump(
         return pickled(by_reference=False)
     except CaptureError:
         raise
-    except Exception:  # whatever an object's own code raises; looking for what libraries hold takes time
+    except Exception:  # whatever an object's own code raises; searching libraries first would take time
         return pickled(by_reference=True)
 
 
 class _Held(FrozenDataclass):
-    """Those of ``weakly`` that nothing in ``call`` refers to otherwise."""
+    """The objects in ``weakly`` that ``call`` doesn't refer to otherwise."""
 
     weakly: list[Any]
     call: dict[str, Any]
@@ -171,9 +171,9 @@ class _Held(FrozenDataclass):
 class Pickler(pickler.Pickler):
     """Pickles what a notebook holds, and notes what it comes across.
 
-    ``by_reference`` goes what can't be pickled, or has locks, and is held by the library that it comes from:
-    ``logger`` of loguru, which writes to an open file here. Without that, nothing with locks is pickled.
-    Without ``weak`` nothing is that weak references lead to.
+    With ``by_reference``, an object that can't be pickled, or has locks, goes by reference if its library
+    holds it: loguru's ``logger``, which writes to an open file here. Without it, pickling an object with
+    locks fails. Without ``weak``, weak references are pickled as dead ones.
     """
 
     def __init__(
@@ -190,11 +190,11 @@ class Pickler(pickler.Pickler):
         self._weak = weak
         self.seen = seen if seen is not None else Seen(_EMPTY)
         self.codes = self.seen.code
-        self._copied = memory.Memory()  # of what doesn't share it where it is loaded
+        self._copied = memory.Memory()  # of objects that don't share it once they are loaded
         self._streams = {type(getattr(sys, name)) for name in _STREAMS}
 
     def dump(self, obj: Any) -> None:
-        """Pickle ``obj``, and note what of it no longer shares memory."""
+        """Pickle ``obj``, and note which parts of it will no longer share memory."""
         super().dump(obj)
         if self._copied.spans:
             copied = {id(span.owner) for span in self._copied.spans}
@@ -262,14 +262,14 @@ class Pickler(pickler.Pickler):
     def _finalizer(self, finalizer: Any) -> Any:
         if finalizer.alive:
             self.seen.stays.append((finalizer, "finalizer"))
-        return NotImplemented  # which makes it a dead one
+        return NotImplemented  # it is then pickled as a dead one
 
     def _note_held(self, obj: Any, module: ModuleType, name: str) -> None:
         self.seen.stays.append((obj, "library"))
         self.seen.held[id(obj)] = f"{module.__name__}.{name}"
 
     def reduce_context_variable(self, variable: Any) -> Any:
-        """Note what doesn't travel of a library's variable, and reduce it."""
+        """Note that the value of a library's variable doesn't travel, and reduce the variable."""
         reduced = super().reduce_context_variable(variable)
         if reduced[0] is getattr and variable in copy_context():
             self._note_held(variable, *reduced[1])
@@ -278,15 +278,15 @@ class Pickler(pickler.Pickler):
     def reduce_function(self, function: Any) -> Any:
         """Note the function, and reduce it."""
         if function.__dict__.get("__wrapped__") is open:
-            return getattr, (builtins, "open")  # IPython's, which a notebook's functions get as `open`
+            return getattr, (builtins, "open")  # IPython's wrapper, which is `open` in a notebook
         if function.__name__ == "display" and function.__module__ in _DISPLAYS:
-            return getattr, (builtins, "display")  # which a rank has without IPython, too
+            return getattr, (builtins, "display")  # a rank has it even without IPython
         self._note(function)
         self.seen.modules.update(modules_named(function.__code__))
-        # Python 3.13 files what `python -c` runs under the name that code made by dataclasses has, too.
+        # Python 3.13 caches the source of `python -c` under the file name of dataclasses' generated code.
         filename = function.__code__.co_filename
         entry = cache.get(filename) if filename != "<string>" else None
-        # Without a file it is a notebook's cell. IPython before 8 sets a time all the same.
+        # An entry without a time or a file is a notebook's cell; IPython before 8 sets a time for cells, too.
         if entry is not None and len(entry) == 4 and (entry[1] is None or not os.path.exists(filename)):
             self.seen.sources[filename] = "".join(entry[2])
         if "breakpoint" not in function.__globals__:
@@ -333,13 +333,13 @@ class Pickler(pickler.Pickler):
         return reduced
 
     def reduce_cached(self, cached: Any) -> Any:
-        """Note what it holds, and reduce it."""
+        """Note that a function's cached results stay here, and reduce the function."""
         if cached.cache_info().currsize:
             self.seen.stays.append((cached, "cache"))
         return super().reduce_cached(cached)
 
     def reduce_tensor(self, tensor: Any) -> Any:
-        """Note what doesn't travel of a tensor, and reduce it."""
+        """Note which parts of a tensor don't travel, and reduce it."""
         if tensor.grad_fn is not None:
             self.seen.stays.append((tensor, "graph"))
         elif tensor.grad is not None:
@@ -348,7 +348,7 @@ class Pickler(pickler.Pickler):
         return super().reduce_tensor(tensor)
 
     def reduce_parameter(self, parameter: Any) -> Any:
-        """Note what doesn't travel of a parameter, and reduce it."""
+        """Note which parts of a parameter don't travel, and reduce it."""
         if parameter.grad is not None:
             self.seen.stays.append((parameter, "grad"))
         self._note_hooks(parameter)
@@ -378,7 +378,7 @@ class Pickler(pickler.Pickler):
     def _note(self, obj: Any) -> None:
         module = str(obj.__module__)
         if module == "__main__":
-            # One that the notebook has deleted or replaced since isn't found there by its name either.
+            # If the notebook has since deleted or replaced it, its name doesn't lead to it here either.
             name = str(obj.__qualname__)
             if self.seen.namespace.get(name) is obj and name not in self.seen.rank_names:
                 self.seen.names.append((name, obj))
@@ -389,7 +389,7 @@ class Pickler(pickler.Pickler):
         self.seen.modules.add(module)
 
     def reads(self, function: Any) -> dict[str, Any]:
-        """Return what ``function`` finds in its globals, also by annotations that are texts."""
+        """Return what ``function`` finds in its globals, also by string annotations."""
         own = {"__annotations__": function.__annotations__}
         values = {**super().reads(function), **self._annotated(own, function.__globals__)}
         if self.seen.rank_names and function.__globals__ is self.seen.namespace:
@@ -397,7 +397,7 @@ class Pickler(pickler.Pickler):
         return values
 
     def _annotated(self, own: Mapping[str, Any], namespace: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what texts among annotations name: types and modules, no data that has a word of theirs."""
+        """Return the types and modules that string annotations name; other values aren't meant by them."""
         texts = [
             annotation
             for annotation in own.get("__annotations__", {}).values()
@@ -412,10 +412,10 @@ class Pickler(pickler.Pickler):
 
 
 def _adds_copied(type_: type) -> Callable[[memory.Memory, Any], Any] | None:
-    """Return what adds the memory of arrays or tensors of a class to some, if they are pickled as copies."""
+    """Return a function that adds the memory of a class's arrays or tensors, if pickling copies these."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and issubclass(type_, torch.Tensor) and type_ is not torch.Tensor:
-        names = ("__reduce_ex__", "__torch_dispatch__")  # one with the latter may have no memory
+        names = ("__reduce_ex__", "__torch_dispatch__")  # a class with the latter may have no memory
         return _add_tensor if all(getattr(type_, n) == getattr(torch.Tensor, n) for n in names) else None
     if numpy is not None and issubclass(type_, numpy.ndarray) and type_ is not numpy.ndarray:
         copying = (numpy.ndarray.__reduce__, numpy.ma.MaskedArray.__reduce__)
@@ -426,12 +426,12 @@ def _adds_copied(type_: type) -> Callable[[memory.Memory, Any], Any] | None:
 def _add_tensor(to: memory.Memory, tensor: Any) -> None:
     without = torch_versions.WITHOUT_SUBCLASSES.get()
     if without is not None:
-        with without():  # otherwise its class may run anything to tell where its memory is
+        with without():  # otherwise its class may run any code to locate its memory
             memory.reduce_tensor(to, tensor)
 
 
 def _filled_later(module: ModuleType, name: str) -> bool:
-    """Whether a module's variable is None once it is imported: ranks' may not have been filled yet."""
+    """Whether a module's variable is None after the import: on ranks it may not have been filled yet."""
     try:
         body = ast.parse(inspect.getsource(module)).body
     except (OSError, TypeError, SyntaxError):  # it has no source
@@ -447,7 +447,7 @@ def _filled_later(module: ModuleType, name: str) -> bool:
 
 
 def _reduce_attributes(reducer: Callable[[Any], Any], obj: Any) -> Any:
-    """Reduce a dictionary that may be its own attributes (``self.__dict__ = self``): pickle copies them."""
+    """Reduce a dictionary that may be its own attributes (``self.__dict__ = self``), which pickle copies."""
     if vars(obj) is not obj:
         return reducer(obj)
     new: Any = getattr(copyreg, "__newobj__")  # noqa: B009 - no type checker knows it
@@ -462,7 +462,7 @@ def _refuse_lock(lock: Any) -> Any:
     raise pickle.PicklingError("what has it may be held by a library")
 
 
-# What each kind of weak reference leads to.
+# The objects that each kind of weak reference leads to.
 _REFERENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     weakref.ref: lambda reference: [reference()],
     weakref.ProxyType: lambda proxy: [pickler.proxied(proxy)],
@@ -471,7 +471,7 @@ _REFERENTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     weakref.WeakValueDictionary: lambda mapping: mapping.values(),
     weakref.WeakSet: list,
 }
-# What has one of these is often the only one of a process.
+# An object that has one of these is often the only one of its kind in a process.
 _OF_PROCESS = (*threads.OF_PROCESS, threading.local, ContextVar)
 _SECONDS = 5.0
 _OBJECTS = 2000
@@ -485,7 +485,7 @@ _NEVER: tuple[tuple[tuple[type, ...], str], ...] = (
 )
 _PARAMETRIZED = (
     "a module with parametrizations, which torch doesn't pickle: send its state_dict() and build it inside "
-    "the cell, or end them before with torch.nn.utils.parametrize.remove_parametrizations"
+    "the cell, or remove them first with torch.nn.utils.parametrize.remove_parametrizations"
 )
 _SCRIPTED = (
     "compiled by torch.jit, which doesn't pickle it: compile it inside the cell, or torch.jit.save it to a "
@@ -493,7 +493,7 @@ _SCRIPTED = (
 )
 _HELD = "a lock that is held: release it first, or create it inside the cell"
 _SHARED = "of multiprocessing, for processes that are started here: create it inside the cell"
-# What to do about what can't travel, by its class.
+# What to do about objects that can't travel, by their class.
 _CURES = {
     "_thread.lock": _HELD,
     "_thread.RLock": _HELD,
@@ -506,8 +506,8 @@ _CURES = {
     "multiprocessing.pool.Pool": _SHARED,
     "multiprocessing.queues.Queue": _SHARED,
     "multiprocessing.queues.SimpleQueue": _SHARED,
-    "_contextvars.Context": "a context, which is of this process: copy it inside the cell",
-    "_contextvars.Token": "a token, which is of a context of this process: set its variable inside the cell",
+    "_contextvars.Context": "a context of this process: copy it inside the cell",
+    "_contextvars.Token": "a token of one of this process's contexts: set its variable inside the cell",
     "torch._library.custom_ops.CustomOpDef": (
         "an operator that is registered here: register it inside the cell, or in a module beside the notebook"
     ),
@@ -516,10 +516,12 @@ _CURES = {
     "torch.jit.torch.jit.ScriptFunction": _SCRIPTED,
     "torch.ScriptModule": _SCRIPTED,
     "torch.utils.data.dataloader._BaseDataLoaderIter": (
-        "a DataLoader that is being gone through: take the DataLoader along, and iterate it inside the cell"
+        "the iterator of a DataLoader: send the DataLoader, and iterate over it inside the cell"
     ),
-    "builtins.generator": "a generator, which has no copy: make a list of it, or create it inside the cell",
-    "builtins.async_generator": "an asynchronous generator, which has no copy: create it inside the cell",
+    "builtins.generator": (
+        "a generator, which can't be copied: make a list of it, or create it inside the cell"
+    ),
+    "builtins.async_generator": "an asynchronous generator, which can't be copied: create it inside the cell",
     "builtins.coroutine": "a coroutine: await it in the notebook, or call its function inside the cell",
 }
 # torch keeps a module's attributes in dicts of its own.
@@ -527,7 +529,7 @@ _TORCH_ATTRIBUTE = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
 def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
-    """Explain which of ``objects`` made pickling fail with ``exc``, and what in it."""
+    """Explain which of ``objects``, and which part of it, made pickling fail with ``exc``."""
     deadline = time.monotonic() + _SECONDS
     for name, value in objects.items():
         failure = fails(value)
@@ -537,7 +539,7 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
                 "is made from and build it inside the cell"
             )
         if failure is not None:
-            # Go down, breadth first, along what can't be pickled; the shortest way to the cause is told.
+            # Search breadth first along the parts that can't be pickled, to report the shortest path.
             waiting = deque([(name, value, failure)])
             seen = {id(value): value}  # keeps them alive, so ids stay unique
             while waiting:
@@ -574,7 +576,7 @@ def _never(value: Any) -> str | None:
 
 
 def _cure(value: Any) -> str:
-    """Say what it is and what to do instead, of what libraries refuse to pickle."""
+    """Say what an object is that libraries refuse to pickle, and what to do instead; "" for others."""
     names = {f"{base.__module__}.{base.__qualname__}" for base in type(value).__mro__}
     return next((text for name, text in _CURES.items() if name in names), "") or (
         _PARAMETRIZED if type(value).__module__ == "torch.nn.utils.parametrize" else ""
@@ -592,7 +594,7 @@ class _Nowhere:
 
 
 def fails(value: Any, *, by_reference: bool = True) -> Exception | None:
-    """Return what pickling ``value`` raises."""
+    """Return the exception that pickling ``value`` raises, if any."""
     try:
         Pickler(_Nowhere(), lambda buffer: None, by_reference=by_reference).dump(value)
     except Exception as exc:  # whatever an object's own code raises
@@ -601,13 +603,13 @@ def fails(value: Any, *, by_reference: bool = True) -> Exception | None:
 
 
 def goes_by_reference(value: Any) -> bool:
-    """Whether a value that isn't a function or a class goes by the place that a module has it at."""
+    """Whether a value, not a function or class, is pickled as a reference to a module's variable."""
     reduced = Pickler(_Nowhere(), lambda buffer: None).reducer_override(value)
     return isinstance(reduced, tuple) and reduced[0] is getattr
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what pickling ``value`` would pickle, each with its step in a path: ``.loader``."""
+    """Yield the objects that pickling ``value`` would pickle, each with its step in a path: ``.loader``."""
     if isinstance(value, FunctionType | type) and by_name(value):
         return
     if isinstance(value, FunctionType):
@@ -630,10 +632,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"[{key!r}]", part) for key, part in value.items())
         elif isinstance(value, list | tuple | set | frozenset | deque):
             yield from ((f"[{index}]", part) for index, part in enumerate(value))
-        # The attributes that travel: without those that its ``__getstate__`` leaves out
+        # The attributes that travel: without those that ``__getstate__`` leaves out.
         try:
             reduced = value.__reduce_ex__(5)
-        except Exception:  # that it has no state to give may be the reason itself
+        except Exception:  # this may itself be the reason
             reduced = (None, (), getattr(value, "__dict__", None))
         if not isinstance(reduced, tuple):
             return
@@ -647,7 +649,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def logging_setup() -> tuple[dict[str, Any], list[str]]:
-    """Return what ``carried.lay_logging`` applies on a rank, and a note of each handler that stays here."""
+    """Return the settings for ``carried.lay_logging`` on ranks, and a note for each handler left here."""
     if "logging" not in sys.modules:
         return {}, []
     from nbtorchjob.runtime.rank import carried

@@ -1,8 +1,8 @@
-"""The files and folders that a job asks for (``--ship``, ``--data NAME=./FOLDER``): checked, and read once.
+"""The files and folders that a job requests (``--ship``, ``--data NAME=./FOLDER``): checked, and read once.
 
-All that is wrong with one is said here, before anything is sent. Shipped files lie below the notebook's
-folder. Folders with data may lie elsewhere: on this machine ranks are led to them. To other machines they go
-by way of the job's store, by their digests.
+All errors in them are reported here, before anything is sent. Shipped files lie below the notebook's folder.
+Folders with data may lie elsewhere: ranks on this machine are pointed to them, and they reach other machines
+through the job's store, by their digests.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from nbtorchjob.spec.config import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
 
-SMALL = 1 << 18  # bytes, up to which a file lies in the payload though there is a better place for it
+SMALL = 1 << 18  # bytes: files up to this size go into the payload even if there is a better place
 MOST_FILES = 20_000
-MOST_SMALL_BYTES = 1 << 28  # they are in memory together
+MOST_SMALL_BYTES = 1 << 28  # all of them are in memory at once
 _DEEPEST = 100
 _NAMED = 3
 _PIECE = 1 << 20
-# The digests of big files, by what changes when they do: a cell is run again and again.
+# The digests of big files, by path and file status: a cell is run again and again.
 _digests: dict[tuple[str, int, int, int, int], str] = {}
 
 
@@ -45,10 +45,10 @@ class _Selection:
 
 
 def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashed: bool = True) -> Shipped:
-    """Find and read what ``names`` are of below ``root``: files, and folders with all that is in them.
+    """Find and read the files and folders ``names`` below ``root``, folders with all their content.
 
-    With a ``limit`` all of it has to lie in the payload, so many bytes at most; else what is small does. Not
-    ``hashed``, the digests of big files are left out. Raises ``CaptureError``.
+    With a ``limit``, all files go into the payload, and may have that many bytes in total; else only small
+    files do. Unless ``hashed``, the digests of big files are left out. Raises ``CaptureError``.
     """
     selection = _Selection(root.resolve())
     asked: dict[str, list[str]] = {}
@@ -75,9 +75,9 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
         named = ", ".join(f"{path} ({words.size(sizes[path])})" for path in biggest)
         many = f"the shipped files are {words.size(total)}, but at most {words.size(most)}"
         if limit is None:
-            raise CaptureError(f"{many} of small ones can go along: ship an archive of them")
+            raise CaptureError(f"{many} of small files can be sent: ship an archive of them")
         raise CaptureError(
-            f"{many} can be sent through the API; the biggest: {named}: have them lie in a store, "
+            f"{many} can be sent through the API; the biggest: {named}: put them in a store, "
             "--storage URL, or on a --mount"
         )
     files = tuple(
@@ -112,9 +112,9 @@ def _near(name: str, root: Path) -> str:
 
 
 def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) -> Iterator[str]:
-    """Note the file at ``path``, or all below it; ``above`` are the folders that it lies in."""
+    """Select the file at ``path``, or all files below it; ``above`` are the folders that it lies in."""
     if not name.isprintable():
-        raise CaptureError(f"--ship: the name of {name!a} can't be written down: rename it")
+        raise CaptureError(f"--ship: the name of {name!a} isn't printable: rename it")
     try:
         real = os.path.realpath(path, strict=True)
         status = os.stat(real)
@@ -126,11 +126,11 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
         )
     if stat.S_ISDIR(status.st_mode):
         if len(above) > _DEEPEST:
-            raise CaptureError(f"--ship {name:.60}…: there are more than {_DEEPEST} folders in one another")
+            raise CaptureError(f"--ship {name:.60}…: its folders are nested more than {_DEEPEST} deep")
         if real in above:
-            raise CaptureError(f"--ship {name}: it is a link to a folder that it lies in: remove it")
+            raise CaptureError(f"--ship {name}: it is a link to a folder that contains it: remove it")
         try:
-            # What is in a folder, of a very big one only as much as tells that it is too big
+            # Of a very big folder, read only enough entries to tell that it is too big.
             with os.scandir(path) as scan:
                 entries = sorted(entry.name for entry in islice(scan, MOST_FILES + 1))
         except OSError as exc:
@@ -156,7 +156,7 @@ def _take(path: Path, name: str, selection: _Selection, above: tuple[str, ...]) 
 def _check_count(name: str, many: int) -> None:
     if many > MOST_FILES:
         top, reason = name.partition("/")[0], f"there are more than {MOST_FILES:,} files"
-        raise CaptureError(f"--ship {top}: {reason}: ship an archive of them, or --mount what they lie in")
+        raise CaptureError(f"--ship {top}: {reason}: ship an archive of them, or put them on a --mount")
 
 
 def _unreadable(name: str, exc: OSError) -> CaptureError:
@@ -166,7 +166,7 @@ def _unreadable(name: str, exc: OSError) -> CaptureError:
 def _file(path: str, source: Path, status: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
     data, sha256 = None, ""
     try:
-        # A pipe that has taken its place meanwhile would hang its reader.
+        # Opening a pipe that has replaced the file meanwhile would hang.
         plain = os.O_NONBLOCK | os.O_CLOEXEC
         with open(source, "rb", opener=lambda path, flags: os.open(path, flags | plain)) as file:
             if whole:
@@ -184,8 +184,8 @@ def _file(path: str, source: Path, status: os.stat_result, *, whole: bool, hashe
 
 
 def changed(path: str) -> CaptureError:
-    """Return the error for a file that somebody writes to."""
-    return CaptureError(f"--ship {path}: it changed while it was read: send it once nobody writes to it")
+    """Return the error for a file that is being written to."""
+    return CaptureError(f"--ship {path}: it changed while it was read: send it once nothing writes to it")
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int, int]:
@@ -193,7 +193,7 @@ def _state(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def digest(file: BinaryIO, status: os.stat_result, source: str) -> str:
-    """Return the digest of a file, which is read anew only after it has changed."""
+    """Return the digest of a file, which is read again only if it has changed."""
     key = (source, *_state(status))
     if key not in _digests:
         hashed = hashlib.sha256()
@@ -204,12 +204,12 @@ def digest(file: BinaryIO, status: os.stat_result, source: str) -> str:
 
 
 def data_path(text: str, root: Path) -> Path:
-    """Return the folder, or file, that a place beside the notebook names."""
-    return root / os.path.expanduser(text)  # Path's raises for a user that there isn't
+    """Return the folder or file that a path, relative to the notebook's folder, names."""
+    return root / os.path.expanduser(text)  # Path.expanduser raises for an unknown user
 
 
 def check_data(spec: JobSpec, root: Path) -> None:
-    """Raise ``CaptureError`` for a path that isn't there, or that nodes elsewhere can't be sent."""
+    """Raise ``CaptureError`` for a path that doesn't exist, or that can't be sent to nodes elsewhere."""
     for name, text in spec.data.items():
         if where(text).scheme:
             continue

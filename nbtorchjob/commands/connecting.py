@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
 
 
-_FIRST_S = 30.0  # for a rank to say anything at all
-_NEXT_S = 3.0  # for one that goes on to stop again
+_FIRST_S = 30.0  # for a rank to send anything at all
+_NEXT_S = 3.0  # for a rank that goes on to stop again
 _EVER_S = 7 * 86400.0
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"  # pdb's words: a dot is part of one
 
@@ -65,7 +65,7 @@ def release(args: ParsedArgs, find: Find) -> Answers:
 
 
 def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
-    """Hold the conversation, in which files are called by their ``labels``; return why it is over."""
+    """Run the conversation, which shows files by their ``labels``; return why it is over."""
     patience = _FIRST_S
     while True:
         try:
@@ -100,20 +100,20 @@ def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:
 
 
 def _read(prompt: str) -> str | None:
-    """Return a line that is typed; None at the end of what can be."""
+    """Return a line of the user's input; None at its end."""
     try:
         return input(prompt)
     except EOFError:
         return None
-    except RuntimeError as exc:  # a kernel's, where a notebook is run without anybody
+    except RuntimeError as exc:  # from a kernel whose notebook runs unattended
         raise LineError(f"{hint('debug')} needs an interactive session: {exc}") from exc
 
 
 @contextmanager
 def _completing(session: Session) -> Iterator[None]:
-    """Have the terminal's Tab complete as the rank does."""
+    """Make the terminal's Tab complete as the rank does."""
     try:
-        import readline  # late: a kernel has no terminal, and some Pythons have none of it
+        import readline  # late: a kernel has no terminal, and some Pythons lack it
     except ImportError:
         yield
         return
@@ -149,7 +149,7 @@ def forward(args: ParsedArgs, front: Front) -> None:
     this = job.info.address, job.info.created
     for key, known in list(_forwards.items()):
         if key[0] != this and key[0][0] == job.info.address:
-            known.close()  # of a job that was deleted, and had the name
+            known.close()  # of a deleted job that had the name
         if not known.open:
             del _forwards[key]
     own = {key: known for key, known in _forwards.items() if key[0] == this}
@@ -224,7 +224,7 @@ def _data(opened: Forward) -> dict[str, Any]:
 
 _START_S = 60.0
 _SERVES = re.compile(r"http://[^\s:]+:(\d+)")
-# It ends with this process, however that does: nobody else would end it.
+# It ends with this process, however this ends: nothing else would end it.
 _PROGRAM = """
 import runpy
 from nbtorchjob.runtime.facts.death import die_with_parent
@@ -256,11 +256,11 @@ def tensorboard(args: ParsedArgs, front: Front) -> None:
     with interrupts.message(f"{known.url} closed."):
         while known.running:
             if known.sync.wait(_LOOK_S):
-                time.sleep(_LOOK_S)  # a job that has ended is looked at for longer
+                time.sleep(_LOOK_S)  # the job has ended, but its files may still be looked at
 
 
 class _Board:
-    """A TensorBoard of one job, and what copies the job's files for it."""
+    """A TensorBoard of one job, and the sync that copies the job's files for it."""
 
     def __init__(self, job: Job[Any], path: str) -> None:
         import subprocess  # late, as it is slow to import
@@ -293,11 +293,11 @@ class _Board:
 
     @property
     def running(self) -> bool:
-        """Whether it still serves."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it; the files that were copied stay in the cache."""
+        """End it; the copied files stay in the cache."""
         self.sync.stop()
         self._process.terminate()
         self._process.wait()
@@ -311,7 +311,7 @@ class _Board:
                 return int(port[1])
             time.sleep(0.1)
         last = words.line(log.read_text(errors="replace").strip().rpartition("\n")[2], words.LINE)
-        raise NBTorchJobError(f"TensorBoard doesn't start: {last or f'it says nothing for {_START_S:.0f} s'}")
+        raise NBTorchJobError(f"TensorBoard didn't start: {last or f'no output for {_START_S:.0f} s'}")
 
 
 # By their jobs' addresses, and when those were made: a later job may have the name of a deleted one.
@@ -320,7 +320,7 @@ _boards: dict[tuple[str, float], _Board] = {}
 
 def _shown_at(port: int) -> str:
     """Return the address for a browser, which on a hub isn't on this machine."""
-    template = os.environ.get("TENSORBOARD_PROXY_URL")  # as TensorBoard's own magic has it (2.21)
+    template = os.environ.get("TENSORBOARD_PROXY_URL")  # as in TensorBoard's own magic (2.21)
     if template:
         return template.replace("%PORT%", str(port))
     prefix = os.environ.get("JUPYTERHUB_SERVICE_PREFIX")

@@ -1,4 +1,4 @@
-"""The verbs of labs and pools: to start a pool, to end one of either, and to make a job of a lab's cells."""
+"""The verbs of labs and pools: start a pool, end a lab or a pool, and make one job of a lab's cells."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ CELLS = "--cells"
 # The options for cells that these verbs read.
 _OF_POOLS = ("profile", "dry-run", "detach", "quiet")
 _OF_PROMOTED = ("profile", "dry-run", "rehearse", "detach", "quiet")
-_NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing that is worth doing again
+_NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing worth repeating
 
 
 def end(args: ParsedArgs, find: Find) -> Answers:
-    """End labs, once what they have taken is run."""
+    """End labs, once the turns that they have taken are run."""
     for name in args.words:
         lab = _lab(find, name)
         if lab.state.phase.terminal:
@@ -68,7 +68,7 @@ def _end(lab: Lab) -> None:
 
 
 def pool(args: ParsedArgs, front: Front) -> Any:
-    """Start a pool: pods that stand, in which jobs run."""
+    """Start a pool: standing pods in which jobs run."""
     with interrupts.message(interrupts.NOTHING):
         alone, flagged = options.apart(args.words)
         if len(alone) != 1:
@@ -79,7 +79,7 @@ def pool(args: ParsedArgs, front: Front) -> Any:
         asked = replace(spec, lab=False)
         policy = spec.launch.run_policy
         if policy is not None and policy.active_deadline_seconds is not None:
-            front.say("Note: a deadline doesn't end a pool, which ends when nobody uses it (--idle)")
+            front.say("Note: a deadline doesn't end a pool, which ends when it is idle (--idle)")
         if spec.launch.max_restarts:
             front.say("Note: --max-restarts has no effect on a pool, whose pods are replaced (--retries)")
         if cell_options.dry_run:
@@ -99,7 +99,7 @@ def promote(args: ParsedArgs, front: Front) -> Any:
         options.check_read(flagged, _OF_PROMOTED, hint("promote"))
         lab = _lab(front.find, name)
         if lab.info.is_pool:
-            raise SpecError("promote", lab.name, "a lab; what ran in a pool was a job already")
+            raise SpecError("promote", lab.name, "a lab; what ran in this pool already was a job")
         state = lab.state
         chosen = _chosen(state, numbers)
         base = replace(lab.info.asked, lab=False, name=None)
@@ -121,7 +121,7 @@ def promote(args: ParsedArgs, front: Front) -> Any:
 
 
 def _promoted(line: Iterable[str]) -> tuple[str, tuple[int, ...], list[str]]:
-    """Return the lab's name, which of its cells are meant, and the options of the job."""
+    """Return the lab's name, the numbers of the chosen cells, and the options of the job."""
     numbers: tuple[int, ...] = ()
     rest, remaining = [], iter(line)
     for word in remaining:
@@ -151,12 +151,12 @@ def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:
         return turn.taken.text
     front.say(f"Note: {turn.name} runs as it was swapped: {', '.join(map(swaps.names, turn_swaps))}")
     if set_ := dict.fromkeys(name for swap in turn_swaps for name in swap.names if "." in name):
-        front.say(f"Note: {', '.join(set_)}: set as {turn.name} ran, which no line of it does")
+        front.say(f"Note: {', '.join(set_)}: set while {turn.name} ran, but not by its code")
     return code.as_swapped(turn.taken.text, [swap.text for swap in turn_swaps])
 
 
 def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
-    """Return the turns that are meant; raises ``LineError`` for what can't be repeated, by its name."""
+    """Return the chosen turns; raises ``LineError`` that names one that can't be repeated."""
     known = turns.turns(state)
     if cells:
         by_number = {turn.number: turn for turn in known}
@@ -193,7 +193,7 @@ def _unrepeatable(turn: Turn) -> str:
 
 
 def _some(turn: Turn, state: JobState) -> tuple[int, ...]:
-    """Return the ranks that a turn ran on, if they weren't all that there were."""
+    """Return the ranks that a turn ran on, if they weren't all of the lab's."""
     base = turn.taken.base
     alike = [other.taken for other in turns.turns(state) if other.taken.base == base]
     every = {rank for taken in alike for rank in taken.ranks}

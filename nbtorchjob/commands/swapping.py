@@ -37,7 +37,7 @@ _UNKNOWN = "Interrupted: the job goes on, with the new code if all ranks have it
 
 def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
     """Swap what a cell defines into a running job."""
-    from nbtorchjob.swapping import sending  # late, as in what follows: most lines change nothing
+    from nbtorchjob.swapping import sending  # late, as below: most lines change nothing
 
     assert options.swap is not None
     job = front.find(options.swap)
@@ -57,24 +57,26 @@ def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
 
 
 def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
-    """Offer what an edited cell can do whose job runs its former text; ``again`` as in ``sending.choice``."""
+    """Offer choices for an edited cell whose job runs its former text; ``again`` as in ``sending.choice``."""
     from nbtorchjob.ui.card import sending
 
     keep_edited(running, edited)
     html = sending.choice(running.state, edited.text, again)
     name = running.name
-    note = f"Note: {name} still runs what this cell was before: {swap_hint(name)} changes its code as it runs"
+    note = f"Note: {name} still runs this cell's earlier code: {swap_hint(name)} changes its code as it runs"
     return Answer(note, html=html)
 
 
 def swap(args: ParsedArgs, find: Find) -> Answers:
-    """Swap what a file defines into a running job, or the job's own cell as it was edited."""
+    """Swap what a file defines into a running job, or else the job's own cell after an edit."""
     name, *files = args.words
     if not files:
         job = find(name)
         cell = edited(job)
         if cell is None:
-            raise LineError(f"{hint('swap', job.name)}: expected a FILE, as no edited cell of it was run")
+            raise LineError(
+                f"{hint('swap', job.name)}: expected a FILE, as no edited cell of the job was run"
+            )
         text, filename, front = cell
         yield _swapped(args, job, text, front.namespace(), filename, origin=front.origin)
         return
@@ -85,7 +87,7 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
     except (OSError, ValueError) as exc:
         raise LineError(f"{hint('swap')}: {path} can't be read ({exc})") from None
     folder = path.absolute().parent
-    sys.path.insert(0, str(folder))  # as where Python runs the file: modules beside it come along
+    sys.path.insert(0, str(folder))  # as when Python runs the file: modules beside it come along
     try:
         definitions = _without_main(text, path)
         answer = _swapped(args, find(name), definitions, {}, str(path.absolute()), root=folder)
@@ -95,7 +97,7 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
 
 
 def _without_main(text: str, path: Path) -> str:
-    """Return a script without what it does only where it is run, its lines where they were."""
+    """Return a script without its ``if __name__`` blocks; the other lines keep their numbers."""
     try:
         tree = ast.parse(text, str(path))
     except SyntaxError as exc:
@@ -130,7 +132,7 @@ def values(backend: Backend, address: str) -> list[tuple[str, str]]:
 
 
 def set_values(backend: Backend, address: str, words: Sequence[str], seconds: float) -> str:
-    """Set values that a running job's code reads, within so many seconds; return the answer in words."""
+    """Set values that a running job's code reads, within ``seconds``; return the answer in words."""
     from nbtorchjob.swapping import sending
 
     text, settings = sending.values(dict(pair(word, "set") for word in words))
@@ -172,7 +174,7 @@ def _answer(answer: SwapAnswer) -> Answer:
 
 
 def within(text: str | None) -> float:
-    """Return the seconds that ranks have to come to one call; raises ``SpecError``."""
+    """Return how many seconds ranks have to reach one call; raises ``SpecError``."""
     try:
         seconds = _WITHIN_S if text is None else float(text.removesuffix("s"))
     except ValueError:

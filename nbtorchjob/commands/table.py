@@ -1,4 +1,4 @@
-"""The verbs of ``%torchjob`` and of the command ``nbtorchjob``: a row each, with everything about it.
+"""The verbs of ``%torchjob`` and of the command ``nbtorchjob``: one row per verb, with everything about it.
 
 Magics, command, completion, help, the server's routes, a card's buttons and the page's commands are made
 from these rows.
@@ -67,12 +67,12 @@ Change: TypeAlias = Callable[[Backend, str], None]
 
 
 class Verb(FrozenDataclass):
-    """A verb's name, what may follow it, as the help writes it, and how it is done.
+    """A verb's name, what may follow it, as the help writes it, and how it is carried out.
 
-    One with ``any_option`` takes those of the option table, before its words. ``terminal`` are the
-    command's options where these differ from a notebook's. A verb ``answers``, or ``waits`` for a job and
-    may return its value. One with a ``change`` of a job that stays is a route of the server, too; one with
-    an ``offer`` is a command of JupyterLab.
+    One with ``any_option`` takes all of the option table's options, before its words. ``terminal`` are the
+    command's options if they differ from a notebook's. A verb ``answers``, or ``waits`` for a job and may
+    return its value. One with a ``change`` that keeps the job is a route of the server, too; one with an
+    ``offer`` is a command of JupyterLab.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Verb(FrozenDataclass):
     def parse(self, words: Sequence[str]) -> ParsedArgs:
         """Separate the words after the verb from its own options. Raises ``LineError``.
 
-        With ``any_option`` all remain words: the verb parses the options of jobs itself.
+        With ``any_option`` all of them remain words: the verb parses the options of jobs itself.
         """
         if self.any_option:
             return ParsedArgs([*words], {})
@@ -142,12 +142,12 @@ class Verb(FrozenDataclass):
                 raise LineError(f"{command} expects a job; {hint('list')} lists them")
             raise LineError(f"{command} expects {self.words}, got {words_shown}")
         names = parsed.words[: None if self.words in ("NAME...", "NAME OTHER") else 1]
-        if self.takes_name and "" in names:  # of a variable that isn't set; to ``find`` it is the newest job
+        if self.takes_name and "" in names:  # from an unset variable; to ``find`` it means the newest job
             raise LineError(f"{hint(self.name)} expects a job, got ''; {hint('list')} lists them")
         return parsed
 
     def do(self, args: ParsedArgs, front: Front) -> Any:
-        """Carry out the verb, and have ``front`` show the outcome; return the line's value."""
+        """Carry out the verb, and let ``front`` show the outcome; return the line's value."""
         if self.waits is not None:
             return self.waits(args, front)
         if self.answers is not None:
@@ -217,7 +217,7 @@ _ROWS = (
         "show a job's details: attempts, budgets, policies, location",
         answers=verbs.describe,
         offer=Offer(
-            "Describe", "Describe Torch Job…", "Show all that is known of this job", icon="info", rank=40
+            "Describe", "Describe Torch Job…", "Show everything known about this job", icon="info", rank=40
         ),
     ),
     Verb(
@@ -229,7 +229,7 @@ _ROWS = (
         offer=Offer(
             "Note and Tags",
             "Note and Tags of Torch Job…",
-            "Put a note and tags on this job, by which it is found",
+            "Add a note and tags to this job, to find it again",
             icon="tag",
             rank=42,
         ),
@@ -262,7 +262,7 @@ _ROWS = (
         offer=Offer(
             "Stacks",
             "Show Stacks of Torch Job…",
-            "Ask where each rank of this job is now, and whom the others wait for",
+            "Show where each rank of this job is now, and which one blocks the others",
             icon="search",
             rank=45,
             when=RUNS,
@@ -412,7 +412,7 @@ _ROWS = (
         offer=Offer(
             "Retry",
             "Retry Torch Job…",
-            "Run what this job ran once more, as a new job",
+            "Run this job again, as a new job",
             icon="undo",
             rank=90,
             when=ENDED,
@@ -431,7 +431,7 @@ _ROWS = (
         offer=Offer(
             "Resume From Checkpoint",
             "Resume Torch Job From Checkpoint…",
-            "Run what this job ran once more, as a new job that finds its checkpoints",
+            "Run this job again, as a new job that finds its checkpoints",
             icon="fastForward",
             rank=92,
             when=RESUMABLE,
@@ -488,7 +488,7 @@ _ROWS = (
         offer=Offer(
             "Suspend",
             "Suspend Torch Job…",
-            "Take this job’s nodes away, and keep the job",
+            "Remove this job’s nodes, but keep the job",
             icon="pause",
             rank=60,
             when=SUSPENDABLE,
@@ -512,7 +512,7 @@ _ROWS = (
     Verb(
         "start",
         "NAME...",
-        "start waiting jobs beside those that run",
+        "start waiting jobs beside the running ones",
         answers=verbs.start,
         change=lambda backend, name: able(backend, Queues, "start", name).start(name),
         offer=Offer(
@@ -528,17 +528,17 @@ _ROWS = (
     Verb(
         "end",
         "NAME...",
-        "end labs and pools, after what was already sent",
+        "end labs and pools, once they have run what was sent",
         answers=labs.end,
         change=labs.ended,
         offer=Offer(
             "End",
             "End Torch Lab…",
-            "End this lab once what it has taken is run",
+            "End this lab once it has run all that was sent",
             icon="stop",
             rank=55,
             when=KEPT,
-            warning="What the lab’s ranks hold will be gone.",
+            warning="What the lab’s ranks hold will be lost.",
         ),
     ),
     Verb(
@@ -572,7 +572,7 @@ _ROWS = (
     Verb(
         "doctor",
         "",
-        "check everything that such a job needs",
+        "check everything that a job with these options needs",
         (option(verbs.PROBE, "inspect the image with a short job"),),
         any_option=True,
         answers=verbs.doctor,
@@ -590,7 +590,7 @@ OFFERS: Offers = dict(
     sorted(((verb.name, verb.offer) for verb in _ROWS if verb.offer is not None), key=lambda row: row[1].rank)
 )
 HELP = ("-h", "--help")  # anywhere before --; in a verb's place also as a word
-# Other tools' names of a verb: accepted where the verb changes nothing, else only pointed to.
+# Other tools' names for a verb: accepted if the verb changes nothing, else only suggested.
 _ALIASES = {"ls": "list", "ps": "list"}
 _MEANT = {
     "kill": "cancel",
@@ -602,12 +602,12 @@ _MEANT = {
     "follow": "attach",
     "wait": "attach",
 }
-# The changes to a job that stays, as the server offers them.
+# The changes that keep the job, as the server offers them.
 CHANGES: Mapping[str, Change] = {verb.name: verb.change for verb in _ROWS if verb.change is not None}
 
 
 def named(word: str, verbs: Mapping[str, Verb] = VERBS) -> Verb:
-    """Return the verb that ``word`` stands for; raises ``LineError`` with near ones."""
+    """Return the verb that ``word`` stands for; raises ``LineError`` with similar ones."""
     name = _ALIASES.get(word, word)
     if name in verbs:
         return verbs[name]

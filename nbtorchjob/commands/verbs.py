@@ -40,7 +40,7 @@ def parse(
 ) -> tuple[JobSpec, CellOptions]:
     """Return the spec of a line of options, laid over the profile that it names, or the session's default.
 
-    With a ``base`` the profile is laid over that, or the line where it names none. ``say`` reports which
+    With a ``base``, the profile is laid over that, or the line itself if it names none. ``say`` reports which
     files of profiles aren't obeyed, and which options have no effect.
     """
     if say is not None:
@@ -133,7 +133,7 @@ def stacks(args: ParsedArgs, find: Find) -> Answers:
 
 
 def sample(backend: Backend, name: str) -> None:
-    """Have a job's nodes tell what their ranks do; raises as ``stacks.look`` does."""
+    """Make a job's nodes report what their ranks do; raises what ``stacks.look`` raises."""
     from nbtorchjob.backends import stacks  # late: most lines ask no node
 
     stacks.look(backend, name)
@@ -234,7 +234,7 @@ def get(args: ParsedArgs, find: Find) -> Answers:
     name, path, *folder = args.words
     for copied in find(name).get(path, *folder, node=args.options.get("node")):
         notes = [f"{words.size(copied.kept)} were here already"] if copied.kept else []
-        notes += ["still being written: this is its beginning"] if copied.growing else []
+        notes += ["still being written: this is only its first part"] if copied.growing else []
         text = "; ".join([f"{copied.path}: {words.size(copied.size)}", *notes])
         yield Answer(text, {**asdict(copied), "path": str(copied.path)})
 
@@ -265,7 +265,7 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
 
 
 def _cancelled(job: Job[Any], timeout: float) -> Answer:
-    """Describe how a cancelled job ends, whatever it told of itself: that is read only now."""
+    """Describe how a cancelled job ends, even if its events are invalid: they are read only now."""
     try:
         job.wait(timeout)
         state, now = job.state, time.time()
@@ -273,7 +273,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
         return Answer(f"{job.name} {facts.status(state, now).lower()}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)
-    except factlines.UNREADABLE as exc:  # of facts that contradict each other in a way that nobody thought of
+    except factlines.UNREADABLE as exc:  # facts contradict each other in an unforeseen way
         why = f"its state can't be determined ({type(exc).__name__}: {exc})"
     return Answer(f"{job.name} cancelled, but {why}", {"name": job.name, "error": why})
 
@@ -360,7 +360,7 @@ def export(args: ParsedArgs, find: Find) -> Answers:
     if left := swaps.left_out(state):
         yield Answer(f"The manifests run {left}; {hint('describe', job.name)} shows it.", aside=True)
     elif job_swaps := swaps.as_swapped(state):
-        yield Answer(f"They run the code as swapped, {words.count(len(job_swaps), 'time')}.", aside=True)
+        yield Answer(f"They run the code as changed by {words.count(len(job_swaps), 'swap')}.", aside=True)
     if missing := job.info.asked.secret_env:
         yield Answer(f"Before applying, fill in {', '.join(missing)} in the first Secret.", aside=True)
 
@@ -375,7 +375,7 @@ def gc(args: ParsedArgs, _find: Find) -> Answers:
     answers: list[Answer] = []
     for owner, left in leftovers:
         answer = _left(left, wide)
-        # One whose value can't be read mustn't keep others from being removed.
+        # An unreadable value must not keep other jobs from being removed.
         try:
             if clears:
                 owner.clear(left)

@@ -1,6 +1,6 @@
-"""What this interpreter has: its distributions, and which of them a module is of.
+"""What this interpreter has: its distributions, and which of them a module belongs to.
 
-Where distributions are from that no index has: what their installer wrote down of it (PEP 610).
+Also where distributions are from that no index has, as recorded by their installer (PEP 610).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install import environment as runtime
 
-_LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of what pip made of an older archive
+_LISTS = ("RECORD", "installed-files.txt")  # of a wheel, and of an older archive that pip installed
 
-# The folders on ``sys.path``, each with when it was changed.
+# The folders on ``sys.path``, each with its time of change.
 Folders: TypeAlias = tuple[tuple[str, int], ...]
 
 
 class Environment(FrozenDataclass):
     """What a process can import: its Python, its platform (``x86_64 glibc 2.36``), versions by name.
 
-    ``modules`` are the names of modules that no distribution has for its own.
+    ``modules`` are the names of modules that aren't named like a distribution.
     """
 
     python: str
@@ -38,7 +38,7 @@ class Environment(FrozenDataclass):
 
     @property
     def minor(self) -> str:
-        """The version of Python that bytecode is of: ``3.11``."""
+        """The version of Python that its bytecode is for: ``3.11``."""
         return self.python.rpartition(".")[0]
 
     @property
@@ -48,7 +48,7 @@ class Environment(FrozenDataclass):
 
     @property
     def glibc(self) -> tuple[int, int] | None:
-        """The version of the GNU C library; None where there is another, or it isn't known."""
+        """The version of the GNU C library; None if it has another one, or that is unknown."""
         match = re.search(r" glibc (\d+)\.(\d+)", self.platform)
         return (int(match[1]), int(match[2])) if match else None
 
@@ -61,7 +61,7 @@ class Environment(FrozenDataclass):
 class Distribution(FrozenDataclass):
     """An installed package; ``project`` is the folder that an editable one was installed from.
 
-    Another one that is ``apart`` is of no index: it came from a file, a repository or a URL.
+    One that isn't editable but ``apart`` is in no index: it came from a file, a repository or a URL.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Need(FrozenDataclass):
     """A module that a call imports, and the distribution that has it here.
 
     ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.
-    Without it the call fails; any other import may be guarded, or never come. ``project`` is the folder that
-    an editable distribution was installed from; one that is ``apart`` no index has.
+    Without it the call fails; any other import may be guarded, or never happen. ``project`` is the folder
+    that an editable distribution was installed from; one that is ``apart`` is in no index.
     """
 
     module: str
@@ -90,18 +90,18 @@ class Need(FrozenDataclass):
         """The option that brings it to a node."""
         if self.apart:
             return "--package like-here"
-        public = self.version.partition("+")[0]  # "+cpu" and the like is no index's
+        public = self.version.partition("+")[0]  # no index has "+cpu" and the like
         return f"--package {self.project or f'{self.distribution}=={public}'}"
 
 
 def environment() -> Environment:
-    """Return what this interpreter has; a folder on ``sys.path`` is read anew only where it has changed."""
+    """Return what this interpreter has; a folder on ``sys.path`` is read again only if it has changed."""
     return _environment(folders())
 
 
 @lru_cache(maxsize=1)
 def _environment(folders: Folders) -> Environment:
-    # Each by itself: the one that a notebook lies in changes whenever something is saved there.
+    # Each folder by itself: the notebook's folder changes whenever something is saved there.
     changed = dict(folders)
 
     def listed(entry: str) -> tuple[dict[str, str], set[str]]:
@@ -123,7 +123,7 @@ def _listed(folder: str, changed: int | None) -> tuple[dict[str, str], set[str]]
 
 
 def folders() -> Folders:
-    """Return the folders on ``sys.path`` that there are, each with when it was changed."""
+    """Return the folders on ``sys.path`` that exist, each with its time of change."""
     stamped = []
     for entry in sys.path:
         folder = os.path.abspath(entry)
@@ -133,10 +133,10 @@ def folders() -> Folders:
 
 
 def distribution(module: str) -> tuple[str, Distribution] | None:
-    """Return which distribution has a module, and the shortest of the module's names that says so.
+    """Return the shortest part of a module's name that tells its distribution, and the distribution.
 
-    That is ``transformers`` of ``transformers.models``, but ``google.cloud.storage`` of what lies in a
-    namespace. None for what belongs to none: Python's own, a file of the user's, what isn't here.
+    That is ``transformers`` for ``transformers.models``, but ``google.cloud.storage`` for a module in a
+    namespace. None for a module of no distribution: Python's own, a file of the user's, or a missing one.
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return None
@@ -155,14 +155,14 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
 
 
 def metadata(name: str) -> Path | None:
-    """Return where the metadata lie of the distribution of that normalised name; None where there is none."""
+    """Return the metadata folder of the distribution of that normalised name; None if there is none."""
     infos = (info for folder in folders() for info in _infos(*folder))
     return next((Path(info) for info in infos if info.endswith(".dist-info") and _name(info) == name), None)
 
 
 @lru_cache(maxsize=4096)
 def _listing(folder: str, changed: int, module: str, origin: str) -> Distribution | None:
-    """Return what lists a file of ``folder``, or else what has its module's name there and lists none."""
+    """Return the distribution that lists a file in ``folder``, or one of the module's name without a list."""
     path = os.path.relpath(origin, folder).encode()
     own = runtime.normalised(module)
     bare = None
@@ -202,9 +202,9 @@ def _name(info: str) -> str:
 
 
 def _origin(info: str) -> str:
-    """Return what an installer wrote down of where a distribution is from (PEP 610).
+    """Return what an installer recorded about a distribution's origin (PEP 610).
 
-    "" where it took that by its name, as conda does: its packages hold what their own build wrote there,
+    "" if it was installed by its name, also by conda: its packages contain the record of their own build,
     mostly a path on the machine that built them (conda/conda#11580), and name conda as their installer.
     """
     with suppress(OSError):
@@ -236,16 +236,16 @@ def _described(info: str) -> Distribution | None:
     return Distribution(*parsed, project, not project and bool(_origin(info))) if parsed else None
 
 
-_MOST_BYTES = 4096  # of what an installer wrote down
+_MOST_BYTES = 4096  # of an installer's record
 _HASH = re.compile(r"[a-z0-9]{1,16}=[0-9a-f]{8,128}")
 _PLAIN = re.compile(r"[!-~]{1,1000}")  # of a URL: what a requirement can hold
 
 
 def origins() -> dict[str, str]:
-    """Return what was written down of each distribution of this interpreter that wasn't taken by its name."""
+    """Return the recorded origins of this interpreter's distributions that weren't installed by name."""
     by_name: dict[str, str] = {}
     for folder, changed in folders():
-        by_name = _urls(folder, changed) | by_name  # of two that have a name the first is imported
+        by_name = _urls(folder, changed) | by_name  # the first of two with the same name is imported
     return by_name
 
 
@@ -262,10 +262,10 @@ def _urls(folder: str, changed: int) -> dict[str, str]:
 
 
 def reference(origin: str) -> tuple[str, str]:
-    """Return what installs a distribution from where it came (PEP 508), and else in words where that was.
+    """Return what installs a distribution from its origin (PEP 508), or else a description of the origin.
 
-    ``origin`` is what was written down, maybe by somebody else. What lies on a machine's disk isn't
-    elsewhere, so of that there are only words.
+    ``origin`` is an installer's record, maybe from somebody else's machine. A file on a machine's disk isn't
+    available elsewhere, so for one there is only a description.
     """
     try:
         direct_url = json.loads(origin)
@@ -286,14 +286,14 @@ def reference(origin: str) -> tuple[str, str]:
             parts = [below, text if _HASH.fullmatch(text) else ""]
             whole = url + ("#" + "&".join(filter(None, parts)) if any(parts) else "")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "", "installed from somewhere that can't be told"
+        return "", "installed from an unknown source"
     if _PLAIN.fullmatch(whole) is None:
-        return "", "installed from somewhere that can't be told"
+        return "", "installed from an unknown source"
     return whole, ""
 
 
 def _without_secrets(url: str) -> str:
-    """Return a URL without a password, and without a user unless that is how SSH is spoken."""
+    """Return a URL without a password, and without a user unless SSH needs one."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     keeps = at and parts.scheme == "ssh" and ":" not in user

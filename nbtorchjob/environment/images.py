@@ -1,9 +1,10 @@
-"""What images are known to have, as their nodes told, and what a call needs beside: how these compare.
+"""What images are known to have, as reported by their nodes, and how that compares with a call's needs.
 
 It is kept in the user's folder, by the image's digest.
 
 A reference (``team/train:latest``) leads to the digest that it last had, in a kubeconfig's context; by now it
-may be another image's. What a job mounts, or sets for Python, may be imported, too: that is told apart.
+may be another image's. What a job mounts, or sets for Python, may be imported, too: each combination with an
+image is kept apart.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
     from nbtorchjob.environment.wheels import Wheel
 
 _FORGET_S = 90 * 24 * 3600.0
-# All that names and versions are made of (PEP 508, PEP 440), and what is left of a platform.
+# The characters of names and versions (PEP 508, PEP 440), and of a platform.
 _plain = re.compile(r"[\w.+! -]{1,128}", re.ASCII).fullmatch
 
 
 class Asked(NamedTuple):
-    """An image as a job asks for it; ``beside`` is what else of the job may change what is imported."""
+    """An image as a job requests it; ``beside`` is what else in the job may change what is imported."""
 
     context: str
     image: str
@@ -47,7 +48,7 @@ class Asked(NamedTuple):
 
 
 class Contents(FrozenDataclass):
-    """What an image has, that goes by ``image`` and is ``digest``; ``time`` is when a node reported it."""
+    """What the image with a reference and a digest has; ``time`` is when a node reported it."""
 
     image: str
     digest: str
@@ -56,19 +57,19 @@ class Contents(FrozenDataclass):
 
 
 def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
-    """Write down what a node of that image told, by the image's digest."""
+    """Record what a node of that image reported, by the image's digest."""
     known = Contents(asked.image, digest or asked.image, fact.time, of(fact))
-    with suppress(OSError, NBTorchJobError):  # a full disk: the next job tells it again
+    with suppress(OSError, NBTorchJobError):  # a full disk: the next job reports it again
         # Forget images that no job has run for a long time.
         for path in _folder().iterdir():
             if time.time() - path.stat().st_mtime > _FORGET_S:
-                path.unlink(missing_ok=True)  # another kernel is as tidy
+                path.unlink(missing_ok=True)  # another kernel may do so, too
         _write(_contents(known.digest, asked), asdict(known))
         _write(_reference(asked), {"digest": known.digest})
 
 
 def known(asked: Asked) -> Contents | None:
-    """Return what the image is known to have that such a reference last led to."""
+    """Return the known contents of the image that a reference last led to; None if there are none."""
     with suppress(OSError, NBTorchJobError, ValueError, TypeError, KeyError):
         digest = str(json.loads(record(_reference(asked)))["digest"])
         return replace(built(Contents, json.loads(record(_contents(digest, asked)))), image=asked.image)
@@ -76,9 +77,9 @@ def known(asked: Asked) -> Contents | None:
 
 
 def of(fact: EnvironmentTold, *, installed: bool = False) -> Environment:
-    """Return what a node's image has, and maybe what was ``installed`` for its job.
+    """Return what a node's image has, and on request what was ``installed`` for its job.
 
-    What can't be the name of anything is left out, as the rest is shown in terminals.
+    Names and versions that can't be valid are left out, as the rest is shown in terminals.
     """
     distributions = {**fact.distributions, **fact.installed} if installed else fact.distributions
     versions = {name: version for name, version in distributions.items() if _plain(name) and _plain(version)}
@@ -118,7 +119,7 @@ _named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
 
 
 class Row(FrozenDataclass):
-    """A need, the version of its distribution ``there``, and what that comes to."""
+    """A need, the version of its distribution ``there``, and the verdict."""
 
     need: Need
     there: str
@@ -126,19 +127,19 @@ class Row(FrozenDataclass):
 
 
 class Comparison(FrozenDataclass):
-    """What a call needs, and how that stands in an image; ``there`` is None while nobody knows it."""
+    """What a call needs, compared with what an image has; ``there`` is None while that is unknown."""
 
     rows: tuple[Row, ...]
     here: Environment
     there: Environment | None
     pinned: frozenset[str] = frozenset()
-    image: str = "the image"  # whose it is, where there are several
+    image: str = "the image"  # which one, if there are several
 
     @property
     def line(self) -> str:
-        """The differences, as what stands behind "the image"; "" where there are none.
+        """The differences, in words that follow "the image"; "" if there are none.
 
-        A torch of another version isn't among them: the node says that.
+        Another version of torch isn't among them: the node reports that.
         """
         lacks = [f"{row.need.distribution} {row.need.version}" for row in self._of(LACKS)]
         # The Python and the machine, where they differ
@@ -172,10 +173,10 @@ class Comparison(FrozenDataclass):
         add: str = "add",
         uncompilable: Callable[[str], str] = lambda python: "",
     ) -> str:
-        """Return why the call can't run there, and what mends it; "" where it may.
+        """Return why the call can't run there, and how to fix that; "" if it may.
 
-        ``add`` is what to do with the options that do. ``uncompilable`` says why another Python can't compile
-        the call's code.
+        ``add`` is what to do with the options that fix it. ``uncompilable`` says why another Python can't
+        compile the call's code.
         """
         if self.there is None:
             return ""
@@ -186,7 +187,7 @@ class Comparison(FrozenDataclass):
         if minor not in ("", self.here.minor) and (why := uncompilable(minor)):
             has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
             return f"{has}, and {why}: use an image with Python {self.here.minor}"
-        # What a node would say of its torch before it does anything; "" where that will do
+        # How a node would refuse its torch before it does anything; "" if the torch will do
         if self.there is None or "torch" in self.pinned:
             torch = ""
         elif not self.there.may_have("torch"):
@@ -195,7 +196,7 @@ class Comparison(FrozenDataclass):
             torch = torch_versions.too_old(self.there.distributions.get("torch", ""))
         if torch:
             return f"{image} {torch}"
-        # What shares a namespace with other distributions may be there under another name.
+        # A module in a shared namespace may be there in a distribution of another name.
         lacking = [
             row.need
             for row in self._of(LACKS)
@@ -220,15 +221,13 @@ class Comparison(FrozenDataclass):
 
     @property
     def cuda(self) -> str:
-        """Say of a torch there that it uses no GPU, or another CUDA than here, where builds tell; else ""."""
+        """Say that torch there uses no GPU, or another CUDA than here, if the builds' names tell; else ""."""
         both = [side.distributions.get("torch", "") for side in (self.here, self.there or self.here)]
         here, there = (version.partition("+")[2] for version in both)
         if there == "cpu" and self.there is not None:
             return f"has torch {both[1]}, which uses no GPU"
         if {here[:2], there[:2]} == {"cu"} and here != there:
-            return (
-                f"has torch {both[1]} (here {both[0]}): what is built for one CUDA doesn't run with another"
-            )
+            return f"has torch {both[1]} (here {both[0]}): code built for one CUDA doesn't run with another"
         return ""
 
     def _of(self, verdict: str) -> list[Row]:
@@ -236,9 +235,9 @@ class Comparison(FrozenDataclass):
 
     @property
     def summary(self) -> str:
-        """What is to be said of it in a line."""
+        """The comparison in one line."""
         if self.there is None:
-            return f"what {self.image} has isn't known"
+            return f"the packages of {self.image} aren't known"
         return f"{self.image} {self.line or 'has all of it'}"
 
     def lines(self) -> list[str]:
@@ -246,7 +245,7 @@ class Comparison(FrozenDataclass):
         return words.columns(self.table())
 
     def table(self) -> list[tuple[str, ...]]:
-        """Return the rows as texts below their head; nothing where nothing is needed."""
+        """Return the rows as texts below their head; nothing if nothing is needed."""
         rows = [
             (row.need.module, row.need.distribution, row.need.version, row.there, row.verdict)
             for row in self.rows
@@ -263,24 +262,24 @@ def compared(
 
 
 def too_new(wheels: Iterable[Wheel], there: Environment) -> str:
-    """Say which of the wheels that travel needs a newer C library than is there; "" where none does."""
+    """Say which of the wheels that go along needs a newer C library than is there; "" if none does."""
     for wheel in wheels:
         if there.glibc is not None and wheel.glibc is not None and wheel.glibc > there.glibc:
             has, needs = (".".join(map(str, version)) for version in (there.glibc, wheel.glibc))
             what = f"{wheel.distribution} {wheel.version}"
-            return f"has glibc {has}, and {what}, which goes along, needs {needs}: use a newer image"
+            return f"has glibc {has}, but {what}, sent with the job, needs {needs}: use a newer image"
     return ""
 
 
 def unmet(lines: Iterable[str], there: Environment) -> list[str]:
-    """Return the requirements, each checked before, that what is there doesn't meet."""
+    """Return the requirements, each checked before, that an environment doesn't meet."""
     from nbtorchjob.environment import requirements  # late: hardly any cell asks for any
 
     return [line for line in lines if not requirements.met(line, there.distributions)]
 
 
 def needed_name(requirement: str) -> str:
-    """Return the name of the distribution that a requirement asks for; "" where it doesn't say."""
+    """Return the name of the distribution that a requirement asks for; "" if it names none."""
     match = _named(requirement)
     return environment.normalised(match.group()) if match else ""
 
@@ -292,7 +291,7 @@ def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:
     if need.distribution in pinned:
         return Row(need, version or "", PINNED)
     if version is None:
-        # A namespace's name is shared: that it is there says nothing of what is in it.
+        # A namespace's name is shared: its presence says nothing about its contents.
         other = "." not in need.module and there.may_have(need.module)
         return Row(need, _OTHERS, DIFFERS) if other else Row(need, "", LACKS)
     if version == need.version:

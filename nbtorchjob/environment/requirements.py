@@ -1,8 +1,8 @@
-"""Requirements: what somebody asks to have installed, and what a job and this kernel have, as lines for pip.
+"""Requirements: what a user wants installed, and what a job and this kernel have, as lines for pip.
 
-A *requirement* is a line in pip's form (PEP 508). A user asks in words, in files, or in a block at the top of
-a cell. Where packages come from is the other side's own business: nothing of an index, and no password,
-leaves this machine.
+A *requirement* is a line in pip's form (PEP 508). Users give them as words, in files, or in a block at the
+top of a cell. Where packages come from is up to the nodes: no setting of an index, and no password, leaves
+this machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LIKE_HERE = "like-here"
 
 _FORM = "a requirement such as einops>=0.8"
-_OF_INDEXES = "nodes are told where packages come from by their own settings (PIP_INDEX_URL, UV_INDEX_URL)"
+_OF_INDEXES = "nodes use the package indexes of their own settings (PIP_INDEX_URL, UV_INDEX_URL)"
 _OPTIONS = {
     **dict.fromkeys(("-r", "--requirement", "-c", "--constraint"), "name each file with --requirements"),
     **dict.fromkeys(("-e", "--editable"), "use --package PATH, which is built here and sent"),
@@ -51,7 +51,7 @@ _OPTIONS = {
         ),
         _OF_INDEXES,
     ),
-    "--hash": "nodes check no hashes: use a file without",
+    "--hash": "nodes check no hashes: use a file without them",
 }
 _OF_INDEXES_IN_TABLES = {"index", "index-url", "extra-index-url", "find-links", "no-index", "sources"}
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -60,7 +60,7 @@ _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)
 
 
 class Asked(FrozenDataclass):
-    """What words ask for: requirements, folders and wheels of this machine, and what a call needs."""
+    """What words request: requirements, folders and wheels of this machine, and what a call needs."""
 
     requirements: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
@@ -68,7 +68,7 @@ class Asked(FrozenDataclass):
 
 
 def of_words(words: Iterable[str]) -> Asked:
-    """Return what ``--package`` is given; raises ``SpecError``."""
+    """Return what the words of ``--package`` request; raises ``SpecError``."""
     rest = [*words]
     paths = [word for word in rest if _is_path(word)]
     plain = [word for word in rest if word not in paths and word != LIKE_HERE]
@@ -82,7 +82,7 @@ def of_words(words: Iterable[str]) -> Asked:
 def of_file(name: str) -> Iterator[str]:
     """Yield the requirements in a file; raises ``SpecError`` with the line that isn't one."""
     try:
-        # Not Path.expanduser, here and below: it raises for a user that there isn't.
+        # Not Path.expanduser, here and below: it raises for a user who doesn't exist.
         text = Path(os.path.expanduser(name)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else "it isn't UTF-8"
@@ -99,7 +99,7 @@ def of_file(name: str) -> Iterator[str]:
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines that say something, each with the number that it begins at."""
+    """Yield the lines with content, joined if continued, each with the number where it begins."""
     begun, held = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         begun = begun if held else number
@@ -119,7 +119,7 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
     if not blocks:
         return ()
     if len(blocks) > 1:
-        raise SpecError(where, "# /// script", "there once")
+        raise SpecError(where, "# /// script", "given once")
     content = blocks[0]["content"]
     lines = (line[2:] if line.startswith("# ") else line[1:] for line in content.splitlines())
     try:
@@ -152,14 +152,14 @@ def _check_python(version: object, where: str) -> None:
 
 
 def parsed(text: str) -> Requirement:
-    """Return a requirement that was checked, in its parts."""
+    """Parse a requirement that was checked."""
     from packaging.requirements import Requirement  # late: most jobs ask for none
 
     return Requirement(text)
 
 
 def met(line: str, versions: Mapping[str, str]) -> bool:
-    """Whether distributions, by name, meet a requirement that was checked; one for elsewhere is met."""
+    """Whether versions, by name, meet a checked requirement; one for other environments always is."""
     requirement = parsed(line)
     if requirement.marker is not None and not requirement.marker.evaluate():
         return True
@@ -168,7 +168,7 @@ def met(line: str, versions: Mapping[str, str]) -> bool:
 
 
 def _checked(where: str, text: str) -> str:
-    """Return a requirement as it stands; raises ``SpecError`` for one that isn't, or that tells a secret."""
+    """Return a requirement unchanged; raises ``SpecError`` if it is invalid, or reveals a secret."""
     from packaging.requirements import InvalidRequirement
 
     if "${" in text:
@@ -188,7 +188,7 @@ def _checked(where: str, text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """Return it without what may be a password."""
+    """Return a text without anything that may be a password."""
     return re.sub(r"//[^/\s]*@", "//…@", text)
 
 
@@ -211,9 +211,9 @@ def _there(word: str) -> Path:
 
 
 class Wanted(FrozenDataclass):
-    """Requirements in pip's form, wheels that travel, and the versions that what they need may have.
+    """Requirements in pip's form, wheels that go along, and constraints on the versions of what they need.
 
-    What is wanted ``exactly`` is installed in these versions, whatever any of them asks of the others. The
+    Distributions wanted ``exactly`` are installed in these versions, whatever they require of each other. The
     ``installer`` lies in the job's store for nodes that have none; what is installed doesn't depend on it.
     """
 
@@ -228,19 +228,19 @@ class Wanted(FrozenDataclass):
 
     @property
     def names(self) -> frozenset[str]:
-        """The normalised names of the distributions that are asked for."""
+        """The normalised names of the distributions that are wanted."""
         return names((*self.requirements, *self.exactly)) | {wheel.distribution for wheel in self.wheels}
 
     @property
     def digest(self) -> str:
-        """What tells it from others."""
+        """A digest that tells it from others."""
         wheels = [(wheel.name, wheel.digest) for wheel in self.wheels]
         parts = self.requirements, self.constraints, self.exactly, wheels
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def header(self) -> dict[str, Any]:
-        """What ``runtime/install/packages`` reads of it in a payload."""
+        """The fields that ``runtime/install/packages`` reads in a payload."""
         return {
             "requirements": self.requirements,
             "wheels": {wheel.name: wheel.digest for wheel in self.wheels},
@@ -257,7 +257,7 @@ def names(lines: Iterable[str]) -> frozenset[str]:
     return frozenset(normalised(parsed(line).name) for line in lines)
 
 
-# What pip takes for a name (PEP 508) and a version (PEP 440): a node may be somebody else's.
+# What pip accepts as a name (PEP 508) and a version (PEP 440): a node may belong to somebody else.
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?")
 _VERSION = re.compile(
     r"(?:\d+!)?\d+(?:\.\d+)*(?:[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)?(?:(?:-\d+)|"
@@ -274,12 +274,12 @@ def lock_requirements(fact: EnvironmentTold) -> list[str]:
         public, plus, build = version.partition("+")
         pinned = f"{name}=={version}"
         if _NAME.fullmatch(name) is None or _VERSION.fullmatch(public) is None:
-            lines.append(_comment(f"{pinned}: no version that pip knows"))
+            lines.append(_comment(f"{pinned}: not a version that pip accepts"))
         elif name in fact.origins:
             where, why = reference(fact.origins[name])
             lines.append(f"{name} @ {where}" if where else _comment(f"{pinned}: {why}"))
         elif plus:
-            # An index that has no such builds has the version all the same, as has one of such builds alone.
+            # The version is found in an index without such builds, and also in one with only such builds.
             lines.append(_comment(f"{pinned}, a build (+{build}) that may have an index of its own"))
             lines.append(f"{name}=={public}")
         else:
@@ -288,10 +288,10 @@ def lock_requirements(fact: EnvironmentTold) -> list[str]:
 
 
 def lock_text(state: JobState, fact: EnvironmentTold, facts: Sequence[str]) -> str:
-    """Return the requirements of a job below comments on where they are from; ``facts`` are more of those."""
+    """Return a job's requirements below comments on where they are from; ``facts`` are further comments."""
     submitted = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(state.info.created))
     head = (
-        f"What {state.info.id} could import, which was submitted on {submitted}.",
+        f"What {state.info.id} could import; it was submitted on {submitted}.",
         f"Python {fact.python} on {fact.platform}",
         *facts,
     )
@@ -307,7 +307,7 @@ _OURS = ("nbtorchjob", "cloudpickle")
 
 
 def pins(names: Iterable[str]) -> tuple[str, ...]:
-    """Return a requirement of each distribution's version here; of torch's own the image has its own."""
+    """Return requirements of each distribution's version here, except torch's, which the image has."""
     versions = here.environment().distributions
     travels = (name for name in dict.fromkeys(names) if name not in _OURS and not of_torch(name))
     # An index has a version without a build's own suffix, such as ``+cpu``.
@@ -317,7 +317,7 @@ def pins(names: Iterable[str]) -> tuple[str, ...]:
 def closure(names: Iterable[str]) -> list[str]:
     """Return these distributions and all that they need here, directly or not; sorted.
 
-    What torch needs is the image's own, as torch is.
+    torch and what it needs are left out: the image has its own.
     """
     reached: set[str] = set()
     waiting = [*names]
@@ -335,9 +335,9 @@ def required(name: str) -> Iterator[str]:
 
 
 def at_odds(names: Iterable[str]) -> bool:
-    """Whether one of these distributions asks for another version of something than is here.
+    """Whether one of these distributions requires another version of something than is here.
 
-    An installer would refuse them, though they work here. Of torch the image has its own.
+    An installer would refuse them, though they work here. torch doesn't count: the image has its own.
     """
     versions = here.environment().distributions
     asked = (requirement for name in names for requirement in _requirements(name))

@@ -1,6 +1,6 @@
-"""Wheels that travel: built here of a project, or given.
+"""Wheels that a job brings along: built here from a project, or given.
 
-This kernel's uv, for nodes whose image has none: it is faster than pip, and some images have neither.
+Also this kernel's uv, for nodes whose image has none: it is faster than pip, and some images have neither.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _BUILD_S = 600.0
 # The same project gives the same wheel: times in it are the first that a zip archive can have.
 _EPOCH = {"SOURCE_DATE_EPOCH": "315532800"}
 _WHEEL = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-_TOLD = ("METADATA", "entry_points.txt")  # of what lies beside a distribution, what it works with
-# The newest of each project, with what it was built of: a build takes seconds, and a cell is run often.
+_TOLD = ("METADATA", "entry_points.txt")  # the files in its metadata that a distribution needs
+# The newest of each project, with its sources' digest: a build takes seconds, and a cell is run often.
 _built: dict[Path, tuple[str, Wheel]] = {}
 _GLIBC = re.compile(r"manylinux_(\d+)_(\d+)").match
 _LEGACY = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
@@ -46,7 +46,7 @@ _NAMED = re.compile(r"([^-]+)-([^-]+)(?:-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl").full
 
 
 class Wheel(FrozenDataclass):
-    """A wheel; ``name`` is its file's, which says what is in it."""
+    """A wheel; ``name`` is its file name, which says what is in it."""
 
     name: str
     data: bytes
@@ -58,12 +58,12 @@ class Wheel(FrozenDataclass):
 
     @property
     def version(self) -> str:
-        """The version of that."""
+        """The version of what it installs."""
         return self.name.split("-")[1]
 
     @property
     def glibc(self) -> tuple[int, int] | None:
-        """The oldest GNU C library that it runs with, where its name says so (PEP 600)."""
+        """The oldest GNU C library that it runs with, if its name says so (PEP 600)."""
         platforms = self.name.removesuffix(".whl").rpartition("-")[2].split(".")
         newer = [(int(match[1]), int(match[2])) for match in map(_GLIBC, platforms) if match]
         older = [_LEGACY[name] for platform in platforms if (name := platform.partition("_")[0]) in _LEGACY]
@@ -71,21 +71,21 @@ class Wheel(FrozenDataclass):
 
     @property
     def digest(self) -> str:
-        """What tells it from others by what it installs, whenever it was made."""
+        """A digest of what it installs, regardless of when it was made."""
         with zipfile.ZipFile(io.BytesIO(self.data)) as archive:
             members = sorted((file.filename, file.CRC, file.external_attr) for file in archive.infolist())
         return hashlib.sha256(repr(members).encode()).hexdigest()
 
     @property
     def human(self) -> str:
-        """The size in the words of people."""
+        """The size in words."""
         return words.size(len(self.data))
 
 
 def distribution(path: Path) -> str:
     """Return the normalised name of what a wheel or a project installs, as far as its files say it.
 
-    A ``setup.py`` may compute it, so of such a project the folder's name is a guess: only a build is sure.
+    A ``setup.py`` may compute it; then the folder's name is a guess: only a build is certain.
     """
     if path.suffix == ".whl":
         return normalised(path.name.partition("-")[0])
@@ -146,7 +146,7 @@ def _build(path: Path) -> Wheel:
         except subprocess.TimeoutExpired:
             raise SubmitError(f"--package {path}: it wasn't built within {_BUILD_S:g} s") from None
         if done.returncode:
-            # The line of a builder's words that says most: the error of the build, or else the last one
+            # The line of a builder's output that says most: the error of the build, or else the last one
             lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
             errors = [line for line in lines if re.match(r"\w*(?:Error|Exception)\b.*:", line)]
             plain = [line for line in lines if line.lower().startswith("error: ")]
@@ -159,14 +159,14 @@ def _build(path: Path) -> Wheel:
 
 
 def _sources(project: Path) -> str:
-    """Return what changes when a project's files do, but for those that its build writes beside them."""
+    """Return a digest that changes with a project's files, except those that its build writes beside them."""
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(project):
         outputs = {"__pycache__", *(("build", "dist") if folder == str(project) else ())}
         left = {path for path in folders if path in outputs or path.endswith(".egg-info")}
         folders[:] = () if "pyvenv.cfg" in files else sorted({*folders} - left)
         for name in sorted(files):
-            with suppress(OSError):  # an editor's, which has removed it meanwhile, or a link to nowhere
+            with suppress(OSError):  # removed by an editor meanwhile, or a link to nowhere
                 status = os.stat(os.path.join(folder, name))
                 changes = status.st_ino, status.st_size, status.st_mtime_ns
                 digest.update(repr((folder, name, *changes)).encode())
@@ -174,15 +174,15 @@ def _sources(project: Path) -> str:
 
 
 def installed(name: str) -> Wheel:
-    """Return a wheel of what is installed here by that name, as it is; raises ``SubmitError``.
+    """Return a wheel of the distribution of that name, as it is installed here; raises ``SubmitError``.
 
-    Programs that came with it stay here.
+    Programs that came with it aren't included.
     """
     from packaging import tags  # late: few jobs ask
 
     info = here.metadata(name)
     if info is None:
-        raise SubmitError(f"--package like-here: nothing tells what {name} consists of")
+        raise SubmitError(f"--package like-here: the files of {name} are not recorded here")
     with suppress(OSError):
         text = (info / "WHEEL").read_text() if (info / "WHEEL").exists() else _WHEEL
         fits = {str(tag) for tag in tags.sys_tags()}
@@ -190,7 +190,7 @@ def installed(name: str) -> Wheel:
             (candidate for candidate in re.findall(r"(?m)^Tag: (\S+)", text) if candidate in fits),
             "py3-none-any",
         )
-        # What the distribution consists of, beside what its installer wrote down
+        # The distribution's files, except those that its installer wrote
         with open(info / "RECORD", newline="", encoding="utf-8") as file:
             recorded = [(path, path.partition("/")[0]) for path, *_ in csv.reader(file)]
         members = [
@@ -202,12 +202,12 @@ def installed(name: str) -> Wheel:
             for path in members:
                 entry, source = zipfile.ZipInfo(path), info.parent / path
                 mode = 0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644
-                entry.external_attr = (stat.S_IFREG | mode) << 16  # pip takes a mode only of a plain file
+                entry.external_attr = (stat.S_IFREG | mode) << 16  # pip applies a mode only to a plain file
                 archive.writestr(entry, source.read_bytes())
             archive.writestr(f"{info.name}/WHEEL", text)
             archive.writestr(f"{info.name}/RECORD", "")
         return Wheel(f"{info.name.removesuffix('.dist-info')}-{tag}.whl", out.getvalue())
-    raise SubmitError(f"--package like-here: {name} isn't here any more as it was installed")
+    raise SubmitError(f"--package like-here: the installation of {name} is no longer complete")
 
 
 def _read(path: Path) -> Wheel:
@@ -219,7 +219,7 @@ def _read(path: Path) -> Wheel:
     from packaging import tags  # late, as above
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-    with suppress(InvalidWheelFilename):  # the installer says what it thinks of that
+    with suppress(InvalidWheelFilename):  # the installer reports that
         file_tags = parse_wheel_filename(path.name)[3]
         # Nodes run this Python, on Linux.
         fits = {(tag.interpreter, tag.abi) for tag in tags.sys_tags()}
@@ -251,7 +251,7 @@ class Installer(FrozenDataclass):
 
 
 def installer() -> Installer | None:
-    """Return the uv beside this interpreter, or else on ``PATH``; None where there is none for Linux."""
+    """Return the uv beside this interpreter, or else on ``PATH``; None if there is none for Linux."""
     beside = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
     if path := shutil.which("uv", path=beside):
         source = Path(path).resolve()

@@ -1,7 +1,7 @@
 """Values of options laid over a ``JobSpec``, wherever they come from: a line, a file, the environment.
 
-Options may be spelled as other tools spell them: torchrun's, and words that people try. Nothing is dropped
-silently: what can't matter here is accepted with a note, all else is refused with advice.
+Options may be spelled as in other tools: torchrun's, and words that people try. Nothing is dropped silently:
+an option that has no effect here is accepted with a note, any other is refused with advice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], str]) -> JobSpec:
-    """Return ``base`` with these fields replaced; pairs and lists are added to those it has.
+    """Return ``base`` with these fields replaced; pairs and lists are added to those that it has.
 
     ``where`` names an option in a ``SpecError`` as its source spells it.
     """
@@ -75,7 +75,7 @@ def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option
 def value_at(o: Option, spec: JobSpec) -> Any:
     """Return the value of the option's field; None where this kind of launch has no such field.
 
-    A name is returned as it was given.
+    A job's name is returned as the user wrote it.
     """
     if o.path == ("name",):
         return spec.title or spec.name
@@ -92,7 +92,7 @@ def chosen_at(o: Option, spec: JobSpec, *, in_pool: bool = True) -> Any:
 
 
 def read(o: Option, text: str, where: str) -> Any:
-    """Return the value that ``text`` stands for; if none, the text, which the field then refuses."""
+    """Return the value that ``text`` stands for; invalid text is returned, for the field to refuse."""
     if o.takes == "int":
         number = digits(text)
         return text if number is None else number
@@ -126,7 +126,7 @@ def pair(word: str, where: str) -> tuple[str, str]:
 
 @contextmanager
 def named(values: Iterable[Option], where: Callable[[Option], str]) -> Iterator[None]:
-    """Name the option rather than the field that a ``SpecError`` is about."""
+    """Make a ``SpecError`` name the option rather than the field."""
     try:
         yield
     except SpecError as exc:
@@ -136,7 +136,7 @@ def named(values: Iterable[Option], where: Callable[[Option], str]) -> Iterator[
 
 _MEETING = "each job has its own rendezvous, with addresses and ports chosen for it"
 _LOGS = "every rank's output is kept"
-# Why nothing depends on the option, by its name.
+# Why an option has no effect here, by its name.
 _NEEDLESS = {
     **dict.fromkeys(("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"), _MEETING),
     **dict.fromkeys(("--master-addr", "--master-port", "--local-addr", "--node-rank"), _MEETING),
@@ -185,7 +185,7 @@ _CLOSE = 0.75  # "nods" to "nnodes" is 0.8, "background" to "backend" 0.7
 
 
 def takes_value(flag: str) -> bool:
-    """Whether torchrun's option, which isn't one of ours, is followed by a value."""
+    """Whether an option that only torchrun has is followed by a value."""
     return flag in _NEEDLESS and flag not in _SWITCHES
 
 
@@ -199,12 +199,12 @@ def dashed(word: str, known: Collection[str]) -> str:
 def why_needless(flag: str, value: str) -> str:
     """Return why torchrun's option has no effect here; "" for anything else.
 
-    Raises ``SpecError`` for one that would matter.
+    Raises ``SpecError`` for an option that would have an effect.
     """
     if flag in _REFUSED:
         raise SpecError(flag, value, _REFUSED[flag], Shape.CONFLICT)
     if takes_value(flag) and not value:
-        raise SpecError(flag, value, "what torchrun would take", Shape.NO_VALUE)
+        raise SpecError(flag, value, "any that torchrun accepts", Shape.NO_VALUE)
     if flag == "--rdzv-backend":
         one_of(flag, value, ("c10d",))
     why = _NEEDLESS.get(flag, "")
@@ -215,7 +215,7 @@ RANKS = ("auto", "gpu", "cpu")
 
 
 def ranks_of(word: str, spec: JobSpec) -> int:
-    """Return the number of ranks per node that torchrun's word means there, by a pod's resources.
+    """Return the number of ranks per node that torchrun's word means, by this machine or a pod's resources.
 
     Raises ``SpecError``.
     """
@@ -230,13 +230,13 @@ def ranks_of(word: str, spec: JobSpec) -> int:
 
 
 def flags_near(flag: str, flags: Sequence[str]) -> str:
-    """Return the option that ``flag`` may stand for, or "" rather than nonsense."""
+    """Return the option that ``flag`` may stand for, or "" if none is similar enough."""
     word = flag.lstrip("-").replace("_", "-").lower()
     known = {option_flag.lstrip("-"): option_flag for option_flag in flags if option_flag.startswith("--")}
     for option, others in _MEANT.items():
         if word in others:
             return option
-    import difflib  # late: an option that is known needs none
+    import difflib  # late: only needed for an unknown option
 
     close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
     longer = [name for name in known if len(word) > 2 and name.startswith(f"{word}-")]

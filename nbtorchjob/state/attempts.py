@@ -3,16 +3,16 @@
 Theory of operation
 ===================
 
-An attempt ends with a failure or a loss after which nodes are started again. Who starts them decides how
-attempts are told apart (``parts``):
+An attempt ends with a failure or a loss after which nodes are started again. How attempts are told apart
+(``parts``) depends on the retry owner:
 
-- *We do* (``JobInfo.retry_owner`` is US): every node anew, and each fact bears the attempt's number. A queue
-  (Kueue's) starts such an attempt again, with its number, as often as it takes its nodes away.
-- *An operator does*, pod by pod: attempts are read from what it replaced, for nothing numbers them. One end
+- *nbtorchjob* (``JobInfo.retry_owner`` is US) starts every node anew, and each fact has the attempt's number.
+  A queue (Kueue's) that takes such an attempt's nodes away starts it again later under the same number.
+- *An operator* replaces pod by pod, and numbers nothing: attempts are inferred from what it replaced. One end
   is one loss, and begins an attempt if a later run of the same node follows (``_replaced``).
 
 The unit is a run: one life of a container, in one pod of a node. A run belongs to the newest round that it
-took part in. What is one loss, and what is none:
+took part in. What counts as a loss:
 
     what is seen                            is                       recorded in
     --------------------------------------  -----------------------  ----------------------------------------
@@ -27,24 +27,24 @@ took part in. What is one loss, and what is none:
     ranks started again in their node       none (``max_restarts``)  (no torch is in the recordings)
     pods that a suspension took             none, on any kind        vcjob-abort-resume
                                                                      ptj-suspend-resume-clean
-    pods that a queue took, and gave again  a loss, unless it was    kueue-preempted, kueue-drained
-                                            somebody's wish          kueue-deactivated
-    pods made while we end the job          none                     ptj-elastic-exitcode-suspended-by-client
+    pods that a queue took, and gave back   a loss, unless a person  kueue-preempted, kueue-drained
+                                            deactivated the job      kueue-deactivated
+    pods made after the job was stopped     none                     ptj-elastic-exitcode-suspended-by-client
 
-In the last of these the operator made a fourth pod 90 ms after we suspended the job.
+In the last recording the operator made a fourth pod 90 ms after nbtorchjob suspended the job.
 
 Two things blur this. Times are whole seconds, so in the second of a stop or of a suspension the exit code
-decides: what failed by itself is a loss, what ended as it was told is none
-(``tj-container-restarted-in-place-sigkill``). And a log may be gone before anybody reads it, so that a run's
-rounds aren't known: then it took part in those of the runs that were started with it, where pods tell how
-often nodes were started before, else in the newest at its birth.
+decides: a run that failed by itself is a loss, one that ended when told to is not
+(``tj-container-restarted-in-place-sigkill``). And a log may be gone before it is read, which leaves a run's
+rounds unknown: then its rounds are those of the runs that were started with it, where pods record how often
+nodes were started before, else the newest round at its birth.
 
-What an end draws on (``budget``) is its cause's to say: INFRA draws on the preemptions, what may come out
-otherwise on the failures, all else on nothing.
+The cause of an end decides which budget it draws on (``budget``): INFRA draws on the preemptions, an end that
+another try may avoid on the failures, anything else on nothing.
 
-What follows an attempt that ended badly (``following``) is the same for everybody: a supervisor on this
-machine, whoever follows a job on a cluster and a card that is only drawn ask the same question and get the
-same answer, so a retry goes on wherever it was left.
+What follows an attempt that ended badly (``following``) depends on the facts alone: a supervisor on this
+machine, a follower of a cluster's job and a card that is only drawn all get the same answer, so a retry goes
+on wherever it was left.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ from nbtorchjob.state.info import US
 from nbtorchjob.state.known import Known
 from nbtorchjob.state.nodes import ON_DEMAND, Life, Node
 
-_LINES = 5  # kept of the log of the rank that ended an attempt
-_MOST = 1000  # attempts that are looked at, the newest
-_UNSEEN = Reason(Cause.UNKNOWN, "ended, and nothing says why")
-_CAUSES = {"failures": Cause.UNKNOWN, "preemptions": Cause.INFRA}  # of which an end draws on that budget
+_LINES = 5  # the last lines kept from the log of the rank that ended an attempt
+_MOST = 1000  # attempts considered, the newest ones
+_UNSEEN = Reason(Cause.UNKNOWN, "ended, and the reason is unknown")
+_CAUSES = {"failures": Cause.UNKNOWN, "preemptions": Cause.INFRA}  # a cause that draws on each budget
 
 
 class Budget(Enum):
-    """What an attempt after this one is paid from."""
+    """What pays for the attempt after this one."""
 
     FAILURES = "failures"
     PREEMPTIONS = "preemptions"
@@ -83,9 +83,9 @@ class Budget(Enum):
 class Attempt(FrozenDataclass):
     """One try of the job, from 1. Times are seconds since the epoch; ``end`` is None while it goes on.
 
-    Of those that nothing is known of there is none.
-    ``failure`` is None as long as it didn't end badly, ``budget`` where nothing may follow its failure.
-    ``left`` is how its ranks left that had saved, as a node was about to end; None where they didn't.
+    There is none for an attempt without any facts.
+    ``failure`` is None unless it ended badly, ``budget`` where no attempt may follow its failure.
+    ``left`` is how its ranks saved and left as a node was about to end; None where they didn't.
     """
 
     number: int
@@ -94,15 +94,15 @@ class Attempt(FrozenDataclass):
     failure: Failure | None = None
     budget: Budget | None = None
     hosts: tuple[str, ...] = ()
-    lines: tuple[str, ...] = ()  # the last of the log of the rank to blame
+    lines: tuple[str, ...] = ()  # the last ones in the log of the rank to blame
     left: ev.RankLeft | None = None
 
 
 def budget(failure: Failure) -> Budget | None:
     """Return the budget that another attempt after ``failure`` draws on; None where none may follow.
 
-    A lost node, or one that was taken away, isn't the code's fault. Of exceptions only those count that
-    were said to be recoverable. A crash, and an end that nobody can explain, may come out otherwise.
+    A lost node, or one that was taken away, isn't the code's fault. Only exceptions that were declared
+    recoverable count. After a crash or an unexplained end, another try may succeed.
     """
     cause = failure.reason.cause
     if cause is Cause.INFRA:
@@ -113,9 +113,9 @@ def budget(failure: Failure) -> Budget | None:
 
 
 class _Unit(NamedTuple):
-    """One run of one pod of a node, the rounds it took part in, and whether the node was given a later one.
+    """One run of one pod of a node, the rounds it took part in, and whether the node had a later run.
 
-    What its operator still makes once we have ended the job is none: see ``_stopped``.
+    Runs that the operator starts after nbtorchjob has stopped the job don't count as later: see ``_stopped``.
     """
 
     node: Node
@@ -125,7 +125,7 @@ class _Unit(NamedTuple):
 
 
 class _Loss:
-    """Ends of one round that are one loss."""
+    """Ends in one round that count as one loss."""
 
     def __init__(self) -> None:
         self.units: list[_Unit] = []
@@ -139,7 +139,7 @@ class _Loss:
 
 
 class Part:
-    """What belongs to one attempt."""
+    """The runs and rounds of one attempt."""
 
     def __init__(self, number: int = 1) -> None:
         self.number = number
@@ -148,13 +148,13 @@ class Part:
 
 
 def parts(known: Known) -> list[Part]:
-    """Return what belongs to each of the newest attempts, the newest last; that may be empty."""
+    """Return the runs and rounds of each of the newest attempts, the newest last; a part may be empty."""
     # The runs of all nodes, each node's in order
     units: list[_Unit] = []
     stopped = _stopped(known)
     for node in sorted(known.nodes.values(), key=lambda n: n.index):
         runs = [run for life in node.aged for run in life.runs()]
-        # One that began and failed by itself in the second of the stop is what we stopped the job for.
+        # A run that began and failed by itself in the second of the stop is why the job was stopped.
         before = [run for run in runs if run.since < stopped or _failed(run, stopped + 1)]
         rounds: dict[int, list[int]] = {}
         for worker in node.workers:
@@ -167,12 +167,12 @@ def parts(known: Known) -> list[Part]:
 
 
 def newest(known: Known) -> Known:
-    """Return what is known of the newest attempt alone."""
+    """Return the facts of the newest attempt only."""
     return view(known, parts(known)[-1], newest=True)
 
 
 def losses(known: Known) -> list[Life]:
-    """Return the lives of the newest attempt that ended badly, and that no suspension and no queue took."""
+    """Return the lives of the newest attempt that ended badly, but weren't taken by a pause or a queue."""
     ended = [unit for unit in parts(known)[-1].units if unit.life.ended_badly]
     return [
         u.life
@@ -191,7 +191,7 @@ def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
     for part in earlier:
         end = max((unit.life.end for unit in part.units), default=0.0)
         part_failure = culprit(view(known, part)) or Failure(_UNSEEN, end)
-        # How an attempt failed as it was paid for, where what can still be seen of it says otherwise
+        # What was recorded when the next attempt was paid for wins over what can still be seen of this one.
         payment = next((paid for paid in known.paid if paid.attempt == part.number), None)
         if (
             payment is None
@@ -221,13 +221,13 @@ def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure |
     lines = tail.last_lines(part.rounds, _LINES) if tail else ()
     end = max([*ends, failure.time, start])
     if part.number == known.tries or known.info.retry_owner != US:
-        # A pod may outlive the job: its deadline, or its operator's word.
+        # A pod may outlive the job's deadline or its operator's verdict.
         end = max(start, min(end, known.ended or end))
     return Attempt(part.number, start, end, failure, budget(failure), hosts, lines, left)
 
 
 def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
-    """Return the attempts of each number: one for each time that its queue admitted it, and it had nodes."""
+    """Return the attempts of each number: one for each time that its queue admitted it and it had nodes."""
     by_number: dict[int, list[_Unit]] = {number: [] for number in sorted(known.numbers)}
     for unit in units:
         by_number[unit.life.attempt].append(unit)
@@ -248,25 +248,25 @@ def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
 
 
 def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
-    """Return the attempts of a job whose operator replaces what it lost.
+    """Return the attempts of a job whose operator replaces lost pods.
 
-    A pod's end belongs to the newest round that it took part in, one that never took part to the round
-    before it. Ends of one round are one loss; a node that ended twice in it was lost twice, unless its peers
-    of the first time had still to end when it came.
+    A pod's end belongs to the newest round that the pod took part in; if it never took part in any, to the
+    newest round at its birth. Ends in one round are one loss; a node that ended twice in it was lost twice,
+    unless peers lost with its first run had still to end when its second began.
     """
     ended_badly = [
         unit for unit in units if unit.life.ended_badly and not _taken_by_us(known, unit.node, unit.life)
     ]
     in_order = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
-    if not ended_badly:  # as of most jobs
+    if not ended_badly:  # true of most jobs
         in_order[0].units, in_order[0].rounds = units, {*rounds}
         return in_order
-    taken = 0  # of the rounds, which losses come in the order of
+    taken = 0  # how many of the rounds belong to an attempt so far; losses are in the order of rounds
     first: dict[int, float] = {}  # when each round began
     for worker in (worker for node in known.nodes.values() for worker in node.workers):
         first[worker.round] = min(worker.time, first.get(worker.round, worker.time))
-    # The rounds that something was lost in, in order, and what
+    # The losses of each round, in the order of rounds
     began = sorted((time, round_number) for round_number, time in first.items())
     starts = [time for time, _ in began]
     newest = [*accumulate((round_number for _, round_number in began), max)]
@@ -275,7 +275,7 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
         if unit.life.restarts is not None:
             rounds_of_restarts.setdefault(unit.life.restarts, set()).update(unit.rounds)
     by_round: dict[int, list[_Loss]] = {}
-    # Of those that were born in one second the first to end came first.
+    # Of two pods born in the same second, the first to end came first.
     for unit in sorted(ended_badly, key=lambda unit: (unit.life.since, unit.life.end)):
         before = bisect_right(starts, unit.life.since)
         rounds_taken = rounds_of_restarts.get(unit.life.restarts, set())
@@ -301,16 +301,16 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
 
 
 def _stopped(known: Known) -> float:
-    """When there was reason for us to end a job that its operator goes on with; infinite where we didn't.
+    """When nbtorchjob stopped a job that its operator would go on with; infinite where it didn't.
 
-    What begins then, by times of whole seconds, is no attempt, and what goes then is no loss.
+    From that second on (times are whole seconds), what begins is no attempt, and what ends is no loss.
     """
     verdict = known.operator_verdict
     return int(verdict.time) if verdict is not None and verdict.reason == STOPPED else math.inf
 
 
 def _failed(run: Life, before: float) -> bool:
-    """Whether a run had failed by itself before that time."""
+    """Whether a run failed by itself before that time."""
     exit_ = run.exit
     return exit_ is not None and exit_.code != 0 and exit_.time < before and not run.ended_on_demand(exit_)
 
@@ -331,8 +331,8 @@ def _taken_by_us(known: Known, node: Node, life: Life) -> bool:
         resumed = [p.time for p in known.pauses if not p.suspended and p.time >= last]
         if took <= min(resumed, default=math.inf) + 1.0:
             return True
-    # A condition shows only its newest turn. No pod outlives a suspension: it took what is older than its
-    # end, and had ended by then.
+    # A condition shows only its newest change, here the end of a suspension. No pod outlives a suspension:
+    # it took the pods that are older than its end and had ended by then.
     if any(
         life.since < p.time <= took + 1.0 and life.end <= p.time + 1.0
         for p in known.pauses
@@ -342,15 +342,15 @@ def _taken_by_us(known: Known, node: Node, life: Life) -> bool:
     after = next((pause for pause in known.pauses if pause.time > took + 1.0), None)
     if after is None or not after.suspended:
         return after is not None
-    # Its condition is written once all pods are deleted, and again a second or more later where that write
-    # met another one: until it shows, the job's operator makes no pod.
+    # The operator writes the condition once all pods are deleted, and again a second or more later if that
+    # write conflicted with another. Until the condition shows, it makes no pod.
     return not any(took <= other.since < after.time for other in node.lives.values())
 
 
 def _by_itself(known: Known, life: Life) -> bool:
-    """Whether a pod failed before it was deleted; that a peer is gone may be what the deletion did.
+    """Whether a pod failed before it was deleted; losing a peer doesn't count: the deletion may cause that.
 
-    Where nobody heard of the deletion at first, it may seem to come after the end that it brought about.
+    A deletion that was noticed late may seem to come after the end that it caused.
     """
     exit_ = life.exit
     if exit_ is None or exit_.code in (0, None, exits.INFRASTRUCTURE_ERROR):
@@ -362,13 +362,13 @@ def _by_itself(known: Known, life: Life) -> bool:
 
 
 def view(known: Known, part: Part, *, newest: bool = False) -> Known:
-    """Return what is known of one attempt alone; of what bears no number or round the newest has all."""
+    """Return the facts of one attempt only; those without a number or round go to the newest."""
     numbered = known.info.retry_owner == US
     nodes: dict[int, Node] = {}
     for unit in part.units:
         at = unit.node.index
         if at in nodes and not numbered:
-            continue  # it came too late: how the attempt ended the first one says
+            continue  # it came too late: the first unit says how the attempt ended
         workers = tuple(worker for worker in unit.node.workers if worker.round in part.rounds)
         node = nodes.get(at, Node(at, {}, workers))
         nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
@@ -395,14 +395,14 @@ class Spent(FrozenDataclass):
 
     @property
     def over(self) -> bool:
-        """Whether more was used than there is: an operator that counts nothing went on."""
+        """Whether more was used than the limit, as when an operator that doesn't count went on."""
         return self.used > self.limit
 
 
 class Next(FrozenDataclass):
-    """The attempt that follows: its number, when (seconds since the epoch), and what it is paid from.
+    """The attempt that follows: its number, when it starts (seconds since the epoch), and what pays for it.
 
-    ``on_demand`` says that it must not be placed where it may be preempted.
+    With ``on_demand`` it must not be placed where it may be preempted.
     """
 
     number: int
@@ -412,7 +412,7 @@ class Next(FrozenDataclass):
 
 
 def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[Spent, ...]:
-    """Return what each budget has paid for: what is behind each attempt that drew on it, if it had that."""
+    """Return how many attempts each budget has paid for; a newest end beyond its limit isn't counted."""
     used = [attempt.budget for attempt in attempts]
     last = used[-1] if used else None
     return tuple(
@@ -426,9 +426,9 @@ def _limits(retry: Retry) -> dict[Budget, float]:
 
 
 def following(retry: Retry, attempts: Sequence[Attempt], tries: int, ended: float) -> Next | None:
-    """Return what follows the newest of ``attempts``, which ended badly; None where nothing may.
+    """Return the attempt that follows the newest of ``attempts``, which ended badly; None where none may.
 
-    ``tries`` is its number, ``ended`` when it ended.
+    ``tries`` is the newest attempt's number, ``ended`` when it ended.
     """
     budget = attempts[-1].budget
     counts = {use.budget: use for use in spent(retry, attempts)}

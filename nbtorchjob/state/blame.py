@@ -1,42 +1,43 @@
-"""Who failed first: one culprit out of all the failures that a failing job shows.
+"""The first failure: one culprit out of all the failures that a failing job shows.
 
 Theory of operation
 ===================
 
-A job that fails shows many failures: that of whoever failed first, those of its peers, which fail in the
-collective or are told to end, and what the operator does to the pods that are left. Only the first is of use.
-The clocks don't settle it alone: the API's times are whole seconds, a rank that only noticed may be the first
-to say so, and an operator deletes pods milliseconds after it failed the job.
+A job that fails shows many failures: that of the rank or node that failed first, those of its peers, which
+fail in the collective or are told to end, and what the operator does to the remaining pods. Only the first is
+useful. Clocks alone don't settle which it is: the API's times are whole seconds, a rank that only noticed may
+be the first to report, and an operator deletes pods milliseconds after it failed the job.
 
-Somebody's will comes before any failure (``first_failure``): a deadline, then a wish. A pod that ends while
-the job is taken down says nothing of the job: ``ptj-activedeadline-quiet``, ``trainjob-activedeadline``,
-``ptj-delete-running-foreground``.
+A deadline, and then a user's request to end the job, come before any failure (``first_failure``). A pod that
+ends while the job is taken down says nothing about the job: ``ptj-activedeadline-quiet``,
+``trainjob-activedeadline``, ``ptj-delete-running-foreground``.
 
-Else the first of these that there is, from what says most to what says least (``culprit``):
+Otherwise it is the first available of these, from the most to the least informative (``culprit``):
 
-    who tells            what                                        recorded in
+    source               what                                        recorded in
     -------------------  ------------------------------------------  -------------------------------
-    a rank, or its node  an error, a signal, a reason (``_told``)    job-oom, job-evicted-emptydir
+    a rank, or its node  an error, a signal, a reason                job-oom, job-evicted-emptydir
     a disruption         the condition; it wins over exit code 0     ptj-evict-elastic-exit0
     a deletion           if nothing failed before it                 ptj-delete-never
     a node's agent       that it couldn't go on                      (no torch is in the recordings)
     the backend          that the job was lost                       (jobs of this machine)
     a bare exit code     a container's; or a pod vanished            vcjob-exit1-no-policy
-    what never ran       why the pod waits (``_stuck``)              (jobs that are ended over it)
+    an unstarted pod     why the pod waits (``_stuck``)              (jobs that are ended over it)
     the operator         the words of its verdict (``own_failure``)  (nothing else is known)
 
-The first three tell the same much. Of several:
+The first three are equally informative. To choose among several:
 
-1. The newest round counts, and of a node its newest life: what an earlier one died of has been overcome.
-2. But not the lives after the verdict: operators make pods for a job that they have failed
+1. Only the newest round counts, and a node's newest life: it has overcome what ended an earlier one.
+2. But lives after the verdict don't count: operators make pods for a job that they have failed
    (``ptj-exitcode-exit143-backoff0``).
-3. Who lost a peer, or ended because a peer was gone (exit code 201), isn't to blame, even if it ended first:
-   ``job-retries-201-then-200`` and ``job-retries-perindex-201-then-200``, where node 1 failed with 200.
-4. A run that ended because its pod was taken away is no failure of its own (``job-evict-exit143``).
-5. A deletion in the second of a failure is its sequel: ``ptj-cleanpodpolicy-none-backoff``, whose pods
-   its operator removes as it fails the job. Of two deletions the API's order of writing tells the first.
-6. Then the first by time, and at the same time the lowest rank. An error that may be tried again yields to
-   one that may not: which of two is told of first is chance, and whether to try again mustn't be.
+3. A rank or node that lost a peer, or ended because a peer was gone (exit code 201), isn't to blame, even if
+   it ended first: ``job-retries-201-then-200`` and ``job-retries-perindex-201-then-200``, where node 1 failed
+   with 200.
+4. A run that ended because its pod was taken away isn't a failure of its own (``job-evict-exit143``).
+5. A deletion in the second of a failure follows from it: ``ptj-cleanpodpolicy-none-backoff``, whose operator
+   removes pods as it fails the job. The API's order of writing tells which of two deletions was first.
+6. Then the first by time, and of those the lowest rank. An error that allows another try yields to one that
+   doesn't: which of the two is reported first is chance, and whether to try again mustn't depend on chance.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.known import Known, described
 from nbtorchjob.state.nodes import Life, Node
 
-STOPPED = "Stopped"  # the reason of a verdict of ours, where an operator would have gone on
-ABANDONED = "Abandoned"  # and where no other attempt can be started, though there should be one
+STOPPED = "Stopped"  # reason of nbtorchjob's own verdict where an operator would have gone on
+ABANDONED = "Abandoned"  # and where another attempt is due, but can't be started
 _TOLD_TO_END = (exits.CANCELLED, exits.LEFT)  # codes of a node that got SIGTERM
-_LOG_LINES = 200  # of a rank's log that may say why a signal ended it
+_LOG_LINES = 200  # lines at the end of a rank's log that may say why a signal ended it
 
 
 class Failure(FrozenDataclass):
-    """How a job failed: the reason, and where a rank or node is to blame, which."""
+    """How a job failed: the reason, and which rank or node is to blame, if any."""
 
     reason: Reason
     time: float
@@ -72,7 +73,7 @@ class Failure(FrozenDataclass):
 
 
 def first_failure(known: Known, *, cancelled: bool) -> Failure:
-    """Return what ended the job: its deadline, somebody's wish, or the first failure by time."""
+    """Return what ended the job: its deadline, a user's request, or the first failure by time."""
     end = known.ended or 0.0
     verdict, late = known.verdict, None
     if known.deadline is not None:
@@ -95,27 +96,27 @@ def first_failure(known: Known, *, cancelled: bool) -> Failure:
 
 
 def own_failure(known: Known) -> Failure:
-    """Return why the job failed, whatever somebody wished of it."""
+    """Return why the job failed, whatever users have requested."""
     end = known.operator_verdict.time if known.operator_verdict else known.ended or 0.0
-    why = "ended, and nothing says why"
+    why = "ended, and the reason is unknown"
     if known.verdict is not None:
-        why = f"failed: {known.verdict.text or known.verdict.reason or 'nothing says why'}"
+        why = f"failed: {known.verdict.text or known.verdict.reason or 'the reason is unknown'}"
     return culprit(known) or Failure(Reason(Cause.UNKNOWN, why), end)
 
 
 def culprit(known: Known) -> Failure | None:
-    """Return the first failure that a rank, a node or the backend told of; None where none did."""
+    """Return the first failure that a rank, a node or the backend reported; None where none did."""
     ends = [end for node in known.nodes.values() for end in _bad_ends(node, known)]
-    # The first end that says nothing of its reason, if any; a deletion after it is its sequel
+    # The first end without a reason, if any; a deletion after it follows from it
     exits_ = [end for end in ends if end.newest and not end.deleted]
     if not exits_:
         earlier = (end for end in ends if not end.newest and not end.deleted)
         exits_ = sorted(earlier, key=lambda end: end.failure.time)[-1:]
     deleted = [end for end in ends if end.newest and end.deleted]
-    # Of two nodes the one that noticed may be gone before the one that failed (recorded: 201, then 200).
+    # A node that only noticed may be gone before the node that failed (recorded: 201, then 200).
     exits_ = [end for end in exits_ if not end.peers] or exits_
     quiet = min((*exits_, *deleted), key=lambda end: (end.failure.time, end.deleted, end.age), default=None)
-    # What says why, and the deletion of a pod that nothing failed before
+    # The ends with a reason, and the deletion of a pod if nothing failed before it
     explained: list[Failure] = []
     for event in known.errors:
         error = known.variables.get(described(event), event.error)
@@ -125,7 +126,7 @@ def culprit(known: Known) -> Failure | None:
     explained.extend(end.failure for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
         explained.append(quiet.failure)
-    # The newest round, but for those of a container that ran on until a failure stopped it
+    # The newest round; for a job that nbtorchjob stopped, the newest at that time
     verdict = known.verdict
     if verdict is None or verdict.reason != STOPPED:
         round_ = known.round
@@ -133,11 +134,11 @@ def culprit(known: Known) -> Failure | None:
         rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
         round_ = max(rounds, default=known.round)
     newest = [one for one in explained if known.base(one.round) == round_] or explained
-    # A rank whose peer died fails as well, in the collective, and may well be the first to say so.
+    # A rank whose peer died fails as well, in the collective, and may well be the first to report.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
     if first is not None and first.error is not None and first.error.again:
-        # Which of two ranks that fail at once is told of first is chance; whether to try again mustn't be.
+        # Which of two ranks that fail at once reports first is chance; whether to try again mustn't be.
         first = min((f for f in causes if f.error and not f.error.again), key=_when, default=first)
     return (
         first
@@ -153,19 +154,19 @@ def _when(failure: Failure) -> tuple[float, int]:
 
 
 class _End(NamedTuple):
-    """How a run of a node ended that ended badly, or how its pod was taken away."""
+    """How a run of a node ended badly, or how its pod was taken away."""
 
     failure: Failure
-    newest: bool  # in its node's newest life; what an earlier one died of has been overcome
+    newest: bool  # in its node's newest life; the node has overcome what ended an earlier one
     loud: bool  # it says why; a bare exit code only says that something was wrong
-    deleted: bool = False  # its pod was just deleted, maybe by an operator that cleans up
+    deleted: bool = False  # its pod was simply deleted, maybe by an operator that cleans up
     age: tuple[float, int, str] = (0.0, 0, "")  # of the deletion
     peers: bool = False  # its agent only noticed that another node is gone
 
 
 def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
     verdict = known.verdict
-    # Operators may create pods again for a job that has failed (PyTorchJob 1.9, trainer 2.3).
+    # Operators may still create pods for a job that has failed (PyTorchJob 1.9, trainer 2.3).
     end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
     last = next((life for life in reversed(node.aged) if life.since < end), node.life)
     for life in node.lives.values():
@@ -181,7 +182,7 @@ def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
             if evicted is not None:
                 taken = _at(node, life, life.disruption.time, failure.of_queue(evicted.reason, evicted.text))
             else:
-                # The kubelet says what ran short in the pod's own reason, and nothing of it in the condition.
+                # The kubelet says what ran short in the pod's own reason, but not in the condition.
                 explained = life.exit is not None and failure.tells(life.exit)
                 taken_reason = (
                     failure.of_end(life.exit)
@@ -201,7 +202,7 @@ def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:
 
 
 def _stuck(known: Known) -> Failure | None:
-    """Blame what never got as far as running for a job that ended over it."""
+    """Blame a pod that never ran for a job that ended over it."""
     waits = [*known.waits, *(n.life.waiting for n in known.nodes.values() if n.life.waiting)]
     for wait in waits:
         reason = failure.of_waiting(wait)
@@ -215,7 +216,7 @@ def _of_exit(event: ev.RankExited, known: Known) -> Failure:
     log = "\n".join(tail.last_lines((event.round,), _LOG_LINES)) if tail and event.signal else ""
     reason = failure.of_signal(event.signal, log) if event.signal else failure.of_exit(event.code or 0)
     if event.signal == SIGKILL:
-        # The kernel kills the rank; only the end of its container says that it was for its memory.
+        # The kernel killed the rank; only the end of its container says that memory was the reason.
         life = known.nodes.get(event.node, Node(event.node)).life_at(event.time)
         exit_ = next((exit_ for exit_ in life.exits if exit_.time >= int(event.time)), None)
         reason = failure.of_end(exit_) if exit_ is not None and failure.tells(exit_) else reason

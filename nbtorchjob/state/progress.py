@@ -1,16 +1,16 @@
-"""How a job gets on: how far it is, how fast, whether it is still or hangs, and what keeps it from running.
+"""A job's progress: how far it is, how fast, whether it is still or hangs, and what keeps it from running.
 
-Pure, and the same for cards, lists and pages: made of what ranks reported and of when anything was heard of
-them last.
+Pure, and the same for cards, lists and pages: derived from what ranks reported and from when anything last
+came from them.
 
 A job is as far as its slowest rank, in the newest round that any rank reported in. When that rank's next
-report is overdue nobody knows how long the rest will take, and what is known is said instead: for how long
-there was no step. A job that reported and has stopped doing so is *stalled* after ``STALLED_S``, and one of
-which nothing at all is heard is *quiet* after ``QUIET_S``: that may just compute. It *hangs* while the
-diagnosis of its samples holds; a job that ended as a collective gave up has one, too.
+report is overdue, the time left is unknown, and the time since the last step is shown instead. A job that
+used to report and has stopped is *stalled* after ``STALLED_S``, and one that gives no sign of life at all is
+*quiet* after ``QUIET_S``: it may just compute. It *hangs* while the diagnosis of its samples holds; a job
+that ended as a collective gave up has a diagnosis, too.
 
-A job is *held back* only by what a cluster has a word for: a pod that no host has room for, an image that
-can't be pulled, a quota. A job in a queue, and an image on its way, may take as long as they like.
+A job is *held back* only by problems that a cluster has a word for: a pod that no host has room for, an image
+that can't be pulled, a quota. Waiting in a queue or for an image that is being pulled has no time limit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from nbtorchjob.state.facts.series import UNITS, Point, Series, as_float
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.known import Known
 
-_GATED = "SchedulingGated"  # it waits to be admitted, which is no trouble
+_GATED = "SchedulingGated"  # it waits to be admitted, which is not a problem
 
 
 def held_back(known: Known) -> ev.Waiting | None:
-    """Return what has held the newest attempt back for longest; None where nothing does that has a name."""
+    """Return the wait that has held the newest attempt back longest; None where none has a reason."""
     asked = (known.cancelled, known.removed, known.verdict, known.ended)
     if known.working or known.suspended or any(answer is not None for answer in asked):
         return None
@@ -45,35 +45,35 @@ def held_back(known: Known) -> ev.Waiting | None:
 
 
 def held_since(known: Known, wait: ev.Waiting) -> float | None:
-    """Return when the newest attempt came to wait for that; None where the cluster doesn't say."""
+    """Return when the newest attempt began to wait for that; None where the cluster doesn't say."""
     if not wait.since:
         return None
     retry, pause = known.info.retry, known.pause
     ended = [v for v in known.verdicts if v.attempt < known.tries]
     begun = [v.time + (retry.delay(v.attempt) if retry else 0.0) for v in ended]
-    # What is said of the whole job by the same word may have been so once before, and not while it ran.
+    # The whole job may have waited for the same reason before, but not while it ran.
     lives = [life for node in known.nodes.values() for life in node.lives.values()]
     ran = [life.end for life in lives if life.starts and life.over and wait.node is None]
     return max([wait.since, *begun, *ran, *([pause.time] if pause else [])])
 
 
 REPORT = "report"  # what is counted where neither steps nor epochs are
-PERCENT = "percent"  # what an operator counts that is told how far its job is
+PERCENT = "percent"  # what an operator counts that receives its job's progress
 
 RECENT = 8  # reports that tell how fast a rank is now
-_MANY = 3  # reports of one count, from which on it is taken to be under way where no other was told yet
-OVERDUE = 1.5  # times the usual time between two reports, and
-OVERDUE_S = 3.0  # so long beside: from a cluster a report may take a second or two
-STALLED_S = 60.0  # at least; 10 usual times between reports, if that is more
+_MANY = 3  # this many reports of one count mean that it is under way, if there is no other count yet
+OVERDUE = 1.5  # usual intervals between two reports after which the next is overdue,
+OVERDUE_S = 3.0  # plus these seconds: a report from a cluster may take a second or two
+STALLED_S = 60.0  # at least; or STALLED usual intervals between reports, if that is longer
 STALLED = 10
 QUIET_S = 120.0
 
 
 class Progress(FrozenDataclass):
-    """How much the slowest rank has done; ``total`` is None where nobody said how much there is.
+    """How much the slowest rank has done; ``total`` is None where it is unknown how much there is to do.
 
-    Times are in seconds, None where they aren't known; ``heard`` and ``done_at``, when so much was done, are
-    since the epoch.
+    Times are in seconds, None where they are unknown. ``heard``, the time of the newest report, and
+    ``done_at``, when this much was done, are since the epoch.
     """
 
     unit: str  # step, epoch, PERCENT or REPORT
@@ -85,13 +85,13 @@ class Progress(FrozenDataclass):
     done_at: float
 
     def left(self, now: float) -> float | None:
-        """Return how long the rest will take; None where nobody knows, as when a report is overdue."""
+        """Return how long the rest will take; None where that is unknown, as when a report is overdue."""
         if self.total is None or self.pace is None or self.overdue(now) is not None:
             return None
         return max(0.0, (self.total - self.done) * self.pace - max(0.0, now - self.done_at))
 
     def overdue(self, now: float) -> float | None:
-        """Return for how long nothing was reported, once that is longer than usual; else None."""
+        """Return how long ago the last report was, if that is longer than usual; else None."""
         age = now - self.heard
         if self.every is None or (self.total is not None and self.done >= self.total):
             return None
@@ -99,16 +99,16 @@ class Progress(FrozenDataclass):
 
     @property
     def told_each(self) -> bool:
-        """Whether each one is reported, once: who reports every hundredth step may have done some since."""
+        """Whether each unit is reported once; a rank that reports every 100th step may be further by now."""
         if self.unit == REPORT or self.pace is None or self.every is None:
             return False
         return self.pace <= OVERDUE * self.every and self.every <= OVERDUE * self.pace
 
 
 class Stillness(FrozenDataclass):
-    """A running job of which nothing is heard, since a time (seconds since the epoch).
+    """A running job without a sign of life ``since`` a time (seconds since the epoch).
 
-    ``stalled`` says that it used to report; else it may just compute.
+    ``stalled`` says that it used to report; otherwise it may just compute.
     """
 
     since: float
@@ -117,9 +117,9 @@ class Stillness(FrozenDataclass):
 
 @remembered
 def progress(state: JobState) -> Progress | None:
-    """Return how far the job is, in reports where they count nothing; None before the first.
+    """Return how far the job is, in reports if these count nothing else; None before the first.
 
-    Where its ranks' reports don't say so, or aren't read, its operator may know.
+    If its ranks' reports don't say that, or aren't read, its operator may know.
     """
     round_ = max((series.round for series in state.series.values()), default=-1)
     known = {rank: item for rank, item in state.series.items() if item.round == round_}
@@ -134,7 +134,7 @@ def progress(state: JobState) -> Progress | None:
     units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
     alike = [item for item in candidates if item.unit == units[0]]
     slowest = min(alike, key=lambda item: (item.done / (item.total or 1.0), item.heard), default=None)
-    if slowest is not None and round_ < state.round:  # its ranks start again, from nobody knows where
+    if slowest is not None and round_ < state.round:  # its ranks start again from an unknown point
         slowest = replace(slowest, pace=None, every=None)
     if slowest is not None and slowest.unit != REPORT:
         return slowest
@@ -149,7 +149,7 @@ def progress(state: JobState) -> Progress | None:
 
 
 def setback(state: JobState) -> tuple[int, float, float] | None:
-    """Return in which round ranks started again, what had been done, and from where they go on.
+    """Return the round in which ranks started again, how much had been done, and where they go on from.
 
     None once they have caught up; before their first report the last two are equal.
     """
@@ -164,7 +164,7 @@ def setback(state: JobState) -> tuple[int, float, float] | None:
     first, *_, newest = [many for _, many in counts(series.points, unit)] * 2
     if newest + extra >= reached or not math.isfinite(first):
         return None
-    # Who logs every tenth step, counting from 1, goes on from ten steps before the first that is logged.
+    # A rank that logs every tenth step, counting from 1, goes on from ten steps before the first logged one.
     logged = [
         (as_float(other.metrics[unit]) - as_float(one.metrics[unit])) / (other.seq - one.seq)
         for stretch in before
@@ -176,13 +176,13 @@ def setback(state: JobState) -> tuple[int, float, float] | None:
 
 
 def still(state: JobState, now: float) -> Stillness | None:
-    """Return since when nothing was heard of a running job, once that is worth a word.
+    """Return the stillness of a running job, once it has lasted long enough to be mentioned.
 
-    A lab is still whenever nobody uses it; of its turns it is worth a word.
+    A lab is still whenever it isn't used, so only its turns have one.
     """
     if state.info.lab is not None:
         return None
-    unread = bool(state.info.cluster) and state.wrote is None  # a list asks a cluster for no logs
+    unread = bool(state.info.cluster) and state.wrote is None  # a list doesn't read logs from a cluster
     if state.phase is not Phase.RUNNING or state.reforming or unread or state.stopped:
         return None
     since, current = heard(state), progress(state)
@@ -195,7 +195,7 @@ def still(state: JobState, now: float) -> Stillness | None:
 
 
 def heard(state: JobState) -> float:
-    """Return when anything was heard last of a job that runs, or of how its nodes came and went."""
+    """Return when a running job last gave a sign of life, or one of its nodes came or went."""
     newest = [series.points[-1].time for series in state.series.values() if series.round == state.round]
     lives = [life for node in state.nodes.values() for life in node.lives.values()]
     began = [worker.time for node in state.nodes.values() for worker in node.workers[-1:]]
@@ -204,7 +204,7 @@ def heard(state: JobState) -> float:
 
 
 def done(series: Series, unit: str, from_zero: Collection[str]) -> float | None:
-    """Return how many steps, say, a rank has done: one more than it reported where they count from 0."""
+    """Return how much a rank has done, such as steps: one more than it reported if it counts from 0."""
     counted = counts(series.points[-1:], unit) or counts(series.points, unit)
     if not counted:
         return None
@@ -212,19 +212,19 @@ def done(series: Series, unit: str, from_zero: Collection[str]) -> float | None:
 
 
 def unit_of(series: Series) -> str:
-    """Return what counts a rank's progress most finely: steps may begin anew with each epoch."""
+    """Return the finest unit of a rank's progress; not steps that begin anew with each epoch."""
     return next((unit for unit in UNITS if unit in series.ascending), REPORT)
 
 
 def counts(points: Sequence[Point], unit: str) -> list[tuple[float, float]]:
-    """Return when each count of ``unit`` was reported, and the count; reports themselves are counted too."""
+    """Return the time and value of each reported count of ``unit``, which may be the reports themselves."""
     if unit == REPORT:
         return [(point.time, point.seq + 1.0) for point in points]
     return [(p.time, as_float(p.metrics[unit])) for p in points if unit in p.metrics]
 
 
 def pace(counts: Sequence[tuple[float, float]]) -> float | None:
-    """Return seconds for one, from the first report to the newest; None where nothing was counted."""
+    """Return the seconds per unit from the first count to the newest; None where nothing was counted."""
     if not counts:
         return None
     took, many = counts[-1][0] - counts[0][0], counts[-1][1] - counts[0][1]
@@ -232,12 +232,12 @@ def pace(counts: Sequence[tuple[float, float]]) -> float | None:
 
 
 def latest(series: Series) -> dict[str, float]:
-    """Return the newest value of each metric, in the order in which they first came."""
+    """Return the newest value of each metric, in the order in which the metrics first came."""
     return {name: as_float(value) for name, value in series.newest.items()}
 
 
 def measures(values: Mapping[str, float], *, counting: bool = False) -> list[str]:
-    """Return the names of the newest values without totals, and unless ``counting`` without counts."""
+    """Return the names of the newest values, except totals and, unless ``counting``, counts."""
     hidden = {name for unit, name in TOTALS.items() if total(unit, values) is not None}
     return [name for name in values if name not in hidden and (counting or name not in TOTALS)]
 
@@ -254,11 +254,11 @@ def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Prog
     heard = at = series.points[-1].time
     newest = (counts(stretch.points[-RECENT:], unit) for stretch in series.stretches)
     several = any(len({many for _, many in counted}) < len(counted) for counted in newest)
-    if len(series.points) > 1:  # of an ended job a list keeps one
+    if len(series.points) > 1:  # a list keeps one for an ended job
         recent = series.points[-RECENT:]
         every = pace(counts(recent, REPORT))
         begun = [] if several else counts(recent, unit)
-        if len(begun) < 2:  # of an epoch there may be many reports, which have its number or none
+        if len(begun) < 2:  # an epoch may have many reports, with its number or without
             begun = [alike[0] for alike in _by_count(series.points, unit)]
         at = begun[-1][0]
         seconds = pace(begun[-RECENT:]) or pace(counts(series.points, unit))
@@ -269,14 +269,14 @@ def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Prog
 
 
 def _by_count(points: Sequence[Point], unit: str) -> list[list[tuple[float, float]]]:
-    """Return what :func:`counts` does, those of one count together."""
+    """Return what :func:`counts` does, grouped by count."""
     return [[*alike] for _, alike in groupby(counts(points, unit), key=itemgetter(1))]
 
 
 def _told_throughout(series: Series, unit: str) -> bool:
-    """Whether a count that several reports have is under way then, as an epoch is in each step's report.
+    """Whether reports that share a count come while it is under way, as when each step reports its epoch.
 
-    Else all of them come at its end: that of its training, and that of its validation.
+    Otherwise they all come at its end, as when an epoch reports its training and then its validation.
     """
     within = between = 0.0
     for stretch in series.stretches:
@@ -287,21 +287,21 @@ def _told_throughout(series: Series, unit: str) -> bool:
     return within >= between / 2 if between else len(by_count[-1]) >= _MANY
 
 
-_TOLD_S = 6.0  # a sample may take that long to be told of, and what tells of it is heard of the job, too
-_TIMEOUT_S = 1800.0  # of a collective, where it isn't known: torch's own
-_GAVE_UP = ("collective timed out", "a collective got data of another size")  # of what a signal ended
-_LATE_S = 60.0  # after its time a collective is given up at last
+_TOLD_S = 6.0  # a sample may take that long to be reported, and its report may count as a sign of life, too
+_TIMEOUT_S = 1800.0  # torch's default for a collective, where its own timeout is unknown
+_GAVE_UP = ("collective timed out", "received data of an unexpected size")  # of ranks that a signal ended
+_LATE_S = 60.0  # the longest time after its timeout until a collective gives up
 
 
 def hang(state: JobState, now: float) -> Diagnosis | None:
-    """Return why a running job hangs, if its nodes looked and nothing was heard of it since; else None.
+    """Return why a running job hangs, if it was sampled and has given no sign of life since; else None.
 
-    It doesn't while the ranks that the others wait for compile, or save or load a checkpoint.
+    It doesn't hang while the ranks that the others wait for compile, or save or load a checkpoint.
     """
     newest = _samples(state)
     if not newest or state.phase is not Phase.RUNNING or state.reforming:
         return None
-    # Whoever asks for stacks may find a job that only waits for a moment.
+    # Stacks that a user asked for may show a job that only waits for a moment.
     if all(fact.why == ASKED for fact in newest) and still(state, now) is None:
         return None
     if state.wrote is not None and state.wrote > max(fact.time for fact in newest) + _TOLD_S:
@@ -313,7 +313,7 @@ def hang(state: JobState, now: float) -> Diagnosis | None:
 
 
 def missed(state: JobState, failure: Failure) -> Diagnosis | None:
-    """Return who was missing in the collective that a job failed in; None where that isn't sure."""
+    """Return which ranks a failed job's collective waited for in vain; None where that isn't sure."""
     newest = _samples(state)
     text = failure.reason.line
     gave_up = failure.error.collective if failure.error else any(item in text for item in _GAVE_UP)
@@ -323,7 +323,7 @@ def missed(state: JobState, failure: Failure) -> Diagnosis | None:
     ends = [call.since + (call.timeout or _TIMEOUT_S) for call in calls if not call.done]
     if (
         failure.time > max([*ends, *(item.time for item in newest)], default=0.0) + _LATE_S
-    ):  # it was another one
+    ):  # it was another collective
         return None
     diagnosis = diagnose(state, over=True)
     return diagnosis if diagnosis is not None and diagnosis.sure and diagnosis.ranks else None
@@ -334,6 +334,6 @@ def _samples(state: JobState) -> list[Sampled]:
 
 
 def _reported(state: JobState, samples: list[Sampled]) -> bool:
-    """Whether a rank has reported since the job was looked at."""
+    """Whether a rank has reported since the job was sampled."""
     last = max(sample.time for sample in samples)
     return any(s.round == state.round and s.points[-1].time > last for s in state.series.values())

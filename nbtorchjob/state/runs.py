@@ -1,20 +1,20 @@
 """The runs of a group as plain data: their parameters and results, and which to stop early (pure).
 
 Whether a run is stopped early follows from what the runs have reported. Runs are compared where they are
-equally far, by what counts that (``Early.by``): so one that begins late, or trains slowly, isn't measured by
-what others only reached later. With a condition, the group's best is the best that any run reported by the
-time that it was as far, and its median that of the runs that came as far. What is looked at is a run's newest
-report.
+equally far, in the unit ``Early.by``: so a run that begins late, or trains slowly, isn't held to results that
+others only reached later. In a condition, the group's best is the best that any run had reported when it
+was as far, and the group's median is that of the runs that came as far. A condition is checked on each run's
+newest report.
 
-A report that names an epoch may come at its end, or be one of many in it. Where any run of the group has
-reported an epoch twice, each counts as done once the next one is reported, or the run has ended. Until a
+A report that names an epoch may come at its end, or be one of many within it. If any run of the group has
+reported an epoch twice, an epoch counts as done once the next one is reported, or the run has ended. Until a
 second report shows which it is, no run is judged.
 
-Halving is the rule of asynchronous successive halving, ASHA (Li et al. 2018, arXiv:1810.05934: the top
-``1/factor`` of a rung go on), where runs are stopped instead of paused, as in Ray Tune. Rungs are at
-``at_least``, ``at_least * factor``, ``at_least * factor**2`` and so on. A run is judged once at each, when it
-reaches it, among those that were there by then; nobody waits for who is slow. That is a matter of recorded
-times, so whoever looks, and whenever, comes to the same decision.
+Halving follows asynchronous successive halving, ASHA (Li et al. 2018, arXiv:1810.05934: the top ``1/factor``
+of a rung go on), but stops runs instead of pausing them, as Ray Tune does. Rungs are at ``at_least``,
+``at_least * factor``, ``at_least * factor**2`` and so on. A run is judged once at each rung, when it reaches
+it, among the runs that were there by then; no run waits for slower ones. This depends only on recorded times,
+so every process that looks, at any time, comes to the same decision.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.progress import REPORT, counts, latest, unit_of
 from nbtorchjob.text import words
 
-T = TypeVar("T")  # whatever a run is known by
+T = TypeVar("T")  # whatever identifies a run
 
-STOPPED = "STOPPED"  # in place of the phase, of a run that was stopped early
+STOPPED = "STOPPED"  # shown instead of the phase for a run that was stopped early
 
 
 def metrics(state: JobState) -> dict[str, float]:
-    """Return what a run last reported, of rank 0 or the first rank that reports."""
+    """Return what a run last reported, from rank 0 or the first rank that reports."""
     return latest(state.series[min(state.series)]) if state.series else {}
 
 
 def curves(states: Sequence[JobState], metric: str) -> tuple[str, dict[str, list[tuple[float, float]]]]:
-    """Return what runs reported of a metric by their ids, and over what: what all count, or the reports."""
+    """Return the curves of a metric by run id, and before them their x axis: a unit, or the reports."""
     points: dict[str, list[Point]] = {}
     for state in states:
         series = state.series.get(min(state.series, default=0))
@@ -61,15 +61,15 @@ def curves(states: Sequence[JobState], metric: str) -> tuple[str, dict[str, list
 
 
 def seconds(state: JobState, now: float) -> float | None:
-    """Return how long a run has run, without what it waited for its turn; None before it began."""
+    """Return how long a run has run, without its wait for its turn; None before it began."""
     return None if state.first_start is None else state.elapsed(now) - state.waited(now)
 
 
 def row(state: JobState, now: float, value: object) -> dict[str, Any]:
     """Return a run, with its value, as a row of its group's table.
 
-    What has the name of another column comes as ``params.NAME`` or ``metrics.NAME``, as MLflow calls them:
-    many runs report the ``lr`` that they were given.
+    A parameter or metric with the name of another column becomes ``params.NAME`` or ``metrics.NAME``, as in
+    MLflow: many runs report the ``lr`` that they were given.
     """
     own = {"run": state.info.number}
     phase = {"phase": STOPPED if state.stopped_early else state.phase.value}
@@ -95,15 +95,15 @@ def _apart(kind: str, columns: Mapping[str, Any], taken: Container[str]) -> dict
 
 
 def varied(states: Sequence[JobState]) -> list[str]:
-    """Return the names that were given, those first whose values differ."""
+    """Return the names of the parameters, those with differing values first."""
     names = list(dict.fromkeys(name for state in states for name in state.info.given))
     return sorted(names, key=lambda name: len({repr(state.info.given.get(name)) for state in states}) < 2)
 
 
 def waits(state: JobState) -> bool | None:
-    """Return whether a run waits for its turn, or is under way.
+    """Return True if a run waits for its turn, False if it is under way.
 
-    None for one that takes no place in its group: it has ended, or its user suspended it before its turn.
+    None for a run that takes no place in its group: it has ended, or its user suspended it before its turn.
     """
     if state.phase.terminal:
         return None
@@ -112,30 +112,30 @@ def waits(state: JobState) -> bool | None:
 
 
 def due(left: Mapping[T, bool | None], at_once: int) -> list[T]:
-    """Return which runs of a group, by whether each waits, are to be started now, in their order.
+    """Return the runs of a group to start now, in order; ``left`` has what :func:`waits` returns for each.
 
-    ``at_once`` of them are to be under way, where one that its user suspended keeps its place.
+    ``at_once`` of them should be under way; a run that its user suspended keeps its place.
     """
     under_way = sum(waits is False for waits in left.values())
     return [run for run, waits in left.items() if waits][: max(0, at_once - under_way)]
 
 
-# How far a run was at a report: so many epochs, say, and how many reports since the first of that epoch.
+# How far a run was at a report: its count of epochs, say, and how many reports since the first of that epoch.
 Mark: TypeAlias = tuple[float, int]
 
 
 class Judge:
-    """Decides about a group's runs, look after look; it only keeps what needn't be computed again."""
+    """Decides about a group's runs each time they are looked at; it only keeps what saves recomputation."""
 
     def __init__(self, early: Early) -> None:
         self._early = early
         self._units: dict[str, tuple[Series, str]] = {}  # by address, here and below
         self._tracks: dict[str, _Track] = {}
-        # When a run was where, as it was first seen: of a long job fewer and fewer reports are kept.
+        # When each run arrived at a rung, as first seen: a long job keeps fewer and fewer of its reports.
         self._arrivals: dict[tuple[str, float], dict[str, _Arrival]] = {}  # by unit and rung
 
     def stops(self, states: Sequence[JobState]) -> dict[str, str]:
-        """Return why runs are to be stopped, by their addresses."""
+        """Return the runs to stop, by address, and why."""
         series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
         by = self._early.by or self._unit(series)
         for address, reports in series.items():
@@ -150,13 +150,13 @@ class Judge:
         for address, track in tracks.items():
             track.several, track.ended = several, address in ended
         reasons = {**self._halved(tracks, by), **_met(self._early, tracks)}
-        # Not one that somebody debugs at a stopped rank.
+        # Not a run that is being debugged at a stopped rank.
         running = [state for state in states if state.phase is Phase.RUNNING and not state.stopped]
         runs = (state.info.address for state in running if state.cancelled is None)
         return {address: reasons[address] for address in runs if address in reasons}
 
     def unheard(self, states: Sequence[JobState]) -> str | None:
-        """Return which metrics it needs that no run has reported; None until one has reported all it does."""
+        """Return the needed metrics that no run has reported; None until one has succeeded with reports."""
         if not any(state.phase is Phase.SUCCEEDED and state.series for state in states):
             return None
         reported = {name for state in states for series in state.series.values() for name in latest(series)}
@@ -164,21 +164,21 @@ class Judge:
         return f"{', '.join(missing)}: they report {', '.join(sorted(reported))}" if missing else ""
 
     def _unit(self, series: Mapping[str, Series]) -> str:
-        """Return what counts how far the runs are: the finest that each reports of those that count.
+        """Return the unit to compare runs by: the finest that every run counts that counts anything.
 
-        One that counts nothing yet may begin to: measured by reports, the others would seem further than
-        ``at_least`` until then.
+        A run that counts nothing yet may still begin to: measured by reports until then, the others would
+        seem further than ``at_least``.
         """
         for address, reports in series.items():
             if address not in self._units or self._units[address][0] is not reports:
                 units = [unit_of(Series(*stretch)) for stretch in reversed(reports.stretches)]
                 self._units[address] = reports, next((unit for unit in units if unit != REPORT), REPORT)
         counting = {self._units[address][1] for address in series} - {REPORT}
-        # Steps of some that begin anew with each epoch compare with nobody's.
+        # If the steps of some runs begin anew with each epoch, steps can't be compared.
         return "epoch" if len(counting) > 1 else next(iter(counting), REPORT)
 
     def _halved(self, tracks: Mapping[str, _Track], by: str) -> dict[str, str]:
-        """Return who wasn't among the best of a rung, when it got there."""
+        """Return the runs that weren't among the best of a rung when they reached it, and why."""
         early, reasons = self._early, dict[str, str]()
         if early.halve is None:
             return reasons
@@ -199,7 +199,7 @@ class Judge:
                 goes_on = math.isfinite(value) and place <= max(1, len(before) // early.factor)
                 if not goes_on and rung < tracks[address].total:
                     progress = words.count(int(rung), by) if by in (*TOTALS, REPORT) else f"{rung:g} of {by}"
-                    many = f"number {place} of {len(before)}" if math.isfinite(value) else "no finite one"
+                    many = f"number {place} of {len(before)}" if math.isfinite(value) else "not finite"
                     reasons.setdefault(
                         address, f"{early.halve}={words.number(value)} after {progress} was {many}"
                     )
@@ -208,14 +208,14 @@ class Judge:
 
 
 class _Arrival(NamedTuple):
-    """When a run came somewhere, and its metric then."""
+    """When a run reached a rung, and its metric then."""
 
     time: float
     value: float
 
 
 class _Track:
-    """What a run reported, by how far it was."""
+    """What a run reported, ordered by how far it was."""
 
     def __init__(self, series: Series, by: str) -> None:
         self.series, self.by = series, by
@@ -223,14 +223,14 @@ class _Track:
         self._points = [point for point, _ in counted]
         first: dict[float, int] = {}
         marks = [(count, point.seq - first.setdefault(count, point.seq)) for point, count in counted]
-        self.marks = [*accumulate(marks, max)]  # after a restart it is behind for a while
+        self.marks = [*accumulate(marks, max)]  # after a restart a run is behind for a while
         self.latest = latest(series)
-        # Who counts from 0 has done one when it says so.
+        # A run that counts from 0 has done one unit when it reports 0.
         self._more = 1 if by != REPORT and self.marks and self.marks[0][0] == 0 else 0
         told = [[count for _, count in counts(stretch.points, by)] for stretch in series.stretches]
         self.repeats = any(one == other for many in told for one, other in pairwise(many))
         self.goes_on = by == REPORT or any(len(many) > 1 for many in told)
-        # Whether several reports of one count are usual in the group, and whether this run has ended
+        # Whether runs of the group send several reports with one count, and whether this run has ended
         self.several = self.ended = False
         self._values: dict[str, list[float]] = {}
         self._bests: dict[tuple[str, bool], list[tuple[Mark, float]]] = {}
@@ -258,12 +258,12 @@ class _Track:
         return self._values[metric]
 
     def at(self, mark: Mark, metric: str) -> float:
-        """Return the newest value of a metric when it was as far as that."""
+        """Return the newest value of a metric when the run was as far as ``mark``."""
         passed = bisect_right(self.marks, mark)
         return self.values(metric)[passed - 1] if passed else math.nan
 
     def bests(self, metric: str, *, largest: bool) -> list[tuple[Mark, float]]:
-        """Return the reports that were better than all before, each with its mark."""
+        """Return the values of a metric that were better than all before, each with its mark."""
         if (metric, largest) not in self._bests:
             bests: list[tuple[Mark, float]] = []
             for mark, value in zip(self.marks, self.values(metric), strict=True):
@@ -274,7 +274,7 @@ class _Track:
         return self._bests[metric, largest]
 
     def arrival(self, rung: float, metric: str) -> _Arrival | None:
-        """Return when it had done so much and knew the metric, and what that was; None before that."""
+        """Return when the run reached ``rung`` and had the metric, and its value; None before that."""
         first = seen = bisect_left(self.marks, (rung - self._more, 0))
         if self.several and first < len(self.marks):
             seen = bisect_right(self.marks, (self.marks[first][0], math.inf))
@@ -289,7 +289,7 @@ class _Track:
 
 
 def _counted(points: Sequence[Point], by: str) -> Iterator[tuple[Point, float]]:
-    """Yield a round's reports with how far it was: one without a count is as far as the one before."""
+    """Yield a round's reports and how far each was; one without a count is as far as the one before."""
     count = math.nan
     for point in points:
         count = point.seq + 1.0 if by == REPORT else as_float(point.metrics.get(by, count))
@@ -298,7 +298,7 @@ def _counted(points: Sequence[Point], by: str) -> Iterator[tuple[Point, float]]:
 
 
 def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:
-    """Return the runs whose newest report meets the condition."""
+    """Return the runs whose newest report meets the condition, and why."""
     condition, reasons = early.condition, dict[str, str]()
     if condition is None:
         return reasons
@@ -323,7 +323,7 @@ class _Group:
         self._medians: dict[tuple[str, Mark], float | None] = {}
 
     def known(self, track: _Track, name: Name) -> float | None:
-        """Return what a name means for a run now; None where nobody knows."""
+        """Return what a name means for a run now; None where that is unknown."""
         if name.of == OWN:
             return track.latest.get(name.metric)
         return (self._best if name.of == BEST else self._median)(name.metric, track.marks[-1])

@@ -1,18 +1,18 @@
-"""The turns of a lab: which there are, what each came to, and one of them as a job of its own (pure).
+"""The turns of a lab: the list of them, the outcome of each, and one of them as a job of its own (pure).
 
-A lab is a job whose ranks stay. What they run is a *turn*: one cell, or one call of a function, which people
-read as *cell 3*. Each has a round of its own, and all that ranks tell is filed by round. So a :class:`View`
-needs only to pick a lab's facts by their round, and to end where the turn does: what is drawn of a turn,
-fetched or asked is what is drawn of any job.
+A lab is a job whose ranks stay. They run *turns*: a turn is one cell or one call of a function, shown to
+users as *cell 3*. Each turn has a round of its own, and everything that ranks report has a round. So a
+:class:`View` only has to pick a lab's facts by round, and to end with the turn: then a turn can be drawn,
+fetched and asked like any job.
 
 In a *pool* a turn is a whole job, which has ranks of its own (``runtime/pool``).
 
-A turn runs on all its ranks or on none. It is over once each of its nodes has said so. Where a lab's ranks
-began anew before that, it is *lost*, with all that they held.
+A turn runs on all its ranks or on none. It is over once each of its nodes has reported its end. If a lab's
+ranks began anew before that, the turn is *lost*, with everything that they held.
 
-One turn of a lab runs at a time, in the order of the rounds. A job of a pool takes some of its nodes, so
-others may run beside it. Jobs begin in the order of their numbers: one that is sent again after it was lost
-is in front of those that were sent later and still wait.
+One turn of a lab runs at a time, in the order of the rounds. A job of a pool takes some of the pool's nodes,
+so others may run beside it. Jobs begin in the order of their numbers: a job that is sent again after it was
+lost goes ahead of those that were sent later and still wait.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from nbtorchjob.state.nodes import Node
 from nbtorchjob.text import words
 
 FIRST = "1"  # the key of the turn that a lab begins with
-_NAMED = 5  # turns, of those that another one waits for
-_AGAIN = "."  # in the id of a job of a pool that was sent again: in front of how often it was sent
-KEEP = "<torchjob keep>"  # the file name of a cell of ours that does nothing
-PULL = "<torchjob pull>"  # and of one that only brings a value here
-ANEW = "BeganAnew"  # the reason of a verdict of ours, as are the next ones
+_NAMED = 5  # how many of the turns that a turn waits for are named
+_AGAIN = "."  # in the id of a pool's job that was sent again: in front of how often it was sent
+KEEP = "<torchjob keep>"  # the file name of an internal cell that does nothing
+PULL = "<torchjob pull>"  # and of an internal cell that only brings a value here
+ANEW = "BeganAnew"  # the reason of one of nbtorchjob's own verdicts, as is the next one
 UNREAD = "EndedBefore"
-ENDED = "the lab ended before it was over"
-GONE = "the lab's ranks began anew before it was over: what they held is gone"
-POOL_ENDED = "its pool ended before it was over"
+ENDED = "the lab ended before the cell was over"
+GONE = "the lab's ranks began anew before the cell was over: what they held is gone"
+POOL_ENDED = "its pool ended before the job was over"
 POOL_GONE = "the pool lost a node, or the ranks on one, before the job ended"
 POOL_GONE_BEFORE = "the pool lost a node, or the ranks on one, before the job began"
 
-# What ends nodes, and what somebody does to the job as a whole: of it a turn knows what came while it ran.
+# What ends nodes, and what is done to the job as a whole: a turn gets those facts that came while it ran.
 _OF_NODES = (ev.NodeExited, ev.NodeGone, ev.NodeDisrupted, ev.NodeFailed, ev.NodeOutput)
 _OF_JOBS = (
     ev.CancelRequested,
@@ -80,16 +80,16 @@ _ROUNDS = (
     ev.LogChunk,
     ev.ValueReady,
 )
-TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.Displayed, ev.Sampled, ev.Wrote)  # says nothing of an end
+TEXT = (ev.LogChunk, ev.Reported, ev.Used, ev.Displayed, ev.Sampled, ev.Wrote)  # unrelated to an end
 
 
 def again(id_: str, times: int) -> str:
-    """Return the id under which a job of a pool is sent for that time."""
+    """Return the id under which a pool's job is sent the ``times``-th time."""
     return f"{id_}{_AGAIN}{times}" if times > 1 else id_
 
 
 def _sent_as(id_: str) -> str:
-    """Return the id under which it was sent first."""
+    """Return the id under which a turn was sent first."""
     return id_.partition(_AGAIN)[0]
 
 
@@ -112,16 +112,16 @@ class Turn(FrozenDataclass):
     since: float
     failed: tuple[int, ...] = ()
     what: str = "cell"  # or "job", in a pool
-    nodes: tuple[int, ...] = ()  # of a job that doesn't have all of its pool, once it has them
+    nodes: tuple[int, ...] = ()  # a job's, once it has them, if they are only a part of its pool
 
     @property
     def key(self) -> str:
-        """What it goes by behind a lab's name, which is known once it was sent."""
+        """What identifies it after its lab's name, known as soon as it is sent."""
         return _sent_as(self.taken.id) or FIRST
 
     @property
     def group(self) -> str:
-        """Of a run: the group that it is of; else ""."""
+        """The group of a run; "" for any other turn."""
         return str(_sweep(self.taken).get("group", ""))
 
     @property
@@ -136,29 +136,29 @@ class Turn(FrozenDataclass):
 
     @property
     def whose(self) -> str:
-        """What it is called, with who sent it and which part of its pool it has, where that is known."""
+        """Its name, with who sent it and which part of its pool it has, where that is known."""
         whose = f"{self.name} ({self.taken.by})" if self.taken.by else self.name
         return f"{whose} on {self.where}" if self.where else whose
 
     @property
     def where(self) -> str:
-        """Which nodes of its pool it has, in words; "" where these are all, or none yet."""
+        """Which nodes of its pool it has, in words; "" where it has all, or none yet."""
         return f"node{'s' if len(self.nodes) > 1 else ''} {words.spell(self.nodes)}" if self.nodes else ""
 
 
 def turns(lab: JobState) -> list[Turn]:
-    """Return a lab's turns in their order, of very many the newest."""
+    """Return a lab's turns in order; if there are very many, the newest."""
     ends: dict[int, dict[int, ev.TurnEnded]] = {}
     for end in lab.turns_over:
         ends.setdefault(end.round, {})[end.node] = end
-    # The first one is sent again where ranks began anew before it was over once, and where the pods of a job
-    # that was resumed can't know that there were others.
+    # The first turn is sent again if ranks began anew before it was over once, and by the pods of a resumed
+    # job, which can't know that there were turns before.
     firsts = [taken.round for taken in lab.turns if not taken.id]
     what = what_of(lab.info)
     in_order: list[Turn] = []
-    free = lab.info.created  # when the ranks were through with the one before
+    free = lab.info.created  # when the ranks were through with the turn before
     placed = {place.round: place for place in lab.turns_placed}
-    held = 0  # nodes that those before have, or are to have
+    held = 0  # nodes that the turns before have, or are to have
     number_of = numbers(lab)
     newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
     for taken in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
@@ -189,7 +189,7 @@ def turns(lab: JobState) -> list[Turn]:
 
 
 def numbers(lab: JobState) -> dict[str, int]:
-    """Return the number of each turn, by the id under which it was sent first: "" of a lab's own call."""
+    """Return the number of each turn by the id under which it was sent first; a lab's own call has ""."""
     known: dict[str, int] = {}
     most = min(1, sum(not taken.id for taken in lab.turns))
     for taken in lab.turns:
@@ -201,23 +201,23 @@ def numbers(lab: JobState) -> dict[str, int]:
 
 
 def _place(lab: JobState, taken: ev.TurnTaken) -> tuple[int, bool, float, int]:
-    """Return what turns are sorted by that begin one after the other, those of former ranks first.
+    """Return the key that sorts turns in the order in which they begin, those of former ranks first.
 
-    What has begun is in front of what waits: of two jobs that are sent again the later one may come first.
+    Turns that have begun go ahead of those that wait: of two jobs sent again, the later may have come first.
     """
     place = _placed(lab, taken.round)
     return taken.base, place is None or not place.nodes, taken.number or inf, taken.round
 
 
 def _needs(lab: JobInfo, taken: ev.TurnTaken) -> int:
-    """Return how many of its nodes a turn takes."""
+    """Return how many of the lab's nodes a turn takes."""
     if not lab.is_pool:
         return len(taken.nodes)
     return min(len(taken.nodes), -(-len(taken.ranks) // max(1, lab.nproc_per_node)))
 
 
 def _fits(lab: JobInfo, taken: ev.TurnTaken, held: int) -> bool:
-    """Whether a turn begins beside those that hold so many nodes."""
+    """Whether a turn can begin beside turns that hold ``held`` nodes."""
     return held + _needs(lab, taken) <= len(taken.nodes) if lab.is_pool else not held
 
 
@@ -227,13 +227,13 @@ def _placed(lab: JobState, round: int) -> ev.TurnPlaced | None:
 
 
 def _nodes(lab: JobState, taken: ev.TurnTaken) -> tuple[int, ...]:
-    """Return the nodes that a turn runs on; all that it may run on where that isn't known yet."""
+    """Return the nodes that a turn runs on, or all that it may run on until it is placed."""
     place = _placed(lab, taken.round)
     return place.nodes if place is not None and place.nodes else taken.nodes
 
 
 def what_of(lab: JobInfo) -> str:
-    """Return what people call a turn."""
+    """Return the word for a turn that is shown to people."""
     return "job" if lab.is_pool else "cell"
 
 
@@ -243,7 +243,7 @@ def find(lab: JobState, key: str) -> Turn | None:
 
 
 def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
-    """Return the number of the turn with that id, and the turn, as soon as it is known that it was taken."""
+    """Return the turn with the id ``known_as`` and its number; None until it is known to be taken."""
     for at in reversed(range(len(lab.turns))):
         if (taken := lab.turns[at]).id == known_as:
             if lab.info.is_pool:
@@ -254,19 +254,19 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
 
 
 def newest(lab: JobState) -> Turn | None:
-    """Return the one that was taken last."""
+    """Return the turn that was taken last."""
     known = turns(lab)
     return known[-1] if known else None
 
 
 def running(lab: JobState) -> list[Turn]:
-    """Return those that run: of a lab one at most."""
+    """Return the turns that are running: at most one, except in a pool."""
     return [turn for turn in turns(lab) if turn.stage is Stage.RUNS]
 
 
 def ahead(lab: JobState, round: int) -> list[Turn]:
-    """Return those that are to be over before the one of that round begins."""
-    # Mostly there is none, so thousands of them needn't be looked at.
+    """Return the turns that have to be over before the turn of that round begins."""
+    # Usually there are none: then thousands of turns needn't be looked at.
     this = _taken(lab, round)
     if this is None or not _waits(lab, round):
         return []
@@ -279,9 +279,9 @@ def _taken(lab: JobState, round: int) -> ev.TurnTaken | None:
 
 
 def _waits(lab: JobState, round: int) -> bool:
-    """Whether the one of that round can't have begun, as far as was told of those before it.
+    """Whether the turn of that round can't have begun, by what is known of the turns before it.
 
-    One of an older base is in nobody's way: it was lost with its ranks.
+    A turn with an older base doesn't keep others waiting: it was lost with its ranks.
     """
     this, held = _taken(lab, round), 0
     place = _placed(lab, round)
@@ -296,27 +296,27 @@ def _waits(lab: JobState, round: int) -> bool:
     for before in chain.from_iterable(alike):
         if _place(lab, before) > _place(lab, this):
             continue
-        # The nodes that haven't told yet that they are through with it
+        # The nodes that haven't reported its end yet
         first = bisect_left(lab.turns_over, before.round, key=attrgetter("round"))
         last = bisect_right(lab.turns_over, before.round, lo=first, key=attrgetter("round"))
         left = {*_nodes(lab, before)} - {end.node for end in lab.turns_over[first:last]}
         held += min(len(left), _needs(lab.info, before))
         if not _fits(lab.info, this, held):
             return True
-        if not lab.info.is_pool:  # all that came before it are over, too
+        if not lab.info.is_pool:  # all turns before that one are over, too
             return False
     return False
 
 
 def idle_since(lab: JobState) -> float | None:
-    """Return since when a lab's ranks wait for a cell; None where they run one, or there are none."""
+    """Return since when a lab's ranks have waited for a turn; None while they run one, or don't exist."""
     known = turns(lab)
     stands = lab.working and not lab.suspended and not lab.phase.terminal and lab.round >= 0
     if not stands or any(not turn.over for turn in known):
         return None
     began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
-    # Before its first cell was taken it is still starting. Ranks that began anew hold nothing, and run that
-    # cell again only until it ended once.
+    # Until its first cell is taken, a lab is still starting. Ranks that began anew hold nothing, and run that
+    # cell again only if it has never ended.
     firsts = [turn for turn in known if not turn.taken.id]
     empty = lab.tries > 1 or any(turn.over and turn.stage is not Stage.LOST for turn in firsts)
     starts = not any(turn.taken.base == lab.round for turn in known) and not empty
@@ -326,15 +326,15 @@ def idle_since(lab: JobState) -> float | None:
 
 
 def ends_at(lab: JobState) -> float | None:
-    """Return when a lab ends by itself that nobody uses; None where it doesn't, or one uses it."""
+    """Return when an idle lab ends by itself; None where it doesn't, or isn't idle."""
     since = idle_since(lab)
     return since + lab.info.lab if since is not None and lab.info.lab else None
 
 
 def lead(lab: JobState) -> int | None:
-    """Return the node that takes turns: the one of rank 0; None while the lab has no ranks.
+    """Return the node that takes turns, which has rank 0; None while the lab has no ranks.
 
-    Between two attempts a node that has ended still counts as one of its last round.
+    Between two attempts, a node that has ended is still a member of the last round.
     """
     for node in lab.members:
         if node.working and not node.life.over and 0 in node.ranks:
@@ -348,7 +348,7 @@ def ranks(lab: JobState) -> list[int]:
 
 
 def began_anew(lab: JobState) -> float | None:
-    """Return when a lab's ranks began anew last, after they had run something; None where they didn't."""
+    """Return when a lab's ranks last began anew after they had run something; None where they didn't."""
     before = [turn for turn in turns(lab) if turn.taken.base < lab.round]
     if not before:
         return None
@@ -356,7 +356,7 @@ def began_anew(lab: JobState) -> float | None:
 
 
 def info(lab: JobInfo, turn: Turn) -> JobInfo:
-    """Return what is known of a turn, as a job's record."""
+    """Return a turn's record, like that of a job."""
     taken = turn.taken
     sources = dict(lab.sources)
     if taken.text:
@@ -375,33 +375,33 @@ def _retry(taken: ev.TurnTaken) -> dict[str, object] | None:
     try:
         retry: dict[str, object] = json.loads(taken.retry or "null") or {}
         build(Retry, retry)
-    except (ValueError, TypeError, AttributeError, RecursionError, SpecError):  # as above
+    except (ValueError, TypeError, AttributeError, RecursionError, SpecError):  # forged
         return None
     return retry or None
 
 
 def _sweep(taken: ev.TurnTaken) -> dict[str, object]:
-    """Return the fields of a run's record that say of which group it is."""
+    """Return the fields of a run's record that describe its group; none for any other turn."""
     try:
         record = json.loads(taken.sweep or "{}")
         group, number, parameters = str(record["group"]), int(record["number"]), dict(record["given"])
         return {"group": group, "number": number, "given": parameters, "early": dict(record["early"])}
-    except (ValueError, KeyError, TypeError, RecursionError):  # of none, or what nobody honest tells
+    except (ValueError, KeyError, TypeError, RecursionError):  # not a run, or a forged one
         return {}
 
 
 def is_first(lab: JobInfo, key: str) -> bool:
-    """Whether a turn of that key is the lab's own call; that of a pool does nothing, and is no turn."""
+    """Whether the turn with that key is the lab's own call; a pool's does nothing, and isn't a turn."""
     return key == FIRST and lab.lab is not None and not lab.is_pool
 
 
 def first(lab: JobInfo) -> JobInfo:
-    """Return what is known of a lab's own call, as a job's record."""
+    """Return the record of a lab's own call, like that of a job."""
     return of(lab, key=FIRST, label=lab.label, ships=lab.ships, all_ranks=lab.all_ranks, turn=())
 
 
 def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
-    """Return the record of a turn: the lab's, without what is the lab's alone."""
+    """Return the record of a turn: the lab's, without what only applies to the lab."""
     spec = {**lab.spec, "retry": None, "lab": not lab.is_pool, "fresh": False} if lab.spec else {}
     own = {
         "name": f"{lab.name}{MARK}{key}",
@@ -424,11 +424,11 @@ def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
 
 
 class View:
-    """A turn's facts, picked from its lab's: those of a job that has ended once the turn is over.
+    """A turn's facts, picked from its lab's: those of a job, which has ended once the turn is over.
 
-    ``lab`` is what is known of the lab already, and ``key`` says which turn; its ``round`` is found by that
-    where it isn't known. Of what came before the turn was taken nothing need be told again. Of one that is
-    ``unseen`` nobody has followed what it did before its lab's ranks began anew.
+    ``lab`` is the lab's state so far, and ``key`` says which turn; without a ``round``, it is found by the
+    key. Facts from before the turn was taken needn't be passed again. ``unseen`` says that nothing has
+    followed the turn before its lab's ranks began anew.
     """
 
     def __init__(
@@ -442,7 +442,7 @@ class View:
     ) -> None:
         self.lab = lab
         self.over = False
-        self.last: tuple[ev.Event, ...] = ()  # the turn's end, once it is over: behind all that was written
+        self.last: tuple[ev.Event, ...] = ()  # the turn's end, once it is over: it goes after all logs
         self.mark = mark  # where its lab's facts ended before it was sent, in its backend's terms
         self._key = key
         self._round = round
@@ -451,26 +451,26 @@ class View:
         self._started: set[int] = set()
         self._through: dict[int, ev.TurnEnded] = {}  # by node
         self._elsewhere: set[int] = set()  # nodes that have ranks of a later base
-        self._said = ""  # of what it waits for
-        self._early: list[ev.TurnEnded | ev.WorkersStarted] = []  # heard before it was heard who runs it
+        self._said = ""  # the newest text of what it waits for
+        self._early: list[ev.TurnEnded | ev.WorkersStarted] = []  # came before the turn was taken
 
     @property
     def first(self) -> bool:
-        """Whether it is the lab's own call: until it runs, what is known of the lab is known of it."""
+        """Whether it is the lab's own call: until that runs, the lab's facts are also the turn's."""
         return is_first(self.lab.info, self._key)
 
     def wants(self, event: ev.WorkersStarted) -> bool:
-        """Whether what these ranks write is of the turn."""
+        """Whether what these ranks write belongs to the turn."""
         return event.round == self._round or (self.first and self._taken is None)
 
     def begin(self) -> list[ev.Event]:
-        """Return what follows from what is known of the lab."""
+        """Return the turn's facts that follow from what is known of the lab so far."""
         return [*self._look()]
 
     def take(self, event: ev.Event) -> list[ev.Event]:
         """Return the facts of the turn that follow from one of the lab's."""
         if self.over:
-            # Of its nodes each tells all of a turn before its end. Logs may come behind that.
+            # Each of its nodes reports everything about a turn before its end; only logs may come later.
             mine = isinstance(event, _ROUNDS) and event.round == self._round
             return [self._as_a_jobs(event)] if mine else []
         before = self.lab
@@ -494,7 +494,7 @@ class View:
                 if self.first:
                     yield event
             elif self.lab.info.is_pool and not self._started:
-                return  # nothing of a job that waits
+                return  # while a job waits, none of these concern it
             elif (
                 event.node in _nodes(self.lab, taken)
                 and event.node not in self._through
@@ -502,7 +502,7 @@ class View:
             ):
                 yield event
         elif isinstance(event, ev.ArtifactsReady) and self.lab.info.is_pool:
-            from nbtorchjob.runtime.api.artifacts import of_round  # late: a list has none
+            from nbtorchjob.runtime.api.artifacts import of_round  # late: lists have none
 
             if self._round is not None and event.attempt == of_round(self._round):
                 yield replace(event, attempt=1)
@@ -527,7 +527,7 @@ class View:
         elif isinstance(event, ev.AttemptBegan):
             self._gone()
         elif self.first and not isinstance(event, ev.LabEnds | ev.AttemptPaid):
-            yield event  # how the lab comes to start
+            yield event  # how the lab starts
 
     def _as_a_jobs(self, event: ev.Event) -> ev.Event:
         if isinstance(event, ev.RankFailed | ev.RankExited):
@@ -541,7 +541,7 @@ class View:
             yield from self._look()
         taken = self._taken
         if taken is None:
-            # Nodes are heard of side by side: one may tell of its end before the lead's word is here.
+            # Nodes report independently: a node's end of the turn may arrive before the lead's fact.
             if isinstance(event, ev.TurnEnded):
                 self._early.append(event)
             return
@@ -568,7 +568,7 @@ class View:
                 self._end(time, well=not any(end.failed for end in ends))
 
     def _look(self) -> Iterator[ev.Event]:
-        """Find the turn once it is known that it was taken, and yield what it waits for."""
+        """Find the turn once it is known to be taken, and yield what it waits for."""
         if self._round is not None and not self.first:
             taken = next((taken for taken in reversed(self.lab.turns) if taken.round == self._round), None)
         else:
@@ -592,12 +592,12 @@ class View:
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
         taken, node = self._taken, self._node(event.node)
         if self.first and self.lab.tries == 1:
-            if self.lab.base(event.round) == event.round:  # it runs again in each, until it was over once
+            if self.lab.base(event.round) == event.round:  # it runs in each round until it ends once
                 yield event
         elif taken is None:
             self._early.append(event)
         elif event.round == taken.round:
-            # A life of its own: what the node did before says nothing of the turn.
+            # A new life: what the node did before doesn't concern the turn.
             pod = self._pod(event.node, taken)
             yield ev.NodeStarted(event.time, event.node, node.host, node.pid, pod)
             self._started.add(event.node)
@@ -607,7 +607,7 @@ class View:
             self._gone()
 
     def _pod(self, index: int, taken: ev.TurnTaken) -> str:
-        """Return the pod that has run the turn on a node, which may have had others since."""
+        """Return the pod that ran the turn on a node, which may have had other pods since."""
         node = self._node(index)
         pods = (worker.pod for worker in node.workers if worker.round == taken.base)
         return next(pods, "") or node.life.pod
@@ -616,14 +616,14 @@ class View:
         return self.lab.nodes.get(index, Node(index))
 
     def _gone(self) -> None:
-        """End it where one of its nodes can't come to its end any more."""
+        """End the turn if one of its nodes can no longer reach its end."""
         taken = self._taken
         if taken is None:
             return
         for index in set(_nodes(self.lab, taken)) - self._through.keys():
             node = self._node(index)
             if index in self._elsewhere or node.life.over or node.round > taken.base:
-                # Of its beginning nobody may have heard; one that others left no room hasn't begun.
+                # The turn's beginning may have been missed; a turn that had no room hasn't begun.
                 back = _placed(self.lab, taken.round)
                 known = not self._unseen or (back is not None and not back.nodes)
                 waited = known and not self._started and _waits(self.lab, taken.round)

@@ -1,7 +1,7 @@
-"""What a job's code is, with what was swapped in since: what it defines, and what of it can change (pure).
+"""A job's code, including what was swapped in: what it defines, and which parts of it can change (pure).
 
-It is known as text alone, so each conclusion holds only as far as the text decides it: the ranks check the
-rest (``runtime/rank/swapped``).
+Only its text is known, so conclusions reach only as far as the text decides: the ranks check the rest
+(``runtime/rank/swapped``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from nbtorchjob.text.hints import hint
 
 AS_SUBMITTED = "as submitted"
 PLAIN = (bool, int, float, str)
-_MOST_TEXT = 80  # characters of a text that is offered
+_MOST_TEXT = 80  # characters of a value that is offered for change
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_POINTS = ("swap_point(", "leaving(", "report(", "Trainer(")  # where a loop passes one, as far as text tells
+_POINTS = ("swap_point(", "leaving(", "report(", "Trainer(")  # calls that pass a point, as far as text tells
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 
 Source: TypeAlias = tuple[str, str]  # a label, and the text
@@ -46,7 +46,7 @@ def of(state: JobState) -> JobCode:
 
 
 def may_swap(state: JobState) -> bool:
-    """Whether a running job is likely to come to a call at which its code can change."""
+    """Whether a running job is likely to reach a call at which its code can change."""
     texts = [text for _, text in of(state).sources]
     reports = bool(state.spoken.points)
     return bool(texts) and (reports or any(point in text for text in texts for point in _POINTS))
@@ -58,7 +58,7 @@ def _of(sources: tuple[Source, ...], captured: tuple[tuple[str, str], ...]) -> J
 
 
 class JobCode:
-    """The code of a job, from its ``sources``, the newest last, and what it ``captured``, in words."""
+    """The code of a job, from its ``sources``, newest last, and the values it ``captured``, as text."""
 
     def __init__(self, sources: Iterable[Source], captured: Mapping[str, str]) -> None:
         self.sources = tuple(sources)
@@ -71,7 +71,7 @@ class JobCode:
 
     @property
     def whole(self) -> bool:
-        """Whether all of its text is known."""
+        """Whether all of its text is known, and is valid Python."""
         return bool(self.sources) and len(self._parsed) == len(self.sources)
 
     @cached_property
@@ -96,7 +96,7 @@ class JobCode:
 
     @cached_property
     def rereads(self) -> frozenset[str]:
-        """The names that it looks up whenever a function is called or a loop goes round."""
+        """The names that it looks up again in each function call or loop iteration."""
         names: set[str] = set()
         for _, _, tree, code in self._parsed:
             functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
@@ -108,7 +108,7 @@ class JobCode:
 
     @cached_property
     def _changes(self) -> frozenset[str]:
-        """The names whose values it changes itself as it goes."""
+        """The names whose values the code itself changes while it runs."""
         changes = set()
         for _, _, tree, code in self._parsed:
             changes |= {i.argval for i in codenames.instructions(code) if i.opname == "STORE_GLOBAL"}
@@ -120,7 +120,7 @@ class JobCode:
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
-        """The plain values that it reads as globals again and again, by name, as far as they are known."""
+        """The known plain values of globals that it reads repeatedly, by name."""
         known: dict[str, Any] = {}
         for name in sorted(self.rereads - self._changes):
             texts = [self._captured[name]] if name in self._captured else []
@@ -131,28 +131,29 @@ class JobCode:
             elif statement is not None:
                 continue
             values = [_plain(text) for text in texts]
-            # Of two of which only the ranks know the later one, neither is offered.
+            # If there are two and only the ranks know which is the later one, neither is offered.
             if values and values[0] is not None and values.count(values[0]) == len(values):
                 known[name] = values[0]
         return {name: value for name, value in known.items() if not (is_secret(name) and str(value) == value)}
 
     @property
     def swapped(self) -> list[str]:
-        """The names that a swap has defined last."""
+        """The names whose newest definition is a swap's."""
         return [name for name, (label, *_) in self.definitions.items() if _is_swap(label)]
 
     def defined(self, name: str) -> tuple[str, str]:
-        """Return the text that defines a name, and the same in a few words; "" for what is unknown."""
+        """Return the text that defines a name, and a short form of it; "" if unknown."""
         label, statement, text = self.definitions.get(name, ("", None, ""))
         if statement is None:
             return (self._captured.get(name, ""),) * 2
         return text, _assigned(statement, name) or (label if _is_swap(label) else AS_SUBMITTED)
 
     def definitions_in(self, text: str, job: str, *, edited: bool = False) -> str:
-        """Return what a cell defines otherwise than this code, on the lines where it stands in the cell.
+        """Return a cell's definitions that differ from this code's, on their lines in the cell.
 
-        Of a cell that isn't the job's own, ``edited`` or not, that is all of it. Of one that is the rest has
-        to be what the job runs: raises ``SwapError`` for the first line that differs.
+        A cell that isn't one of the job's is returned whole; ``edited`` says that it is one, with changes.
+        The rest of such a cell has to be what the job runs: raises ``SwapError`` for the first line that
+        differs.
         """
         tree = ast.parse(text)
         head = ast.get_docstring(tree) is not None
@@ -167,7 +168,7 @@ class JobCode:
                     f"line {statement.lineno} of the cell ({line[:60]}) isn't what {job} runs, and does more "
                     "than define something: a swap takes functions, classes, imports, and values of names"
                 )
-        # The definitions that aren't among those of their names in the newest source that has any
+        # The definitions that differ from all those of their names in the newest source that has any.
         keep = [
             span
             for statement, span in zip(tree.body, cells.spans(text, tree.body), strict=True)
@@ -194,7 +195,7 @@ class JobCode:
         return newest
 
     def refuse(self, text: str, job: str) -> None:
-        """Raise ``SwapError`` for the first definition in ``text`` that would change nothing, or can't be."""
+        """Raise ``SwapError`` for the first definition in ``text`` that has no effect or can't be swapped."""
         new = JobCode([("the new code", text)], {})
         statements = new._parsed[0][2].body if new._parsed else []
         for statement in statements:
@@ -218,7 +219,7 @@ class JobCode:
         return frozenset().union(*(codenames.names_read(code) for *_, code in self._parsed))
 
     def _refuse_local(self, name: str, new: JobCode, job: str) -> None:
-        """Refuse what the job's code has for a local variable alone: a swap wouldn't reach it."""
+        """Refuse a name that is only a local variable in the job's code: a swap wouldn't reach it."""
         if name in self._looked_up | new._looked_up or name in self.definitions:
             return
         for label, *_, whole in (*self._parsed, *new._parsed):
@@ -231,19 +232,19 @@ class JobCode:
                     )
 
     def _refuse_read_once(self, name: str, new: JobCode, job: str) -> None:
-        """Refuse a value that only lines have read that ran once, at the top of a cell."""
+        """Refuse a value that is read only at the top level of a cell, by lines that ran once."""
         if not self.whole or name in self.rereads | new.rereads or name not in self._looked_up:
             return
         for label, _, tree, _ in self._parsed:
             for statement in tree.body:
                 if name in _loaded(statement):
                     raise SwapError(
-                        f"{name} is read only on line {statement.lineno} of {label}, which has run once and "
-                        f"for all: a new value would change nothing{_optimizers(name, job)}"
+                        f"{name} is read only on line {statement.lineno} of {label}, which has already "
+                        f"run: a new value would change nothing{_optimizers(name, job)}"
                     )
 
     def _is_certain(self, base: ast.expr) -> bool:
-        """Whether what a base is called is the class's own name, and no other name for it."""
+        """Whether a base is written with its class's own name, not with an alias."""
         if isinstance(base, ast.Attribute):
             return True
         if not isinstance(base, ast.Name):
@@ -266,7 +267,7 @@ class JobCode:
 
 
 def as_swapped(text: str, swaps: Sequence[str]) -> str:
-    """Return a cell's text with what swaps define in place of what it did; what is new comes first."""
+    """Return a cell's text with the definitions of swaps in place of its own; new ones come first."""
     new = ""
     for _, swap, tree, _ in JobCode([("", swap) for swap in swaps], {})._parsed:
         for statement, span in zip(tree.body, cells.spans(swap, tree.body), strict=True):
@@ -281,7 +282,7 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
         return text
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # a magic, a line for the shell: what stands where can't be told
+    except SyntaxError:  # a magic or a shell command: the statements' places can't be told
         return f"{text}\n{new}"
     if ast.get_docstring(tree) is None:
         return f"{new}\n{text}"
@@ -290,7 +291,7 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
 
 
 def _replaced(text: str, names: set[str], definition: str) -> str | None:
-    """Return a text with a definition in place of those of its names; None where it sets none of them."""
+    """Return a text with its definitions of ``names`` replaced; None if it sets none of them."""
     try:
         body = ast.parse(text).body
     except SyntaxError:
@@ -300,7 +301,7 @@ def _replaced(text: str, names: set[str], definition: str) -> str | None:
     for statement, span in zip(body, cells.spans(text, body), strict=True):
         if not (here := set_by(statement) & names):
             continue
-        # One that does more than define these names stays, and they are defined once more behind it.
+        # A statement that does more than define these names stays, and the definition follows it.
         stays = [] if cells.defines(statement) and set_by(statement) <= names else [text[span]]
         again = stays or not earlier or here & earlier
         places.append((span, [*stays, definition] if again else []))
@@ -315,14 +316,14 @@ def _is_swap(label: str) -> bool:
 
 
 def _optimizers(name: str, job: str) -> str:
-    """Return what to do where a name is one that optimizers have for a value of their own."""
+    """Return advice for a name that optimizers use for a value of their own; "" for others."""
     if name not in VALUES:
         return ""
-    return f"; {hint('set', job, f'optimizer.{name}=VALUE')} sets that of its optimizer"
+    return f"; {hint('set', job, f'optimizer.{name}=VALUE')} sets its optimizer's {name}"
 
 
 def _assigned(statement: ast.stmt, name: str) -> str | None:
-    """Return the expression that an assignment gives a name, also among others: ``a, b = 1, 2``."""
+    """Return the expression that a statement assigns to a name, also in ``a, b = 1, 2``."""
     if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
         return None
     value = statement.value
@@ -353,7 +354,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _loops(statement: ast.stmt) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
-    """Yield the loops that run where a statement does."""
+    """Yield the outermost loops in a statement, except those in functions and classes."""
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
@@ -374,7 +375,7 @@ def _stored(node: ast.AST) -> set[str]:
 
 
 def _refuse_class(name: str, old: ast.stmt, new: ast.stmt, certain: Any) -> None:
-    """Refuse a class that can't take the place of one, as ``runtime/rank/swapped`` does, where text tells."""
+    """Refuse a class that can't replace the old one, as ``runtime/rank/swapped`` does, if text shows it."""
     if not isinstance(old, ast.ClassDef):
         return
     other = "give it another name"

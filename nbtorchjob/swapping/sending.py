@@ -1,6 +1,6 @@
-"""Changes a running job's code: refuses what can't be changed, and brings the rest to its nodes.
+"""Changes a running job's code: refuses changes that can't be made, and sends others to its nodes.
 
-The nodes agree among themselves (``runtime/node/swaps``), so what is done here may end at any moment.
+The nodes agree among themselves (``runtime/node/swaps``), so this process may end at any moment.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 _ASKED_S = 10.0
-_TAKEN_S = 60.0  # for a node to take a payload in
+_TAKEN_S = 60.0  # for a node to accept a payload
 _MORE_S = 45.0  # for nodes to answer, once a swap's own time is over
-_TOLD_S = 5.0  # for a fact to be heard of
+_TOLD_S = 5.0  # for the event of a swap to arrive
 _MOST_WITHIN_S = 86_400.0
 _MOST_SENT = 3  # times: ranks may turn out to lack what the notebook has
 _MOST_TEXT = 1 << 16  # characters of a cell, and of a diff, that are recorded
@@ -59,14 +59,14 @@ _WHY: Mapping[str, str] = {
 _HOWS: Mapping[str, str] = {
     REPLACED: "replaced",
     ADDED: "added",
-    LATER: "replaced; it runs right now, so from its next call on",
-    REBOUND: "replaced by name alone: what holds the old one keeps it",
+    LATER: "replaced; it is running, so from its next call on",
+    REBOUND: "replaced by name only: existing references keep the old one",
     SAME: "unchanged",
 }
 
 
 class SwapAnswer(FrozenDataclass):
-    """What became of a swap: by name how its value changed, and where on all ranks; ``step`` is the job's."""
+    """The outcome of a swap: how each name's value changed, and at which call; ``step`` is the job's."""
 
     job: str
     names: Mapping[str, str]
@@ -74,7 +74,7 @@ class SwapAnswer(FrozenDataclass):
     call: int
     step: float | None = None
     compiled: bool = False
-    unkept: str = ""  # why an attempt that begins with new nodes begins without it
+    unkept: str = ""  # why an attempt on new nodes starts without the swap
 
     def __str__(self) -> str:
         at = f" (step {words.number(self.step)})" if self.step is not None else ""
@@ -103,11 +103,11 @@ def swap(
 ) -> SwapAnswer:
     """Change the code of a running job to what the definitions in ``text`` say, on all ranks at one call.
 
-    Of a whole cell of the job those count that differ from what it runs. What they read beside is taken from
-    ``namespace`` where the ranks don't have it. ``settings`` are values of optimizers, by paths such as
-    ``optimizer.lr``. With ``or_back`` the old code is put back on all ranks if the first call of the new one
-    raises on any. Raises ``SwapError`` with the reason where the code stays as it was, and ``CaptureError``
-    and ``SyntaxError`` before anything is sent.
+    If ``text`` is a whole cell of the job, only definitions that differ from what the job runs count. Names
+    that they read are taken from ``namespace`` where the ranks lack them. ``settings`` are values of
+    optimizers, by paths such as ``optimizer.lr``. With ``or_back`` the old code is put back on all ranks if
+    the first call of the new one raises on any. Raises ``SwapError`` with the reason if the code stays as it
+    was, and ``CaptureError`` and ``SyntaxError`` before anything is sent.
     """
     seconds = _checked(state, within)
     known = code.of(state)
@@ -116,11 +116,11 @@ def swap(
     assigned = [f"{path} = {value!r}" for path, value in settings.items()]
     shown = "\n".join(filter(str.strip, (text, *(f"# {line}" for line in assigned))))
     diff = "\n".join(filter(None, (known.diff(text), *(f"+{line}" for line in assigned))))
-    # A payload has a cell, at least one that does nothing.
+    # A payload needs a cell, if only one that does nothing.
     cell = cells.parse(text if text.strip() else repr(shown), filename)
     cells.check_defines(cell)
     known.refuse(cell.text, state.name)
-    without: set[str] = set()  # what the notebook only seemed to have sent along
+    without: set[str] = set()  # names that the ranks turned out to lack
     remote = state.info.asked.remote
     for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
@@ -158,14 +158,14 @@ def swap(
 
 
 def swap_job(info: JobInfo, text: str, namespace: dict[str, Any], **options: Any) -> SwapAnswer:
-    """Do what :func:`swap` does to a job that is known by its record; of a lab's cell to the lab."""
+    """Do what :func:`swap` does, for a job given by its record; for a lab's cell, swap the lab's code."""
     address = info.address.rpartition(MARK)[0] if info.of_lab else info.address
     chosen = backend(info.backend)
     return swap(chosen, naming.unreplaced(info, chosen.snapshot(address)), text, namespace, **options)
 
 
 def _checked(state: JobState, within: object) -> float:
-    """Return the seconds that ranks have to come to one call; raises where that, or the job, won't do."""
+    """Return the seconds that ranks have to reach one call; raises if these or the job rule out a swap."""
     if not isinstance(within, int | float) or isinstance(within, bool) or not 0 < within <= _MOST_WITHIN_S:
         raise SpecError("within", within, "a number of seconds, at most a day")
     name = state.name
@@ -184,7 +184,7 @@ def _checked(state: JobState, within: object) -> float:
 
 
 class _Sender:
-    """Brings a payload to all nodes, and hears what they have made of it."""
+    """Sends a payload to all nodes, and receives their answers."""
 
     def __init__(self, chosen: Backend, state: JobState, within: float) -> None:
         self._backend = chosen
@@ -197,7 +197,7 @@ class _Sender:
         self._lock = threading.Lock()
 
     def send(self, call: capture.Call, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the nodes' answer; raises ``SwapError`` where not all of them take the payload."""
+        """Return the nodes' answer; raises ``SwapError`` if a node doesn't accept the payload."""
         id_, file = f"s{secrets.token_hex(8)}", io.BytesIO()
         spec: JobSpec = self._state.info.asked
         archive.write_swap(
@@ -208,12 +208,12 @@ class _Sender:
             far=spec.remote,
         )
         question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
-        # What keeps the swap apart from its nodes, if anything does, and why it can't
+        # The object that keeps the swap outside its nodes, if there is one, or why it can't be kept.
         try:
             keeper, unkept = self._backend.swap_keeper(self._address), ""
         except NBTorchJobError as exc:
             keeper, unkept = None, str(exc)
-        pool = ThreadPoolExecutor(len(self._nodes), "swap")  # each answers once all have the payload
+        pool = ThreadPoolExecutor(len(self._nodes), "swap")  # a node answers only once all have the payload
         try:
             under_way = [pool.submit(self._to, node, question, file.getbuffer()) for node in self._nodes]
             answers, trouble = [], []
@@ -249,7 +249,7 @@ class _Sender:
             return talk.hear(self._within + _MORE_S) or {}
 
     def _lacks_it(self, node: int, exc: BaseException) -> bool:
-        """Whether a node that gave no answer surely doesn't have the payload, without which none swaps."""
+        """Whether a node that gave no answer is sure to lack the payload, so that no node swaps."""
         return node not in self._sent or (isinstance(exc, AskError) and exc.said)
 
     def _leave(self) -> None:
@@ -260,7 +260,7 @@ class _Sender:
     def _together(
         self, id_: str, answers: Sequence[dict[str, Any]], trouble: Sequence[tuple[int, BaseException]]
     ) -> dict[str, Any]:
-        """Return what all nodes say together; of nodes that are gone their record tells what they did."""
+        """Combine the nodes' answers; if none is conclusive, the job's events tell what the nodes did."""
         name = self._state.name
         done = [answer for answer in answers if answer.get("outcome")]
         decided = done or [answer for answer in answers if answer.get("why") and not answer.get("unknown")]
@@ -268,7 +268,7 @@ class _Sender:
             if not decided and self._lacks_it(node, exc):
                 why = str(exc) or f"no answer for {_TAKEN_S:.0f} s"
                 if "knows no question" in why:
-                    why = "its code can't be swapped: it passes no point, or is of an older version"
+                    why = "its ranks call no swap_point(), leaving() or report(), or run an older version"
                 raise SwapError(f"{name}: nothing was swapped, as node {node} can't take it: {why}")
         if not decided:
             fact = self._told(id_)
@@ -308,7 +308,7 @@ class _Sender:
 
 
 def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> SwapAnswer:
-    """Return what was swapped; raises ``SwapError`` with why nothing was."""
+    """Return what was swapped; raises ``SwapError`` with the reason if nothing was."""
     name, why = state.name, answer.get("why", "")
     if answer.get("outcome") == "swapped":
         step = answer.get("metrics", {}).get("step")
@@ -327,8 +327,8 @@ def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> Sw
         raise SwapError(f"{nothing}, as the first call of the new one failed")
     if why == "late":
         who = words.ranks(answer["late"]) if answer["late"] else "not all ranks"
-        reason = f"{nothing}: {who} didn't come to the call where the others waited"
-        with suppress(NBTorchJobError):  # where they are: as of a hang
+        reason = f"{nothing}: {who} didn't reach the call at which the others waited"
+        with suppress(NBTorchJobError):  # where they are, as for a hang
             reason += f"\n{stacks.ask(chosen, state, 5.0)}"
         raise SwapError(f"{reason}; {hint('stacks', state.name)} shows where each is")
     if why == "no point":
@@ -339,9 +339,9 @@ def _answered(chosen: Backend, state: JobState, answer: Mapping[str, Any]) -> Sw
 
 
 def values(pairs: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
-    """Return definitions of plain values, from their texts, and those of optimizers, by their paths.
+    """Return the definitions of plain values, given as texts, and the values of optimizers, by their paths.
 
-    Raises ``SwapError`` for what is none.
+    Raises ``SwapError`` for anything else.
     """
     lines: list[str] = []
     settings: dict[str, Any] = {}

@@ -42,9 +42,9 @@ _SETTING = re.compile(r"# (\w+\.\w+) = (.+)")
 class Aspect(FrozenDataclass):
     """One respect in which jobs may differ.
 
-    ``rows`` are what each job has of whatever isn't the same in all of them, ``changes`` what makes each
-    later job's code of the first one's, as the lines of a unified diff. ``alike`` says that there is
-    neither, and ``unknown`` why that can't be told, of all of it or of some.
+    ``rows`` has each job's value of whatever isn't the same in all of them; ``changes`` turn the first job's
+    code into each later job's, as the lines of a unified diff. ``alike`` says that there is neither, and
+    ``unknown`` why that isn't known, for all of it or some.
     """
 
     key: str
@@ -66,7 +66,7 @@ class Aspect(FrozenDataclass):
         return [(self.column, *names), *shown] if shown else []
 
     def said(self) -> list[str]:
-        """Return in sentences what the rows and changes don't tell."""
+        """Return sentences about what the rows and changes don't show."""
         more = len(self.rows) - _MOST_ROWS
         sentences = [f"and {more} more"] if more > 0 else []
         if not self.differs and not self.unknown:
@@ -79,18 +79,18 @@ _ASPECTS: list[_Compared] = []
 
 
 def _aspect(compared: _Compared) -> _Compared:
-    """Have jobs compared in this respect, too, after those above it."""
+    """Register a respect in which jobs are compared, after those above it."""
     _ASPECTS.append(compared)
     return compared
 
 
 def aspects(states: Sequence[JobState], names: Sequence[str]) -> list[Aspect]:
-    """Return in which respects some jobs may differ; ``names`` are what they are called."""
+    """Return how jobs compare in each respect; ``names`` are the jobs' names."""
     return [compared(states, names) for compared in _ASPECTS]
 
 
 def text(respects: Sequence[Aspect], names: Sequence[str], outcomes: Sequence[Mapping[str, Any]]) -> str:
-    """Return how jobs differ in plain text; ``outcomes`` are what :func:`outcome` made of each."""
+    """Return how jobs differ in plain text; ``outcomes`` has the :func:`outcome` of each."""
     return elements.text(heading(respects, names), _parts(respects, names, outcomes))
 
 
@@ -110,7 +110,7 @@ def html(
 def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.Chart]:
     """Return a chart for each metric that one of the jobs reported, with a line for each that did.
 
-    Where some count steps and others don't, each of these axes has a chart of its own.
+    If some count steps and others don't, each of these axes has a chart of its own.
     """
     per_job = [
         metrics.curves(state.spoken, attempts.turn_causes(state), _MOST_CHARTS, swaps.marks(state))
@@ -126,7 +126,7 @@ def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.
             width=_WIDTH,
             height=_HEIGHT,
             x_label=next(iter(curves.values())).label,
-            colours=[*curves],  # a job's is the same in all charts
+            colours=[*curves],  # a job has the same one in all charts
         )
         for title, curves in islice(lines.items(), _MOST_CHARTS)
     }
@@ -135,7 +135,7 @@ def charts(states: Sequence[JobState], names: Sequence[str]) -> dict[str, chart.
 def data(
     respects: Sequence[Aspect], states: Sequence[JobState], outcomes: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the same as plain data: of each aspect what differs, by its key, and why some isn't known."""
+    """Return the same as plain data: what differs in each aspect, by key, and why some isn't known."""
     tables: dict[str, Any] = {
         aspect.key: {name: [*row] for name, row in aspect.rows.items()} for aspect in respects
     }
@@ -151,7 +151,7 @@ def data(
 
 
 def heading(respects: Sequence[Aspect], names: Sequence[str]) -> str:
-    """Return in a line in which respects jobs differ, or that they don't."""
+    """Return one line that says in which respects jobs differ, or that they don't."""
     who = " and ".join(names) if names[0] != names[-1] else f"{names[0]} and itself"
     differ = [aspect.title.lower() for aspect in respects if aspect.differs]
     same = [aspect.title.lower() for aspect in respects if not aspect.differs and not aspect.unknown]
@@ -161,7 +161,7 @@ def heading(respects: Sequence[Aspect], names: Sequence[str]) -> str:
 
 
 def outcome(state: JobState, now: float, value: Any = None) -> dict[str, Any]:
-    """Return how a job has come out so far, as plain data; ``value`` is its call's, None where it isn't."""
+    """Return a job's outcome so far, as plain data; ``value`` is its call's, None if it isn't there."""
     metrics = latest(state.spoken)
     return {
         "phase": state.phase.value,
@@ -225,7 +225,7 @@ def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
                 texts.append(" ".join(map(str, value)))
             else:
                 texts.append("" if value is None else str(getattr(value, "value", value)))
-        if _differ(texts) and o.flags[-1] != "--name":  # which is different each time
+        if _differ(texts) and o.flags[-1] != "--name":  # the name differs each time
             rows[o.flags[-1]] = tuple(texts)
     return replace(aspect, rows=rows)
 
@@ -253,7 +253,7 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         for name, source in zip(names[1:], others, strict=True)
     ]
     calls = tuple(state.info.label for state in states)
-    # What each job has of the names that were swapped in one of them, where that differs
+    # For names that were swapped in any of the jobs: what each job has, where that differs
     jobs = [code.of(state) for state in states]
     swapped_names = dict.fromkeys(name for job in jobs for name in job.swapped)
     rows = {name: [job.defined(name) for job in jobs] for name in swapped_names}
@@ -285,19 +285,19 @@ def _settings(state: JobState) -> dict[str, str]:
 
 
 def _made(state: JobState) -> list[str]:
-    """Return the texts of the swaps that a job's code is the outcome of."""
+    """Return the texts of the swaps that a job's code results from."""
     begun_with = [text for _, text in swaps.begun_with(state.info)]
     return [*begun_with, *(swap.text for swap in swaps.as_swapped(state))]
 
 
 @_aspect
 def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
-    aspect = Aspect("captured", "Captured data", "name", "Nothing: they captured the same.")
+    aspect = Aspect("captured", "Captured data", "name", "Nothing: they captured the same data.")
     unknown = [name for name, state in zip(names, states, strict=True) if state.info.captured is None]
     if unknown:
         return replace(
             aspect,
-            unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} captured isn't known here.",
+            unknown=f"The captured data of {some([*dict.fromkeys(unknown)], _MOST_NAMES)} isn't known here.",
         )
     kept = [state.info.captured or {} for state in states]
     rows, sampled, untold = {}, [], []
@@ -305,7 +305,7 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         values = [record.get(name, ("", "")) for record in kept]
         digests = [digest for _, digest in values]
         if _differ(values):
-            # What each job had of it, with digests where only these differ
+            # Each job's value, with digests if only these differ
             whats = [line(what, _MAX_WHAT) for what, _ in values]
             if len(set(whats)) == len(whats):
                 rows[name] = tuple(whats)
@@ -318,8 +318,8 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
             untold.append(name)
         elif digests[0].startswith(SAMPLED):
             sampled.append(name)
-    notes = [f"Alike as far as samples of them tell: {some(sampled, _MOST_NAMES)}."] if sampled else []
-    notes += [f"No digest is kept of {some(untold, _MOST_NAMES)}."] if untold else []
+    notes = [f"Alike, as far as samples show: {some(sampled, _MOST_NAMES)}."] if sampled else []
+    notes += [f"No digest is kept for {some(untold, _MOST_NAMES)}."] if untold else []
     return replace(aspect, rows=rows, unknown=" ".join(notes))
 
 
@@ -342,7 +342,7 @@ def _packages(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     if unknown:
         return replace(
             aspect,
-            unknown=f"What {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} could import isn't known.",
+            unknown=f"The packages of {some(list(dict.fromkeys(unknown)), _MOST_NAMES)} aren't known.",
         )
     every = dict.fromkeys(
         ["image", "Python", "platform", *sorted({name for table in tables for name in table})]
@@ -362,8 +362,8 @@ def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         return aspect
     kinds = [usage.kinds(state) for state in states]
     unknown = [name for name, hosts in zip(names, kinds, strict=True) if not hosts]
-    if unknown:  # nodes tell of themselves after some seconds
-        return replace(aspect, unknown=f"On what kind of hosts {some(unknown, _MOST_NAMES)} ran isn't known.")
+    if unknown:  # nodes report their kind after some seconds
+        return replace(aspect, unknown=f"The host kinds of {some(unknown, _MOST_NAMES)} aren't known.")
     row = tuple(" and ".join(hosts) for hosts in kinds)
     return replace(aspect, rows={"kind": row} if _differ(row) else {})
 
@@ -372,7 +372,7 @@ def _hosts(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
 Span: TypeAlias = tuple[str, str]
 
 _KINDS = {tokenize.COMMENT: "comment", tokenize.NUMBER: "number", tokenize.STRING: "string"}
-# Python 3.12 takes f-strings apart; before, these kinds don't exist.
+# Python 3.12 splits f-strings into tokens; before, these kinds don't exist.
 _KINDS |= {
     getattr(tokenize, name): "string"
     for name in ("FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")
@@ -382,7 +382,7 @@ _DIFF = {"+": "added", "-": "removed", "@": "hunk"}
 
 
 def spans(text: str) -> list[Span]:
-    """Return the code in spans, which joined are the text again; what isn't Python is plain."""
+    """Return the code as spans, which join to the same text; what isn't Python is plain."""
     coloured, at, defines = [], 0, False
     lines = [0, *accumulate(len(source_line) + 1 for source_line in text.split("\n"))]
     with suppress(tokenize.TokenError, SyntaxError):  # a magic, a line for the shell
@@ -400,14 +400,14 @@ def spans(text: str) -> list[Span]:
 
 
 def changes(lines: Iterable[str]) -> list[Span]:
-    """Return the lines of a unified diff in spans."""
+    """Return the lines of a unified diff as spans."""
     return [(_DIFF.get(line[:1], ""), f"{line}\n") for line in lines]
 
 
 def cells(state: JobState) -> list[tuple[str, str]]:
-    """Return the cells whose code travelled by what they are called, the one that was run first."""
+    """Return label and text of each cell whose code was sent; the cell that was run comes first."""
     labelled = [(label, text) for label, text in state.info.sources.values()]
     labelled.sort(key=lambda pair: [int(digits) for digits in re.findall(r"\d{1,9}", pair[0])])
-    # Where the magic stood in the cell that was run there is an empty line.
+    # In the cell that was run, an empty line replaces the magic.
     labelled.sort(key=lambda pair: not pair[1].startswith("\n"))
     return [(line(label, LINE), text.strip("\n") + "\n") for label, text in labelled]

@@ -83,7 +83,7 @@ def test_a_forged_profile_is_shown_or_refused(folder, by, summary):
 def test_a_deep_trace_is_one_line(folder, trace):
     answer = (*packed(json.dumps(TOLD).encode(), "told"), *packed(trace, "trace"))
 
-    with pytest.raises(ProfileError, match="told of its profile can't be read: ") as refused:
+    with pytest.raises(ProfileError, match=r"the profile that rank \d+ sent can't be read: ") as refused:
         take(Asked(answer), folder)
 
     assert "\n" not in str(refused.value)
@@ -129,8 +129,8 @@ def test_forged_words_of_the_debugger_are_left_out():
     [
         ("no\nroom \x1b]52;c;YQ==\x07", "no room  ]52;c;YQ== "),
         ("x" * 900_000, "x" * 499 + "…"),
-        ({}, "what answers isn't a node of this job: it isn't a message"),
-        ([[]], "what answers isn't a node of this job: it isn't a message"),
+        ({}, "the answer isn't from a node of this job: it isn't a message"),
+        ([[]], "the answer isn't from a node of this job: it isn't a message"),
     ],
 )
 def test_what_a_node_ends_with_is_one_short_line(end, trouble):
@@ -155,7 +155,7 @@ def test_what_a_node_ends_with_is_one_short_line(end, trouble):
     ],
 )
 def test_an_end_that_no_command_has_is_none_that_can_be_read(status):
-    assert connection._end(status) == connection.End(None, "it says no end that can be read")
+    assert connection._end(status) == connection.End(None, "its exit status can't be read")
 
 
 def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
@@ -190,4 +190,4 @@ def test_a_number_that_no_node_gives_ends_the_conversation():
         with suppress(ValueError):  # what can't be said
             message = Messages(KEY).write({"number": odd}, RECORD_BYTES)
             assert conversation.hear(message) == b""
-            assert "what answers isn't a node of this job" in conversation.answer.trouble
+            assert "the answer isn't from a node of this job" in conversation.answer.trouble

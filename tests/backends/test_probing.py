@@ -51,10 +51,10 @@ def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch)
 
     local = [(finding.good, finding.text) for finding in probing.data_findings(JobSpec(data=places))]
     assert local[:4] == [
-        (True, "data web: 300 kB in 1 file, fetched once a node into this machine's cache"),
-        (True, f"data here: ranks are led to {tmp_path}/here"),
+        (True, "data web: 300 kB in 1 file, fetched once per node into this machine's cache"),
+        (True, f"data here: ranks find it at {tmp_path}/here"),
         (False, f"--data none=./none: there is no such file or folder in {tmp_path}"),
-        (False, f"data gone: nothing lies at {server.url('gone')} (404): check the name"),
+        (False, f"data gone: nothing exists at {server.url('gone')} (404): check the name"),
     ]
     assert local[4][1].startswith("300 kB would be fetched into ")
 
@@ -65,7 +65,7 @@ def test_each_piece_of_data_has_a_line_of_its_own(server, tmp_path, monkeypatch)
     cluster = Cluster(storage="s3://bucket/jobs", limit={"ephemeral-storage": "5M"})
     findings = list(probing.data_findings(JobSpec(backend="kubernetes", cluster=cluster, data=places)))
     assert [(finding.good, finding.text) for finding in findings] == [
-        (True, "data web: 6.0 MB in 2 files, fetched once a node into the pod's own disk"),
+        (True, "data web: 6.0 MB in 2 files, fetched once per node into the pod's own disk"),
         (True, "data here: 1 B in 1 file, sent once to s3://bucket/jobs, by digest"),
         (True, "data held is read from the claim corpus, and isn't copied"),
         (False, "6.0 MB would be fetched to each pod's own disk, limited to 5M"),

@@ -90,7 +90,7 @@ AWAY = "its main thread hasn't come back to Python for 5 s"
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        (Asked(sampled="doesn't answer since 10 s"), "node 1: doesn't answer since 10 s"),
+        (Asked(sampled="hasn't answered for 10 s"), "node 1: hasn't answered for 10 s"),
         (Asked(state=STOPPED), "stopped, by a signal or a debugger"),
         (Asked([{"trouble": "it has returned"}]), "it has returned"),
         (Asked([{"trouble": AWAY}]), f"{AWAY}: it was in Cell In[3], line 3"),

@@ -33,7 +33,7 @@ class Asked(Questions):
 
 
 TOLD = NodeAnswer(0, (factlines.to_json(ev.Sampled(5.0, 0, 0, "asked", (RankSample(0, RUNS),))),))
-SILENT = NodeAnswer(1, (), "doesn't answer since 12 s")
+SILENT = NodeAnswer(1, (), "hasn't answered for 12 s")
 
 
 def test_one_node_that_answers_will_do():
@@ -42,11 +42,11 @@ def test_one_node_that_answers_will_do():
     stacks.look(backend, "job")
 
 
-@pytest.mark.parametrize(("answers", "why"), [((SILENT,), "doesn't answer since 12 s"), ((), "has ended")])
+@pytest.mark.parametrize(("answers", "why"), [((SILENT,), "hasn't answered for 12 s"), ((), "has ended")])
 def test_says_why_none_answers(answers, why):
     backend: Any = Asked(*answers)
 
-    with pytest.raises(NBTorchJobError, match=f"job told nothing of its ranks: .*{why}"):
+    with pytest.raises(NBTorchJobError, match=f"job reported nothing about its ranks: .*{why}"):
         stacks.look(backend, "job")
 
 

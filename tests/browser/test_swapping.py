@@ -65,7 +65,7 @@ def test_an_edited_cell_is_swapped_in_by_one_press(training, gate):
     notebook.run(1)
     asks = notebook.output(1).locator(".nbtorchjob.nbt-act")
     asks.wait_for()
-    assert f"{name} still runs what this cell was before" in asks.inner_text()
+    assert f"{name} still runs this cell's earlier code" in asks.inner_text()
     for theme in THEMES:
         assert violations(notebook.page, ".nbtorchjob.nbt-act", theme) == []
     assert asks.get_by_role("button").evaluate_all("all => all.map(one => one.title)") == [

@@ -36,7 +36,7 @@ _REFUSED = {
     "functions: a module made by hand and put among modules": (99, _NO_SOURCE),
     "classes: a dataclass with keyword-only fields, order and a ClassVar": (
         10,
-        "dataclasses know since Python 3.10",
+        "dataclasses support from Python 3.10 on",
     ),
     "imported: objects that others are compared with": (10, "has no attribute 'KW_ONLY'"),
     "classes: ParamSpec and TypeVarTuple": (10, "Can't get attribute"),

@@ -64,11 +64,11 @@ def test_the_note_says_how_it_goes_along(tree):
     call = capture.from_cell("open('config.yaml'), open('data/train.csv'), open('model.pt')", {}, root=tree)
     (note,) = imported.not_shipped(call, tree, [])
     assert note == (
-        "config.yaml, data/train.csv, model.pt lie beside the notebook, and not on ranks: "
+        "config.yaml, data/train.csv, model.pt lie beside the notebook, but not on ranks: "
         "--ship config.yaml --ship data/train.csv --ship model.pt"
     )
     (note,) = imported.not_shipped(call, tree, ["data", "model.pt"])
-    assert note == "config.yaml lies beside the notebook, and not on ranks: --ship config.yaml"
+    assert note == "config.yaml lies beside the notebook, but not on ranks: --ship config.yaml"
     assert imported.not_shipped(call, tree, ["."]) == ()
     folder = capture.from_cell("import os\nos.listdir('data')", {}, root=tree)
     assert imported.not_shipped(folder, tree, ["data/train.csv"]) == ()

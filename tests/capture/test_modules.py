@@ -288,10 +288,10 @@ def test_a_module_that_a_local_one_imports_by_its_name_travels(root):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("globals()[name]", "looks in globals()"),
-        ("globals().get(name)", "looks in globals()"),
-        ("importlib.import_module(name)", "imports a module by a name"),
-        ("__import__(name)", "imports a module by a name"),
+        ("globals()[name]", "looks up a computed name in globals()"),
+        ("globals().get(name)", "looks up a computed name in globals()"),
+        ("importlib.import_module(name)", "imports a module by a computed name"),
+        ("__import__(name)", "imports a module by a computed name"),
         ("importlib.metadata.entry_points(group=name)", "asks for entry points"),
         ("globals()['kept']", ""),
         ("globals().get('kept', 1)", ""),

@@ -50,7 +50,7 @@ def test_a_capture_names_each_patch(owner, attribute, name, says, notebook, monk
     cell = "fractions.Fraction(1, 3), textwrap.dedent(' a'), print(1)"
     assert from_cell(cell, notebook).notes == ()
     home = says.partition(".")[0]
-    note = f"{says} was set in the notebook: on ranks it is as {home} has it"
+    note = f"{says} was set in the notebook: ranks have {home}'s own"
     with monkeypatch.context() as patch:
         patch.setattr(owner, attribute, notebook[name])
         assert from_cell(cell, notebook).notes == (note,)

@@ -110,7 +110,7 @@ def test_what_leads_elsewhere_or_nowhere_is_refused(tree, tmp_path_factory):
     assert refused(tree, "configs").startswith(expected)
     (tree / "configs" / "out").unlink()
     (tree / "configs" / "deep" / "back").symlink_to("../../configs")
-    assert "configs/deep/back: it is a link to a folder that it lies in" in refused(tree, "configs")
+    assert "configs/deep/back: it is a link to a folder that contains it" in refused(tree, "configs")
     (tree / "configs" / "deep" / "back").unlink()
     (tree / "configs" / "gone").symlink_to("nowhere")
     assert refused(tree, "configs") == "--ship configs/gone: it can't be read (No such file or directory)"
@@ -146,9 +146,7 @@ def test_a_file_that_can_not_be_read_is_named(tree, monkeypatch):
 
 def test_a_name_that_is_no_text_is_refused(tree):
     (tree / os.fsdecode(b"configs/\xff")).touch()
-    assert (
-        refused(tree, "configs") == "--ship: the name of 'configs/\\udcff' can't be written down: rename it"
-    )
+    assert refused(tree, "configs") == "--ship: the name of 'configs/\\udcff' isn't printable: rename it"
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -163,7 +161,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_sent(tree, small, monkeypat
 
     real = hashlib.sha256
     monkeypatch.setattr(hashlib, "sha256", sha256)
-    expected = "--ship tokenizer.json: it changed while it was read: send it once nobody writes to it"
+    expected = "--ship tokenizer.json: it changed while it was read: send it once nothing writes to it"
     assert refused(tree, "tokenizer.json") == expected
 
 
@@ -171,16 +169,16 @@ def test_too_many_and_too_much_is_refused_before_it_is_read(tree, monkeypatch):
     text = refused(tree, "configs", "tokenizer.json", limit=10)
     assert text == (
         "the shipped files are 16 B, but at most 10 B can be sent through the API; the biggest: "
-        "configs/deep/run.sh (9 B), configs/a.yaml (5 B), tokenizer.json (2 B): have them lie in a store, "
+        "configs/deep/run.sh (9 B), configs/a.yaml (5 B), tokenizer.json (2 B): put them in a store, "
         "--storage URL, or on a --mount"
     )
     deep = tree / "deep" / "/".join("d" * 150)
     deep.mkdir(parents=True)
-    assert "there are more than 100 folders in one another" in refused(tree, "deep")
+    assert "its folders are nested more than 100 deep" in refused(tree, "deep")
     monkeypatch.setattr(shipped, "MOST_SMALL_BYTES", 10)
-    assert "at most 10 B of small ones can go along" in refused(tree, "configs")
+    assert "at most 10 B of small files can be sent" in refused(tree, "configs")
     monkeypatch.setattr(shipped, "MOST_FILES", 1)
-    text = "--ship configs: there are more than 1 files: ship an archive of them, or --mount what they lie in"
+    text = "--ship configs: there are more than 1 files: ship an archive of them, or put them on a --mount"
     assert refused(tree, "configs") == text
 
 

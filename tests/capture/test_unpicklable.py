@@ -104,10 +104,10 @@ def test_what_never_travels_is_called_by_its_name():
 
 
 def refused():
-    yield iter(torch.utils.data.DataLoader([1, 2])), "iterate it inside the cell"
+    yield iter(torch.utils.data.DataLoader([1, 2])), "iterate over it inside the cell"
     yield (i for i in range(3)), "make a list of it, or create it inside the cell"
     model = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2))
-    yield model, "send its state_dict() and build it inside the cell, or end them before with "
+    yield model, "send its state_dict() and build it inside the cell, or remove them first with "
     yield torch.nn.Sequential(model), "x.0 is a module with parametrizations"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit's (2.13)

@@ -226,7 +226,7 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
         (
             "2.13.0+cu130",
             "2.13.0+cu126",
-            "has torch 2.13.0+cu126 (here 2.13.0+cu130): what is built for one CUDA",
+            "has torch 2.13.0+cu126 (here 2.13.0+cu130): code built for one CUDA",
         ),
         ("2.13.0+cu130", "2.13.1+cu130", ""),
         ("2.13.0+cpu", "2.13.0+cu126", ""),

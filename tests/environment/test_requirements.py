@@ -82,10 +82,10 @@ def test_a_file_has_a_requirement_a_line_and_comments(folder):
         ("./mylib", "use --package PATH"),
         (
             "--index-url https://me:secret@host/simple",
-            "'--index-url', but it must be left out: nodes are told",
+            "'--index-url', but it must be left out: nodes use",
         ),
-        ("--extra-index-url=https://me:secret@host", "nodes are told where packages come from"),
-        ("--find-links /wheels", "nodes are told where packages come from"),
+        ("--extra-index-url=https://me:secret@host", "nodes use the package indexes"),
+        ("--find-links /wheels", "nodes use the package indexes"),
         ("peft==0.18 --hash=sha256:abc", "nodes check no hashes"),
         ("--only-binary :all:", "without options"),
         ("peft==", "a requirement such as einops>=0.8"),
@@ -136,8 +136,8 @@ def test_a_block_at_the_top_says_what_a_cell_needs():
         ('"einops",', '"einops"; ', "TOML"),
         ('"einops",', '"einops=",', "a requirement such as"),
         ('"einops",', "3,", "a list of texts"),
-        ("# ]", '# ]\n# [tool.uv]\n# index-url = "https://host"', "nodes are told where packages come from"),
-        ("import peft\n", f"import peft\n{BLOCK}", "there once"),
+        ("# ]", '# ]\n# [tool.uv]\n# index-url = "https://host"', "nodes use the package indexes"),
+        ("import peft\n", f"import peft\n{BLOCK}", "given once"),
     ],
 )
 def test_a_block_that_is_wrong_is_refused(old, new, why):
@@ -165,7 +165,7 @@ def test_a_lock_has_a_head_and_pins_what_there_is():
     )
 
     assert text.splitlines() == [
-        "# What local:fox could import, which was submitted on 1970-01-01 00:00:00 UTC.",
+        "# What local:fox could import; it was submitted on 1970-01-01 00:00:00 UTC.",
         "# Python 3.11.7 on x86_64 glibc 2.36",
         "# notebook x",
         "a==1!1.0rc1",
@@ -203,10 +203,10 @@ def test_a_build_is_pinned_to_its_version():
         ({"url": "file:///tmp/x.whl", "archive_info": {}}, "# x==1.0: installed from /tmp/x.whl"),
         (
             {"url": "https://host/x\n--index-url evil"},
-            "# x==1.0: installed from somewhere that can't be told",
+            "# x==1.0: installed from an unknown source",
         ),
-        ({}, "# x==1.0: installed from somewhere that can't be told"),
-        ([], "# x==1.0: installed from somewhere that can't be told"),
+        ({}, "# x==1.0: installed from an unknown source"),
+        ([], "# x==1.0: installed from an unknown source"),
     ],
 )
 def test_what_no_index_has_is_a_direct_reference_or_a_comment(origin, line):

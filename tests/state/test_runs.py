@@ -224,7 +224,7 @@ def test_the_next_rung_is_factor_times_as_far():
 def test_what_is_not_finite_never_goes_on_and_what_is_through_does():
     early = Early(halve="loss", by="epoch", factor=2)
 
-    assert stops(early, losses(1, [float("nan")] * 2)) == {"g-r1": "loss=nan after 1 epoch was no finite one"}
+    assert stops(early, losses(1, [float("nan")] * 2)) == {"g-r1": "loss=nan after 1 epoch was not finite"}
     ends = [{"epoch": at, "epochs": 2, "loss": 9.0} for at in (1, 2)]
     assert stops(early, losses(1, [1.0, 1.0], *ENDED, first=1), reported(2, ends[1:], begins=50.0)) == {
         "g-r2": "loss=9 after 1 epoch was number 2 of 2"

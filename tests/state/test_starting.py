@@ -69,7 +69,7 @@ def test_what_held_it_back_is_its_cause_and_nothing_follows():
     assert state.failure is not None
     reason = state.failure.reason
     assert reason.cause is Cause.DEADLINE
-    assert reason.line == "held back for 60 s, and ended: its image can't be pulled: no such host"
+    assert reason.line == "was held back for 60 s, and ended: its image can't be pulled: no such host"
     assert "--image" in reason.hint
     assert (state.next, [spent.used for spent in state.budgets]) == (None, [0, 0])
 

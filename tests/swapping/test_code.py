@@ -54,8 +54,8 @@ def job(text=CELL, *swapped, **captured):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("lr = 1", "lr is read only on line 24 of Cell In.1., which has run once and for all: a new value "),
-        ("momentum = 1", "set train optimizer.momentum=VALUE sets that of its optimizer"),
+        ("lr = 1", "lr is read only on line 24 of Cell In.1., which has already run: a new value "),
+        ("momentum = 1", "set train optimizer.momentum=VALUE sets its optimizer's momentum"),
         ("scale = 1", r"scale is a local variable of make\(\) \(Cell In.1., line 19\)"),
         ("inner = 1", r"inner is a local variable of make\(\)"),
         ("by = 1", r"have the code read by as one, or swap make\(\)"),

@@ -112,9 +112,9 @@ def test_what_can_t_be_told_is_said():
 
     assert part(text, "Not compared") == [
         "The code of fox isn't known here.",
-        "Alike as far as samples of them tell: X. No digest is kept of api_key.",
-        "What fox could import isn't known.",
-        "On what kind of hosts fox, owl ran isn't known.",
+        "Alike, as far as samples show: X. No digest is kept for api_key.",
+        "The packages of fox aren't known.",
+        "The host kinds of fox, owl aren't known.",
     ]
     assert data["alike"] is False
     assert [*data["unknown"]] == ["code", "captured", "packages", "hosts"]
@@ -123,7 +123,7 @@ def test_what_can_t_be_told_is_said():
 def test_what_an_older_version_wrote_down_has_no_digests():
     text, data = compared(job("fox", captured=None), job("owl", captured={"x": ("1", "ab")}))
 
-    assert part(text, "Not compared") == ["What fox captured isn't known here."]
+    assert part(text, "Not compared") == ["The captured data of fox isn't known here."]
     assert data["captured"] == {}
 
 
@@ -153,8 +153,8 @@ def test_hosts_are_compared_by_their_kind():
     ]
     assert compared(fox, used(job("owl", host="there"), 8))[1]["alike"] is True
     waits = JobState(JobInfo("owl", created=1000.0))
-    assert compared(job("fox"), waits)[1]["unknown"]["hosts"].startswith("On what kind of hosts fox, owl ran")
-    assert compared(fox, waits)[1]["unknown"]["hosts"].startswith("On what kind of hosts owl ran")
+    assert compared(job("fox"), waits)[1]["unknown"]["hosts"].startswith("The host kinds of fox, owl aren't")
+    assert compared(fox, waits)[1]["unknown"]["hosts"].startswith("The host kinds of owl aren't")
 
 
 def test_code_is_coloured_by_what_its_words_are():

@@ -80,21 +80,21 @@ export function offersIn(trans: TranslationBundle) {
     describe: {
       label: trans.__('Describe'),
       asking: trans.__('Describe Torch Job…'),
-      caption: trans.__('Show all that is known of this job'),
+      caption: trans.__('Show everything known about this job'),
       icon: 'infoIcon',
       when: {}
     },
     note: {
       label: trans.__('Note and Tags'),
       asking: trans.__('Note and Tags of Torch Job…'),
-      caption: trans.__('Put a note and tags on this job, by which it is found'),
+      caption: trans.__('Add a note and tags to this job, to find it again'),
       icon: 'tagIcon',
       when: {}
     },
     stacks: {
       label: trans.__('Stacks'),
       asking: trans.__('Show Stacks of Torch Job…'),
-      caption: trans.__('Ask where each rank of this job is now, and whom the others wait for'),
+      caption: trans.__('Show where each rank of this job is now, and which one blocks the others'),
       icon: 'searchIcon',
       when: { phase: ['RUNNING'] }
     },
@@ -122,20 +122,20 @@ export function offersIn(trans: TranslationBundle) {
     end: {
       label: trans.__('End'),
       asking: trans.__('End Torch Lab…'),
-      caption: trans.__('End this lab once what it has taken is run'),
+      caption: trans.__('End this lab once it has run all that was sent'),
       icon: 'stopIcon',
       when: { terminal: [false], kept: [true] },
       warning: {
         title: (name: string) => trans.__('End %1?', name),
         yes: trans.__('End Job'),
-        live: trans.__('What the lab’s ranks hold will be gone.'),
+        live: trans.__('What the lab’s ranks hold will be lost.'),
         ended: ''
       }
     },
     suspend: {
       label: trans.__('Suspend'),
       asking: trans.__('Suspend Torch Job…'),
-      caption: trans.__('Take this job’s nodes away, and keep the job'),
+      caption: trans.__('Remove this job’s nodes, but keep the job'),
       icon: 'pauseIcon',
       when: {
         backend: ['kubernetes'],
@@ -177,14 +177,14 @@ export function offersIn(trans: TranslationBundle) {
     retry: {
       label: trans.__('Retry'),
       asking: trans.__('Retry Torch Job…'),
-      caption: trans.__('Run what this job ran once more, as a new job'),
+      caption: trans.__('Run this job again, as a new job'),
       icon: 'undoIcon',
       when: { terminal: [true] }
     },
     continue: {
       label: trans.__('Resume From Checkpoint'),
       asking: trans.__('Resume Torch Job From Checkpoint…'),
-      caption: trans.__('Run what this job ran once more, as a new job that finds its checkpoints'),
+      caption: trans.__('Run this job again, as a new job that finds its checkpoints'),
       icon: 'fastForwardIcon',
       when: { terminal: [true], resumable: [true, null] }
     },

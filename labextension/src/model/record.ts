@@ -20,11 +20,11 @@ export interface Progress {
 }
 
 export interface Still {
-  /** seconds since the epoch: nothing was heard from it since */
+  /** seconds since the epoch: when it was last heard from */
   readonly since: number;
   /** what is overdue: "step", "epoch", "report"; null: it never reported any */
   readonly unit: string | null;
-  /** seconds that one takes */
+  /** the usual seconds for one */
   readonly usual: number | null;
 }
 
@@ -32,7 +32,7 @@ export interface Strip {
   readonly of: 'CPU' | 'memory' | 'GPU';
   /** the newest, in words: "7.2 of 8 GB" */
   readonly newest: string;
-  /** of the whole, from 0 to 1, the oldest first */
+  /** shares of the whole, from 0 to 1, oldest first */
   readonly parts: readonly number[];
 }
 
@@ -42,15 +42,15 @@ export interface Use {
 }
 
 export interface Lab {
-  /** in a few words: "idle", "runs cell 4"; "" of one that starts or ended */
+  /** in a few words: "idle", "runs cell 4"; "" if it is starting or has ended */
   readonly doing: string;
-  /** seconds since the epoch: nobody uses it since */
+  /** seconds since the epoch: unused since then */
   readonly since: number | null;
-  /** seconds since the epoch: when that ends it */
+  /** seconds since the epoch: when it ends if it stays unused */
   readonly ends: number | null;
   /** bytes that its ranks hold, as far as is known */
   readonly memory: number;
-  /** that it has taken */
+  /** how many it has accepted */
   readonly cells: number;
   /** why it has ended: "asked", "idle" */
   readonly ended: string | null;
@@ -65,7 +65,7 @@ export interface Job {
   readonly backend: 'local' | 'kubernetes';
   readonly where: string;
   readonly phase: Phase;
-  /** the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING" */
+  /** the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", and if a user should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING" */
   readonly status: string;
   readonly terminal: boolean;
   /** the path for the contents API, "" where it isn't below the server's root */
@@ -92,9 +92,9 @@ export interface Job {
   readonly lab: Lab | null;
   /** the lab whose cells it runs once more, or "" */
   readonly promoted: string;
-  /** a person's, a line */
+  /** one line, by a person */
   readonly note: string;
-  /** a person's */
+  /** by a person */
   readonly tags: readonly string[];
   /** the name that it has in common with other runs, or "" */
   readonly group: string;
@@ -116,7 +116,7 @@ export interface Job {
   readonly resumable: boolean | null;
   /** whether TensorBoard has something to show; null as above */
   readonly curves: boolean | null;
-  /** of its first nodes, while it runs; those of which it was measured */
+  /** of its first nodes, while it runs, as far as measured */
   readonly uses: readonly Use[];
 }
 
@@ -131,7 +131,7 @@ export interface Jobs {
   readonly mark: string;
   /** why some may be missing */
   readonly notes: readonly string[];
-  /** how ids begin of jobs that may be missing, or not as they are by now */
+  /** prefixes of the ids of jobs that may be missing or outdated */
   readonly unseen: readonly string[];
 }
 

@@ -55,7 +55,7 @@ export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): 
   switch (job.phase) {
     case 'SUCCEEDED':
       if (job.lab?.ended === 'idle') {
-        return trans.__('%1 ended after %2, as nobody used it', job.name, took);
+        return trans.__('%1 ended after %2, because it was idle', job.name, took);
       }
       return trans.__('%1 succeeded after %2', job.name, took);
     case 'CANCELLED':

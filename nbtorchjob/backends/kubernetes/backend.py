@@ -67,8 +67,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _TAKE_BACK_S = 10.0
 _SENT_AT_A_TIME = 8  # runs of a group
-_LATELY_S = 60.0  # for which it is taken that whoever looks after jobs still does
-_MOMENT_S = 1.0  # for asking who does
+_LATELY_S = 60.0  # for which a tender that was there is assumed to be there still
+_MOMENT_S = 1.0  # for asking whether there is one
 
 
 def create() -> KubernetesBackend:
@@ -89,7 +89,7 @@ class KubernetesBackend(Backend):
     where = "a cluster"
 
     def check(self, spec: JobSpec) -> list[str]:
-        """Refuse what the named kind can't do; without one, what the cluster serves decides at submission."""
+        """Refuse what the named kind can't do; an unnamed kind is chosen, and checked, at submission."""
         if spec.cluster.kind is None:
             return []
         kind = KINDS[spec.cluster.kind]
@@ -98,25 +98,25 @@ class KubernetesBackend(Backend):
         return [*(left if left and not _tended(spec) else ()), *fit.cautions(kind, spec)]
 
     def most_shipped(self, spec: JobSpec) -> int | None:
-        """Return what Secrets hold, unless there is a store."""
+        """Return what fits into Secrets; None if there is a store."""
         return None if spec.cluster.storage else package.LIMIT_BYTES
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Send the Secrets and the job object; a job of the same call that runs already is taken instead."""
+        """Send the Secrets and the job object, unless a job of the same call runs already."""
         packed = pack(call, spec)
         _store(call, spec, info)
         (sent,) = _sent(_send(packed, spec, info))
         return sent
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
-        """Pack the call once, and send it as each of the runs, some of them at a time."""
+        """Pack the call once, and send it as each of the runs, several at a time."""
         packed = pack(call, spec)
         for info in infos:
             _store(call, spec, info)
         return _sent(_send_runs(packed, spec, infos))
 
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
-        """Send what the job's Secrets hold once more, as a new job beside it."""
+        """Send the content of the job's Secrets once more, as a new job beside it."""
 
         async def send(job: JobRef) -> list[JobInfo]:
             return [_known(await again.retry(job, resume=resume))]
@@ -140,7 +140,7 @@ class KubernetesBackend(Backend):
             async for event in events:
                 if (part := fresh(event)) is not None:
                     yield part
-                if turn is not None and turn.over:  # a pod tells of its end behind all that it wrote
+                if turn is not None and turn.over:  # a pod reports a turn's end after all that it wrote
                     return
 
     def scopes(self) -> list[str]:
@@ -167,7 +167,7 @@ class KubernetesBackend(Backend):
         return sorted(listed, key=lambda state: state.info.created)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
-        """List their scopes once each; of those that are gone there is what this machine has kept."""
+        """List each of their scopes once; jobs that are gone are read from this machine's cache."""
         scopes = dict.fromkeys(name.rpartition("/")[0] for name in names)
         known = {state.info.address: state for scope in scopes for state in self.jobs(scope=scope or None)}
         return [known[name] if name in known else self.known(name) for name in names]
@@ -181,7 +181,7 @@ class KubernetesBackend(Backend):
             return reduce(apply, results.from_cache(cache), JobState(info))
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[ev.Event]:
-        """Read what :meth:`snapshot` is made of."""
+        """Read the facts that :meth:`snapshot` is made of."""
         try:
             yield from loop.run(_act(name, results.facts_now))
         except JobNotFoundError:
@@ -203,23 +203,23 @@ class KubernetesBackend(Backend):
         loop.run(_act(name, partial(actions.cancel, early=early)))
 
     def delete(self, name: str) -> None:
-        """Delete the job's object, and with it all that it owns; here and in the store, too."""
+        """Delete the job's object with all that it owns, and the job's files here and in the store."""
         loop.run(_delete(name))
 
     def suspend(self, name: str) -> None:
-        """Take the job's pods away."""
+        """Remove the job's pods."""
         loop.run(_act(name, actions.suspend))
 
     def resume(self, name: str) -> None:
-        """Have the job's pods made again, once those of before are gone."""
+        """Have the job's pods made again, once the earlier ones are gone."""
         loop.run(_act(name, actions.resume))
 
     def begin(self, name: str) -> None:
-        """Have the pods of a run made that waits for its turn."""
+        """Have pods made for a run that waits for its turn."""
         loop.run(_act(name, actions.begin))
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
-        """Read the logs of the job's pods, of those that are gone what this machine cached."""
+        """Read the logs of the job's pods, or this machine's cache for those that are gone."""
         return results.behind(offset, results.rank_log(_written(name, [rank]), rank))
 
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[ev.LogChunk]]:
@@ -234,7 +234,7 @@ class KubernetesBackend(Backend):
         nodes: Sequence[int] | None = None,
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
-        """Run what leads to its node in each pod."""
+        """Run a command in each pod that connects to its node."""
         answers: queue.SimpleQueue[NodeAnswer | BaseException | None] = queue.SimpleQueue()
 
         async def work() -> None:
@@ -255,10 +255,10 @@ class KubernetesBackend(Backend):
             info, _ = find.gone(name)
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
         finally:
-            future.cancel()  # what isn't waited for any more is taken back
+            future.cancel()  # end requests that aren't waited for any more
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
-        """Run what leads to the node in its pod."""
+        """Run a command in the node's pod that connects to it."""
 
         async def reach() -> tuple[Conversation, results.PodLine]:
             job = await find.find(name)
@@ -276,7 +276,7 @@ class KubernetesBackend(Backend):
         return loop.run(_act(name, attempts.swap_keeper))
 
     def key(self, name: str) -> bytes:
-        """Read it from the job's Secret, or this machine's cache."""
+        """Read the key from the job's Secret, or this machine's cache."""
 
         async def read(job: JobRef) -> bytes:
             return await job.key()
@@ -296,7 +296,7 @@ class KubernetesBackend(Backend):
         return os.environ.get("KUBECONFIG", "")
 
     def ours(self, name: str) -> bool:
-        """Whether this machine's cache says so."""
+        """Return what this machine's cache says."""
 
         async def asked(job: JobRef) -> bool:
             return job.cache.ours
@@ -312,13 +312,13 @@ class KubernetesBackend(Backend):
         return loop.run(_act(name, asked))
 
     def note(self, info: JobInfo, fact: ev.CheckoutTold) -> None:
-        """Put it into this machine's cache."""
+        """Write the fact to this machine's cache."""
         known, cache = find.gone(info.address)
         if known.run == info.run:
             cache.put_checkout(fact)
 
     def annotate(self, name: str, fact: ev.Annotated) -> None:
-        """Put it into an annotation of the job's object; of a job that is gone, into this machine's cache."""
+        """Write it to an annotation of the job's object; for a job that is gone, to this machine's cache."""
         try:
             loop.run(_act(name, partial(actions.annotate, fact=fact)))
         except JobNotFoundError:
@@ -334,11 +334,11 @@ class KubernetesBackend(Backend):
         return loop.run(results.fetch(name, value))
 
     def artifacts(self, name: str, sent: ev.ArtifactsReady) -> Path:
-        """Take the archive from where values are taken from."""
+        """Take the archive from the same places as values."""
         return loop.run(results.fetch(name, sent)).path
 
     def dry_run(self, call: Call, spec: JobSpec, info: JobInfo) -> str:
-        """Return the manifests, and what the server says of them."""
+        """Return the manifests, and what the server says about them."""
         packed = pack(call, spec)
 
         async def show() -> str:
@@ -370,9 +370,9 @@ class KubernetesBackend(Backend):
         return Background(service, listen)
 
     def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
-        """Return a Deployment, its account and what that is permitted."""
+        """Return a Deployment, its account and the account's permissions."""
         if not scopes:
-            raise SpecError("namespace", None, "where jobs are, also several times; the first has the tender")
+            raise SpecError("namespace", None, "one with jobs (repeatable); the tender runs in the first")
         named = [namespaces.Scope.parse(scope).namespace for scope in scopes]
         return deployment.manifests(named, image or deployment.IMAGE)
 
@@ -381,19 +381,19 @@ class KubernetesBackend(Backend):
         return loop.run(cleanup.leftovers())
 
     def clear(self, leftover: Leftover) -> None:
-        """Bring the values home, then delete."""
+        """Download the values, then delete."""
         loop.run(cleanup.clear(leftover))
 
     def enforcement(self, info: JobInfo) -> Mapping[str, str]:
-        """Return, for each policy, whether the cluster enforces it, or whoever follows the job."""
+        """Return, for each policy, whether the cluster or the job's follower enforces it."""
         kind = KINDS.get(info.cluster.get("kind", ""))
-        if kind is None:  # a later version's, or none: it is cached here, and gone from its cluster
+        if kind is None:  # a later version's, or none: the job is cached here, and gone from its cluster
             return {}
         policies = fit.enforced(kind, info.asked, info.retry_owner)
         return {field: str(enforcement) for field, enforcement in policies.items()}
 
     def tended(self, info: JobInfo) -> Tended | None:
-        """Ask the namespace's Leases, and this machine's cache, where something of the job is left to us."""
+        """Look into the namespace's Leases and this machine's cache, if the job needs a tender."""
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None or info.unreadable:
             return None
@@ -404,11 +404,11 @@ class KubernetesBackend(Backend):
         return None
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
-        """Look at kubeconfig, server, kinds, permissions and what the job names."""
+        """Check the kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
 
     def there(self, spec: JobSpec) -> list[Contents]:
-        """Return what nodes of these images told when this user followed their jobs."""
+        """Return what nodes with these images reported when this user followed their jobs."""
         return [known for asked in asked_images(spec) if (known := images.known(asked)) is not None]
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
@@ -420,14 +420,14 @@ _tended_lately: dict[tuple[str | None, str | None], tuple[float, bool]] = {}
 
 
 def _tended(spec: JobSpec) -> bool:
-    """Whether a tender looks after this user's jobs there, as far as that is known within a moment."""
+    """Whether a tender looks after this user's jobs there, as far as can be found out in a moment."""
     where = spec.cluster.context, spec.cluster.namespace
     then, known = _tended_lately.get(where, (-math.inf, False))
     if time.monotonic() - then < _LATELY_S:
         return known
     try:
         known = loop.run(tends(spec), _MOMENT_S)
-    except Exception:  # whatever kubeconfigs and clusters do: whoever submits is told of that then
+    except Exception:  # whatever kubeconfigs and clusters raise: the submission reports it
         known = False
     _tended_lately[where] = time.monotonic(), known
     return known
@@ -449,7 +449,7 @@ async def _followed(name: str, *, in_order: bool) -> AsyncGenerator[ev.Event, No
 
 
 def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
-    """Put what a job shares with others where its nodes find it, and note that it uses that."""
+    """Put the files that a job shares with others into the store, and record that it uses them."""
     storage = spec.cluster.storage or ""
     shared.put_files(storage, info.run, call.stored)
     if storage and call.wanted:
@@ -462,14 +462,14 @@ async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
 
 
 def _known(sent: JobInfo) -> JobInfo:
-    """Remember where it is; return it."""
+    """Remember where the job is; return its record."""
     scope = namespaces.Scope(sent.cluster["context"], sent.cluster["namespace"])
     find.know(sent.name, scope, KINDS[sent.cluster["kind"]])
     return sent
 
 
 async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
-    """Send the runs of a group, some of them at a time: all, or none."""
+    """Send the runs of a group, several at a time: all, or none."""
     sent: list[JobInfo] = []
     room = asyncio.Semaphore(_SENT_AT_A_TIME)
 
@@ -480,7 +480,7 @@ async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) ->
     tasks: list[asyncio.Future[None]] = []
     async with sharing(await session(spec.cluster.context), packed, spec, infos[0]) as part:
         try:
-            # The first one finds out what the others then know, and what refuses it refuses them all.
+            # What the first run finds out is known for the others, and what refuses it refuses them all.
             await send(part, infos[0])
             tasks += [asyncio.ensure_future(send(part, info)) for info in infos[1:]]
             await asyncio.gather(*tasks)
@@ -488,12 +488,12 @@ async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) ->
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # The last ones first: else each one's end would have the next one start.
+            # The last runs first: otherwise the end of each would have the next one start.
             for run in sorted(sent, key=lambda info: info.number, reverse=True):
                 try:
                     await _delete(run.address)
                 except ClusterError as exc:
-                    # What is raised says why there is no group; this is only what was left of it.
+                    # The error that is raised says why there is no group; this only names what is left of it.
                     command = hint("delete", run.name)
                     _log.warning("%s is left on the cluster (%s): delete it, %s", run.name, exc, command)
             raise
@@ -513,7 +513,7 @@ def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
     try:
         loop.run(noted())
     except KeyboardInterrupt:
-        # What was made is taken back meanwhile; it may be there all the same.
+        # What was made is being removed meanwhile, but the job may exist all the same.
         with suppress(KeyboardInterrupt):
             over.wait(_TAKE_BACK_S)
         if infos:
@@ -525,7 +525,7 @@ def _sent(work: Coroutine[Any, Any, list[JobInfo]]) -> list[JobInfo]:
             interrupted = Interrupted(interrupts.NOTHING)
         else:
             interrupted = Interrupted(
-                "Interrupted; what was made is still being taken back: "
+                "Interrupted; what was created is still being removed: "
                 f"{hint('list')} and {hint('gc')} show it."
             )
         raise interrupted from None
@@ -551,7 +551,7 @@ async def _delete(name: str) -> None:
         job = await find.find(name)
         where = [job.scope]
         await actions.remove(job)
-    # Last: of a job that we may not delete, what is cached here stays as well.
+    # Last, so that the cache of a job that may not be deleted stays as well.
     for scope in where:
         for folder in scope.folders(name_):
             JobCache(folder).remove()

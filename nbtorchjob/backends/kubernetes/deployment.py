@@ -1,13 +1,12 @@
-"""A tender as a cluster's own, and a policy on later attempts: the manifests that an administrator applies.
+"""A tender that runs in a cluster, and a policy on later attempts: manifests that an administrator applies.
 
-The tender looks after all users' jobs of some namespaces. The program travels as a payload does, in Secrets,
-so any image will do that has Python; what it needs of other packages has a form in pure Python, which is
-taken along.
+The tender looks after all users' jobs in some namespaces. Its program travels in Secrets, like a payload, so
+any image with Python will do; the other packages that it needs have a pure-Python form, which is included.
 
-Later attempts of a job are made only by whoever may change the job. A later attempt is told by its name, its
-labels and the uid of its owner, all of which whoever may create job objects in a namespace may write.
-Kubernetes doesn't record who created an object, so only the API server can ask that, at its creation: by a
-ValidatingAdmissionPolicy (admissionregistration.k8s.io/v1, Kubernetes 1.30).
+Under the policy, only a user who may change a job may make its later attempts. A later attempt is recognized
+by its name, its labels and its owner's uid, which any user who may create job objects in a namespace can
+write. Kubernetes doesn't record who created an object, so only the API server can check that, when it is
+created: by a ValidatingAdmissionPolicy (admissionregistration.k8s.io/v1, Kubernetes 1.30).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NAME = "nbtorchjob-tender"
 IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 PLACE = "/etc/nbtorchjob"
 _SOCKET = "/tmp/tend.sock"  # in the pod's own emptyDir
-# What draws notebooks and pages, and reads what is typed.
+# Code that draws notebooks and pages, or reads what is typed.
 _NOT_THERE = (
     "labextension",
     "commands",
@@ -59,14 +58,14 @@ _ASK = (
     "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect('{socket}'); "
     "s.send(b'GET /healthz HTTP/1.0\\r\\n\\r\\n'); s.recv(1)"
 ).replace("{socket}", _SOCKET)
-# Of libraries whose fast parts aren't Python, and can't be imported from an archive.
+# Libraries with fast parts that aren't Python, and can't be imported from an archive.
 _PURE = ("AIOHTTP", "FROZENLIST", "MULTIDICT", "PROPCACHE", "YARL")
 
 
 def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
     """Return the YAML of a tender in the first of the namespaces, for jobs in all of them.
 
-    It is to be applied on the server's side: Secrets of that size are too big for ``kubectl apply`` alone.
+    Apply it on the server's side (``--server-side``): its Secrets are too big for plain ``kubectl apply``.
     """
     with errors.needs_extra("kubernetes", "a tender"):
         home, secrets = namespaces[0], [*_secrets(namespaces[0])]
@@ -111,7 +110,7 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
         grant(account, None, shared, NAME),
         *map(to_yaml, secrets),
         to_yaml(deployment),
-        # Last: a server that hasn't it yet refuses these alone.
+        # Last: a server that doesn't have this API yet refuses only these.
         *map(to_yaml, policy(NAME, namespaces, [kind.api for kind in KINDS.values()])),
     ]
     return "---\n".join(parts)
@@ -121,8 +120,8 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
     asked = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
     env = {"NBTORCHJOB_STATE_DIR": "/tmp/nbtorchjob", "PYTHONUNBUFFERED": "1"}
     env |= {f"{name}_NO_EXTENSIONS": "1" for name in _PURE}
-    # A name that no user has: it would take jobs of the container's user for its own, and save their values
-    # here before it removes them, which takes Secrets that it may not read.
+    # A name that no user has: else it would take jobs of the container's user for its own, and save their
+    # values here before it removes them, for which it would need Secrets that it may not read.
     env["LOGNAME"] = NAME
     return {
         "name": "tender",
@@ -150,7 +149,7 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
 
 def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
     for what, files in (("program", _program()), ("libraries", _libraries())):
-        # An archive that is the same for the same files
+        # An archive that is reproducible: the same for the same files
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for zipped_name, data in files:
@@ -168,7 +167,7 @@ def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
 
 
 def _program() -> Iterator[tuple[str, bytes]]:
-    """Yield this package, but for what nobody there needs."""
+    """Yield the files of this package that a tender needs."""
     root = Path(__file__).parents[2]
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root).as_posix()
@@ -177,7 +176,7 @@ def _program() -> Iterator[tuple[str, bytes]]:
 
 
 def _libraries() -> Iterator[tuple[str, bytes]]:
-    """Yield the Python of what the program needs beside the standard library."""
+    """Yield the Python files of the libraries that the program needs."""
     from packaging.requirements import Requirement
 
     closure, todo = set[str](), [*_LIBRARIES]
@@ -202,7 +201,7 @@ _LABELS = "object.metadata.labels"
 _BEFORE = "oldObject.metadata.labels"
 _OWN = (labelling.JOB, labelling.RUN, labelling.USER, labelling.ATTEMPT)
 _NUMBERED = f"has({_LABELS}) && '{labelling.ATTEMPT}' in {_LABELS} && {_LABELS}['{labelling.ATTEMPT}'] != '1'"
-# An object is created, or gets other labels of ours: operators update the rest.
+# An object is created, or its nbtorchjob labels change: operators update the rest.
 _ANEW = f"oldObject == null || !has({_BEFORE}) || " + " || ".join(
     f"('{label}' in {_BEFORE} ? {_BEFORE}['{label}'] : '') != "
     f"('{label}' in {_LABELS} ? {_LABELS}['{label}'] : '')"
@@ -216,7 +215,7 @@ _ASKS = (
 
 
 def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[dict[str, Any]]:
-    """Return the policy for job objects of these kinds, and what binds it to the namespaces."""
+    """Return the policy for job objects of these kinds, and its binding to the namespaces."""
     rules = [
         {
             "apiGroups": [api.group],
@@ -231,11 +230,11 @@ def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[di
         "has(object.metadata.ownerReferences) && "
         f"object.metadata.ownerReferences.exists(owner, owner.name == {_JOB})"
     )
-    # Without the label of its job each of them is an error, which refuses the object, too.
+    # If the label that names its job is missing, each is an error, which refuses the object, too.
     validations = [
-        (named, "is named after its job"),
-        (owned, "is owned by its job"),
-        (_ASKS, "is made by whoever may patch its job"),
+        (named, "must be named after its job"),
+        (owned, "must be owned by its job"),
+        (_ASKS, "must be created by a user who may patch its job"),
     ]
     return [
         {
@@ -252,7 +251,7 @@ def policy(name: str, namespaces: Sequence[str], apis: Iterable[Api]) -> list[di
                 "validations": [
                     {
                         "expression": expression,
-                        "message": f"a later attempt of a job of nbtorchjob {requirement}",
+                        "message": f"a later attempt of an nbtorchjob job {requirement}",
                         "reason": "Forbidden",
                     }
                     for expression, requirement in validations

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 _DATA, _DATA_UNUSED_S = "data-", 7 * 24 * 3600.0
 _REMEDY = "pip install 'nbtorchjob[local]'"
 _CHUNK = 1 << 20
-_LEFT_OVER_S = 24 * 3600.0  # a folder half made, or half removed, whose maker is long gone
+_LEFT_OVER_S = 24 * 3600.0  # a half-made or half-removed folder, whose maker is long gone
 _END_S = 15.0  # longer than a supervisor takes to end a job that resists
 
 
@@ -93,14 +93,14 @@ class LocalBackend(Backend):
     def __init__(self) -> None:
         self._listing = Listing()
         self._summaries: dict[Path, listing.Summaries] = {}  # by their file
-        self._asked: dict[str, Listed] = {}  # what was read of labs, which are asked again and again
+        self._asked: dict[str, Listed] = {}  # what was read of labs, whose states are needed again and again
 
     def check(self, spec: JobSpec) -> list[str]:
-        """Refuse what only a cluster has, and all on another system; warn of more ranks than cores."""
+        """Refuse cluster options, and any job if this isn't Linux; warn of more ranks than cores."""
         if sys.platform != "linux":
             raise SpecError("backend", "local", "'kubernetes' here: jobs on this machine need Linux")
         if spec.launch.run_policy is not None:
-            from nbtorchjob.backends.local import policies  # late: who lists jobs checks none
+            from nbtorchjob.backends.local import policies  # late: listing jobs checks none
 
             policies.check(spec.launch.run_policy)
         no_cluster(spec)
@@ -111,12 +111,12 @@ class LocalBackend(Backend):
                 f"nproc_per_node={ranks} is more than this machine's {cores} cores: the ranks will take turns"
             )
         if spec.retry is not None and spec.retry.on_demand_last:
-            cautions.append("on_demand_last does nothing on this machine: nobody preempts its jobs")
+            cautions.append("on_demand_last does nothing on this machine: its jobs are never preempted")
         return cautions
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Write the job's folder and hand it to the pool; a named one of the same call may run already."""
-        # Late: only who starts a job needs the pool.
+        """Write the job's folder and hand it to the pool; if named, the same call may run already."""
+        # Late: only starting a job needs the pool.
         from nbtorchjob.backends.local.launch import pool_client
 
         self._has_torch()
@@ -130,7 +130,7 @@ class LocalBackend(Backend):
 
         if spec.name is None:
             return self._begin(info, fill)
-        # Under the given name, or the next one of it that is free, unless this call still runs.
+        # Under the given name, or the next free one made from it, unless this call still runs.
         info = replace(info, call=identity.of_job(call, spec))
         while True:
             for state in self._running(spec.name):
@@ -144,7 +144,7 @@ class LocalBackend(Backend):
                 return self._begin(replace(info, name=free), fill)
 
     def submit_runs(self, call: Call, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
-        """Write a folder for each, all with one payload, and then hand them over."""
+        """Write a folder for each run, all with one payload, and then hand them to the pool."""
         from nbtorchjob.backends.local.launch import pool_client  # late, as above
         from nbtorchjob.runtime.store.payload import signed_given
 
@@ -174,7 +174,7 @@ class LocalBackend(Backend):
         return sent
 
     def _has_torch(self) -> None:
-        from nbtorchjob.payload import archive  # late: most of what the command does packs nothing
+        from nbtorchjob.payload import archive  # late: most commands pack nothing
 
         version = archive.torch_version()
         if version is None:
@@ -195,7 +195,7 @@ class LocalBackend(Backend):
         return info
 
     def _running(self, stem: str) -> Iterator[JobState]:
-        """Yield the runs of a given name that go on; of one whose end was asked for it may take a while."""
+        """Yield a given name's jobs that go on, except cancelled ones, whose end may take a while."""
         for job in self._listing.look(directory.jobs_dir()):
             name = job.name
             if naming.is_run(name, stem) and not job.folder.cancel.exists():
@@ -208,7 +208,7 @@ class LocalBackend(Backend):
                     yield state
 
     def retry(self, name: str, *, resume: bool = False) -> JobInfo:
-        """Hand what the job ran to the pool once more, in a folder of its own."""
+        """Hand the job's payload to the pool once more, in a new folder."""
         from nbtorchjob.backends.local import retry  # late, as above
 
         job = self._job(name)
@@ -228,7 +228,7 @@ class LocalBackend(Backend):
         from nbtorchjob.backends.local.follow import Follower  # late: lists read no logs
 
         job = JobDirectory(directory.jobs_dir() / name)
-        if turn is None or turn.mark is None:  # else who follows it knows that of its lab
+        if turn is None or turn.mark is None:  # else the follower has these facts from the lab
             for fact in _beside(job):
                 yield fact
         follower = Follower(job, liveness.Liveness(job).why, since, turn, lambda: listing.waiting(job))
@@ -237,7 +237,7 @@ class LocalBackend(Backend):
                 yield event
 
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
-        """Read what is new of every job; the state folder is this user's alone."""
+        """Read what is new of every job; ``everyone`` adds none, as the state folder is this user's alone."""
         states = []
         for job in self._unexpired():
             try:
@@ -250,7 +250,7 @@ class LocalBackend(Backend):
     def summaries(
         self, make: Make[Summary], *, everyone: bool = False, scope: str | None = None
     ) -> list[Summary]:
-        """Make them of jobs that weren't listed since they ended; those of the others are kept."""
+        """Make the summaries of jobs that weren't listed since they ended; the others' are kept."""
         now, path = time.time(), directory.ended_file(f"{make.__module__}.{make.__qualname__}")
         kept = self._summaries.get(path) or self._summaries.setdefault(path, listing.Summaries(path))
         ended: dict[str, listing.Line] = {}
@@ -265,7 +265,7 @@ class LocalBackend(Backend):
         for job in self._unexpired(without=known):
             name = job.name
             try:
-                # Not kept: Python's collector would look at thousands of states again and again.
+                # Not kept: Python's garbage collector would scan thousands of states again and again.
                 state = job.state(keep=False)
             except DAMAGED as exc:
                 self._listing.leave_out(name, exc)
@@ -273,7 +273,7 @@ class LocalBackend(Backend):
             summary = made_of(state, make, now)
             if summary is None:
                 continue
-            # One whose supervisor isn't seen from here may be alive on another machine with this folder.
+            # A job whose supervisor isn't seen from here may be alive on another machine with this folder.
             if not job.closed or job.mark is None:
                 going.append(summary)
             else:
@@ -284,7 +284,7 @@ class LocalBackend(Backend):
         return [*(line.summary for line in ended.values()), *going]
 
     def names(self) -> list[str]:
-        """Return the folders' names: reading thousands of records would hold up a tab key for seconds."""
+        """Return the folders' names: reading thousands of records would delay tab completion by seconds."""
         times: dict[str, float] = {}
         folder = directory.jobs_dir()
         for name in os.listdir(folder):
@@ -301,7 +301,7 @@ class LocalBackend(Backend):
         return state
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
-        """Read them from the job's folder."""
+        """Read the facts from the job's folder."""
         from nbtorchjob.backends.local.follow import Follower  # late, as above
 
         job = self._job(name)
@@ -316,7 +316,7 @@ class LocalBackend(Backend):
             yield Lost(time.time(), gone)
 
     def known(self, name: str) -> JobState:
-        """Read what the job's folder gained since this was asked last."""
+        """Read what was added to the job's folder since the last call."""
         job = self._job(name)
         with suppress(*DAMAGED):
             listed = self._asked.get(name)
@@ -328,7 +328,7 @@ class LocalBackend(Backend):
         return self.snapshot(name)
 
     def mark(self, name: str) -> int | None:
-        """Return how long the file of its facts is."""
+        """Return the length of the job's events file."""
         return self._job(name).events.stat().st_size
 
     def info(self, name: str) -> JobInfo:
@@ -336,28 +336,28 @@ class LocalBackend(Backend):
         return self._job(name).info()
 
     def note(self, info: JobInfo, fact: CheckoutTold) -> None:
-        """Put it down in the job's folder, beside what the job tells."""
+        """Write the fact to the job's folder, beside the job's own."""
         job = self._job(info.address)
         if job.info().run == info.run:
             job.checkout.write_text(json.dumps(to_json(fact)))
 
     def annotate(self, name: str, fact: Annotated) -> None:
-        """Write it among the job's facts; an ended job stays no longer for it."""
+        """Append it to the job's facts; an ended job isn't kept longer for it."""
         job = self._job(name)
         ended = self.known(name).phase.terminal
         status = job.events.stat()
         append(str(job.events), to_json(fact), once=True)
-        if ended:  # how long it is kept counts from when its facts were written last
+        if ended:  # its time to live counts from the last write to its facts
             os.utime(job.events, ns=(status.st_atime_ns, status.st_mtime_ns))
 
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
-        """Leave a mark, and tell the supervisor."""
+        """Leave a mark, and signal the supervisor."""
         with suppress(JobNotFoundError, FileNotFoundError):
             job = self._job(name)
             job.ask_end(gently=gently, early=early)
             supervisor = job.supervisor()
             if supervisor is None and liveness.why(job) is None:
-                # Nobody has begun it, and nobody will: who was to finds it claimed.
+                # It hasn't begun, and never will: the process that was to begin it finds it claimed.
                 if job.close_unbegun("CancelRequested", **job.early):
                     self._leave_queue(name)
                     return
@@ -366,7 +366,7 @@ class LocalBackend(Backend):
                 supervisor.signal(signal.SIGTERM)
 
     def start(self, name: str) -> None:
-        """Let it run beside others; its GPUs it doesn't share."""
+        """Let it run beside others, without sharing its GPUs."""
         from nbtorchjob.backends.local.launch import pool_client, queue
 
         self._job(name)
@@ -376,8 +376,8 @@ class LocalBackend(Backend):
     def delete(self, name: str) -> None:
         """Cancel the job, wait for its processes' end, and remove its folder."""
         job = JobDirectory(directory.jobs_dir() / name)
-        with suppress(DamagedError):  # it can't be told who supervises it: whoever does finds the folder gone
-            if liveness.why(job) is None:  # who follows it is told before the record is gone
+        with suppress(DamagedError):  # its supervisor is unknown, and will find the folder gone
+            if liveness.why(job) is None:  # its followers learn of it before the record is gone
                 job.emit("Removed")
             self.cancel(name)
             until = time.monotonic() + _END_S
@@ -386,7 +386,7 @@ class LocalBackend(Backend):
             if liveness.alive(job):
                 raise NBTorchJobError(f"{name} doesn't end; try {hint('delete', name)} again")
         self._leave_queue(name)
-        # Renamed first: a folder half removed is no longer a job.
+        # Renamed first, so that a half-removed folder is no longer a job.
         gone = directory.partial(job.path.parent, "deleted")
         with suppress(FileNotFoundError):
             job.path.rename(gone)
@@ -396,10 +396,10 @@ class LocalBackend(Backend):
         from nbtorchjob.backends.local.launch import pool_client, queue
 
         if liveness.queued(name) and queue.leave(name):
-            pool_client.step()  # one that needs less room may have been behind it
+            pool_client.step()  # a job that needs less room may have been behind it
 
     def leftovers(self) -> list[Leftover]:
-        """Return the ended jobs, what is left by kernels that were killed, and data that no job uses."""
+        """Return the ended jobs, what killed kernels left behind, and cached data that no job uses."""
         remains = "part of a job on this machine, left by a killed kernel"
         leftovers = [
             *super().leftovers(),
@@ -412,11 +412,11 @@ class LocalBackend(Backend):
         return leftovers
 
     def clear(self, leftover: Leftover) -> None:
-        """Delete the job; its value goes with it."""
+        """Delete the job together with its value, or remove what else is left over."""
         if leftover.state is not None:
             self.delete(leftover.name)
             return
-        from nbtorchjob.runtime.data import cache  # late: lists look at no data
+        from nbtorchjob.runtime.data import cache  # late: lists don't look at data
 
         for entry in _unused_data():
             if leftover.name == _DATA + Path(entry.path).name and not cache.remove(entry):
@@ -435,7 +435,7 @@ class LocalBackend(Backend):
         return {key: str(enforcement) for key, enforcement in named.items() if "=" not in key}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
-        """Look for torch, and for the folder that jobs are kept in."""
+        """Check for torch, and name the folder that jobs are kept in."""
         from nbtorchjob.payload import archive  # late, as above
 
         version = archive.torch_version()
@@ -469,7 +469,7 @@ class LocalBackend(Backend):
                     yield chunk
 
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
-        """Read the rank's log files with what stands beside them."""
+        """Read the ranks' log files with the indexes beside them."""
         job = self._job(name)
 
         def written(rank: int) -> Iterator[LogChunk]:
@@ -490,7 +490,7 @@ class LocalBackend(Backend):
         timeout: float = 10.0,
     ) -> Iterator[NodeAnswer]:
         """Connect to the nodes' sockets."""
-        from nbtorchjob.backends import talk as asking  # late: most of what the command does asks nothing
+        from nbtorchjob.backends import talk as asking  # late: most commands ask nothing
         from nbtorchjob.backends.local import sockets
 
         job = self._job(name)
@@ -501,7 +501,7 @@ class LocalBackend(Backend):
         yield from sockets.ask(job, state, talks, timeout)
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
-        """Connect to the node's socket; only where that fails is it looked at why."""
+        """Connect to the node's socket; the job's state is read only if that fails."""
         from nbtorchjob.backends import talk as asking  # late, as above
         from nbtorchjob.backends.local import sockets
         from nbtorchjob.backends.talk import Talk
@@ -518,20 +518,20 @@ class LocalBackend(Backend):
         return Talk(talk, line, timeout)
 
     def key(self, name: str) -> bytes:
-        """Read it from the job's folder."""
+        """Read the key from the job's folder."""
         job = self._job(name)
         with reading(job.path, "key"):
             return job.key.read_bytes()
 
     def fetch(self, name: str, value: ValueReady) -> Fetched:
-        """Return the file that the rank wrote: it lies here already."""
+        """Return the file that the rank wrote: it is on this machine already."""
         from nbtorchjob.payload.results import Fetched  # late: lists load no values
 
         job = self._job(name)
         path = job.value(value.round, value.rank, value.ref)
         if path is None:
             raise ResultError(
-                f"the value of {name} is said to be at {value.ref!r}, where no rank of it writes"
+                f"the value of {name} is said to be at {value.ref!r}, where none of its ranks writes"
             )
         if not path.exists():
             raise ResultError(f"the value of {name} is gone: {path} was removed")
@@ -565,7 +565,7 @@ class LocalBackend(Backend):
         return job
 
     def _unexpired(self, without: Callable[[str, listing.Mark], bool] = lambda *_: False) -> list[Listed]:
-        """Return the jobs that stay; those that ended longer ago than they asked to be kept are deleted."""
+        """Return the jobs whose time to live isn't over, and delete the others."""
         stay = []
         for job in self._listing.look(directory.jobs_dir(), without):
             with suppress(*DAMAGED, NBTorchJobError):
@@ -594,7 +594,7 @@ def _starts(job: JobDirectory, rank: int) -> list[WorkersStarted]:
 
 
 def _remains() -> Iterator[tuple[Path, float]]:
-    """Yield the folders of jobs that were left half made or half removed, and for how long they have been."""
+    """Yield the folders of jobs that were left half made or half removed, with their ages in seconds."""
     for path in directory.jobs_dir().glob(".*"):
         if directory.in_work(path):
             continue
@@ -605,7 +605,7 @@ def _remains() -> Iterator[tuple[Path, float]]:
 
 def _unused_data() -> list[cache.Entry]:
     """Return the fetched data that no job has used for a week."""
-    from nbtorchjob.runtime.data import cache  # late: lists look at no data
+    from nbtorchjob.runtime.data import cache  # late: lists don't look at data
 
     before = time.time() - _DATA_UNUSED_S
     kept = cache.entries(str(folders.cache_dir() / "data"))
@@ -613,7 +613,7 @@ def _unused_data() -> list[cache.Entry]:
 
 
 def _pack(job: JobDirectory, call: Call, spec: JobSpec, key: bytes) -> None:
-    """Write what the job runs, once the disk has room for it."""
+    """Write the job's payload, into room on the disk that is reserved first."""
     from nbtorchjob.payload import archive  # late, as above
 
     with open(job.payload, "wb") as file:
@@ -622,7 +622,7 @@ def _pack(job: JobDirectory, call: Call, spec: JobSpec, key: bytes) -> None:
 
 
 def _beside(job: JobDirectory) -> Iterator[Event]:
-    """Yield the facts that were put down beside the job's own."""
+    """Yield the facts that were written beside the job's own."""
     for path in (job.environment, job.checkout):
         with suppress(OSError, *UNREADABLE):
             fact = json.loads(record(path))
@@ -631,7 +631,7 @@ def _beside(job: JobDirectory) -> Iterator[Event]:
 
 
 def _standing(job: JobDirectory) -> JobState:
-    """Return how a job stands, without its reports and logs; one whose supervisor is gone is lost."""
+    """Return a job's state without its reports and logs; a job whose supervisor is gone is lost."""
     gone = liveness.why(job)
     state = reduce(apply, EventFile(job).read(reports=False), JobState(job.info()))
     if gone is not None and not state.phase.terminal:

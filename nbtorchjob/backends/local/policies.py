@@ -21,19 +21,19 @@ POLICIES: Mapping[str, Enforced] = {
     "leave_before": Enforced("the job's supervisor tells its nodes"),
     "backoff_limit": Enforced(refused="there are no pods to restart: use --retries instead"),
     "start_within": Enforced("a node's process starts at once"),
-    "suspend": Enforced(refused="a process's work would be lost with it"),
+    "suspend": Enforced(refused="its processes would lose their work"),
     "retries": _ATTEMPTS,
     "preemptions": _ATTEMPTS,
 }
 
 
 def check(policy: RunPolicy) -> None:
-    """Raise ``SpecError`` for what only pods can have."""
+    """Raise ``SpecError`` for policies that only pods can have."""
     if policy.backoff_limit is not None:
-        where = "on the local backend, which counts attempts and no pods: use --retries"
+        where = "on the local backend, which counts attempts, not pods: use --retries"
         raise SpecError("backoff_limit", policy.backoff_limit, where, Shape.CONFLICT)
-    # No process of an ended job is left here, whatever was asked for: as with Running. None keeps what
-    # there is to keep, its folder.
+    # On this machine no process of an ended job is left in any case, as with Running. None keeps all that
+    # there is to keep: the job's folder.
     if policy.clean_pod_policy is CleanPodPolicy.ALL:
         allowed = (
             "None or Running on the local backend, which has no pods: "

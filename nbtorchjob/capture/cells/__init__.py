@@ -1,10 +1,10 @@
-"""What a cell's text says: the names it reads and sets, its imports, its last function.
+"""The analysis of a cell's text: the names it reads and sets, its imports, its last function.
 
 The names come from bytecode, so they are exactly those that the cell will look up when it runs.
-A name counts as read unless the cell has surely set it itself before.
+A name counts as read unless the cell is sure to have set it before.
 
-Whether code may stop in a debugger: its ranks are made ready for that (``runtime/debug``). And where each of
-its statements stands.
+Also: whether code may stop in a debugger, for which its ranks are prepared (``runtime/debug``), and where
+each of a text's statements stands.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from nbtorchjob.runtime.api import rank_api
 from nbtorchjob.runtime.objects import codenames
 
 _LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
-# What the compiler reads and sets by itself.
+# Names that the compiler reads and sets by itself.
 _COMPILED = {"__name__", "__builtins__", "__annotations__", "__conditional_annotations__"}
 _SETTERS = {"exec", "eval", "globals", "locals", "vars"}
-_ASKED = ("NameError",)  # whoever catches these asks whether a name is there
+_ASKED = ("NameError",)  # code that catches these tests whether a name exists
 _SWALLOWED = (*_ASKED, "Exception", "BaseException")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IPYTHON = re.compile(r"\s*(?:[\w.,\s]+=\s*)?[%!]|\s*[\w.%]+\?{1,2}\s*$|\s*\?{1,2}[\w.%]+\s*$")
@@ -65,10 +65,10 @@ class Cell(FrozenDataclass):
     texts: frozenset[str]  # names in texts that may be evaluated
     entry: Function | None
     gives: bool  # it has a value: its last expression's, or its function's
-    plain: bool  # it has no value but a literal, or what `print` returns
+    plain: bool  # its value, if any, is a literal or what `print` returns
 
 
-@lru_cache(maxsize=4)  # a lab's cell is analysed for its names, and again as it is captured
+@lru_cache(maxsize=4)  # a lab's cell is analysed for its names, and again when it is captured
 def parse(text: str, filename: str, flags: int = 0) -> Cell:
     """Analyse ``text``; ``flags`` are compiler flags of the notebook's ``__future__`` imports.
 
@@ -86,13 +86,13 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
         line = lines[exc.lineno - 1] if exc.lineno and exc.lineno <= len(lines) else ""
         if _IPYTHON.match(line):
             raise CaptureError(
-                f"line {exc.lineno}: {line.strip()!r} is IPython's, and a rank runs plain Python; "
-                "put it in a cell of its own"
+                f"line {exc.lineno}: {line.strip()!r} is IPython's syntax, and ranks run plain "
+                "Python: put it in a cell of its own"
             ) from exc
         raise
     tree = ast.parse(text, filename)
     if not tree.body:
-        raise CaptureError("the cell is empty: write what the ranks shall run below the magic's line")
+        raise CaptureError("the cell is empty: write the ranks' code below the magic's line")
     scan = _Scan(_guarded(tree, _ASKED))
     scan.code(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -127,7 +127,10 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
 
 
 def _is_plain(last: ast.stmt, *, prints: bool) -> bool:
-    """Whether a cell that ends so has no value but plain data; ``prints`` says if `print` is Python's."""
+    """Whether a cell whose last statement is ``last`` has only a plain value, or none.
+
+    ``prints`` is whether `print` is Python's.
+    """
     match last:
         case ast.Expr(value=ast.Constant(value=None | str() | float())):
             return True
@@ -140,7 +143,7 @@ def _is_plain(last: ast.stmt, *, prints: bool) -> bool:
 
 
 def check_defines(cell: Cell) -> None:
-    """Raise ``CaptureError`` for a cell that does more than define names: for the first line that does."""
+    """Raise ``CaptureError`` for the first line of a cell that does more than define names."""
     body = ast.parse(cell.text).body
     for statement in body[ast.get_docstring(ast.Module(body, [])) is not None :]:
         if not defines(statement):
@@ -149,7 +152,7 @@ def check_defines(cell: Cell) -> None:
                 "imports, and values of names"
             )
     if cell.star:
-        raise CaptureError("a swap can't take `import *`: name what it is to import")
+        raise CaptureError("a swap can't take `import *`: name what to import")
 
 
 def defines(statement: ast.stmt) -> bool:
@@ -161,7 +164,7 @@ def defines(statement: ast.stmt) -> bool:
     return isinstance(statement, (*_DEFINITIONS, ast.Import, ast.ImportFrom))
 
 
-# What finds a module, or something in one, by a text: of importlib, pkgutil, pydoc, runpy, hydra, werkzeug.
+# Finders of a module, or of something in one, by a string: importlib, pkgutil, pydoc, runpy, hydra, werkzeug.
 BY_TEXT = frozenset(
     (
         "EntryPoint",
@@ -181,13 +184,13 @@ BY_TEXT = frozenset(
 
 
 def module_in(text: str) -> str:
-    """Return the module that a text such as "a.b" or "a.b:c" leads to; "" where it is no such text."""
+    """Return the module that a string such as "a.b" or "a.b:c" names; "" for other strings."""
     module = text.partition(":")[0]
     return module if all(part.isidentifier() for part in module.split(".")) else ""
 
 
 def modules_named(code: CodeType) -> set[str]:
-    """Return the modules that code imports, also by a text, as ``import_module`` does."""
+    """Return the modules that code imports, also by a string, as ``import_module`` does."""
     if code in _modules_named:
         return _modules_named[code]
     listing = list(codenames.instructions(code))
@@ -203,7 +206,7 @@ def modules_named(code: CodeType) -> set[str]:
 
 
 def for_the_notebook(name: str) -> str:
-    """Note that a name of this package isn't there on ranks."""
+    """Return the message that a name of this package isn't available on ranks."""
     return f"nbtorchjob.{name} is for the notebook; on ranks there are {', '.join(rank_api.__all__)}"
 
 
@@ -215,7 +218,7 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 class _Scan:
-    """Goes through a cell's code and what is defined in it."""
+    """Scans a cell's code and the code that it defines."""
 
     def __init__(self, guarded: set[int]) -> None:
         self.reads: list[Read] = []
@@ -224,9 +227,9 @@ class _Scan:
         self._names = flow.Names()
 
     def code(self, code: CodeType, known: int = 0, *, nested: bool = False) -> None:
-        """Note what ``code`` reads and hasn't surely set; ``known`` is what was set before it was made."""
+        """Note the names that ``code`` reads and may not have set; ``known`` ones were set before it."""
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
-        # Annotations are evaluated only when asked for (PEP 649).
+        # Annotations are evaluated on first use (PEP 649).
         lazy = code.co_name == "__annotate__"
         steps: Iterator[tuple[dis.Instruction, int]]
         if code.co_flags & inspect.CO_OPTIMIZED:  # a function: it may run at any time, or never
@@ -239,7 +242,7 @@ class _Scan:
             if instruction.opname in _LOADS and not sure & self._names.bit(instruction.argval):
                 self.reads.append(Read(instruction.argval, line, lazy or line in self._guarded))
             if isinstance(instruction.argval, CodeType):
-                # A class body's names are no globals to the functions in it.
+                # A class body's names are not visible to the functions in it.
                 self.code(instruction.argval, known if nested else sure, nested=True)
             elif instruction.opname == "STORE_GLOBAL" or (instruction.opname == "STORE_NAME" and not nested):
                 self.sets.add(instruction.argval)
@@ -248,8 +251,8 @@ class _Scan:
 def surely_read(cell: Cell) -> set[str]:
     """Return the names that the cell is sure to look up if it runs to its end.
 
-    It goes into the functions and classes that it defines where it names them, and is taken to call them. Who
-    calls a lambda, if anybody does, isn't known.
+    It is assumed to call the functions and classes that it defines and then names. Lambdas don't count, as it
+    is unknown whether anything calls them.
     """
     swallowed = _guarded(ast.parse(cell.text), _SWALLOWED)
     defined: dict[str, list[CodeType]] = {}
@@ -262,7 +265,7 @@ def surely_read(cell: Cell) -> set[str]:
         for instruction in flow.surely(code):
             line = lines.get(instruction.offset) or line
             if isinstance(instruction.argval, CodeType):
-                # Those of a function are taken to be called by it, those of a class by who names the class.
+                # A function is assumed to call the functions in it; methods count once their class is named.
                 of_class = not code.co_flags & inspect.CO_OPTIMIZED and code.co_name.isidentifier()
                 of_cell = instruction.argval.co_name if code is cell.code else ""
                 later = code.co_name if of_class else of_cell
@@ -309,7 +312,7 @@ def _attributes(code: CodeType) -> set[str]:
 
 
 def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
-    """Return the names in annotations that stay texts: dataclasses look up ``ClassVar`` by them."""
+    """Return the names in string annotations: dataclasses look up ``ClassVar`` by these."""
     parts = [getattr(node, field, None) for node in ast.walk(tree) for field in ("annotation", "returns")]
     texts = [
         constant.value
@@ -324,7 +327,7 @@ def _annotated(tree: ast.Module, code: CodeType) -> set[str]:
 
 
 def entry(tree: ast.Module) -> Function | None:
-    """Return the function that is called of a cell that only defines things."""
+    """Return the function to call in a cell that only defines things: its last one."""
     body = tree.body[1:] if ast.get_docstring(tree) is not None else tree.body
     if not all(isinstance(stmt, (*_DEFINITIONS, ast.Import, ast.ImportFrom)) for stmt in body):
         return None
@@ -335,12 +338,12 @@ def entry(tree: ast.Module) -> Function | None:
 _READS = ("LOAD_NAME", "LOAD_GLOBAL")
 _FINDS = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", *_READS)
 _NAMES = {"breakpoint", "set_trace"}
-_DISTRIBUTED = ("dist", "distributed", "torch.distributed")  # what has a breakpoint() of its own
+_DISTRIBUTED = ("dist", "distributed", "torch.distributed")  # the module with a breakpoint() of its own
 
 
 def stops(code: CodeType) -> bool:
-    """Whether ``code``, or code that it defines, asks for a debugger by name."""
-    # Hardly any code has such a name, and to take it apart costs a hundred times as much as to see that.
+    """Whether ``code``, or code that it defines, calls a debugger by name."""
+    # Hardly any code has such a name, and disassembling it costs a hundred times as much as checking that.
     if not _NAMES.isdisjoint(code.co_names):
         before: object = None
         for item in dis.get_instructions(code):
@@ -353,19 +356,19 @@ def stops(code: CodeType) -> bool:
 
 
 def file_stops(source: bytes) -> bool:
-    """Whether a file's code does."""
-    if not any(name.encode() in source for name in _NAMES):  # to compile it takes milliseconds
+    """Whether a file's code calls a debugger by name."""
+    if not any(name.encode() in source for name in _NAMES):  # compiling it takes milliseconds
         return False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the file's own
+        warnings.simplefilter("ignore")  # the file's own warnings
         try:
             return stops(compile(source, "<file>", "exec", dont_inherit=True))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # it is no code, or runs nowhere
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # no code, or none that can run
             return False
 
 
 def spans(text: str, body: Sequence[ast.stmt]) -> Iterator[slice]:
-    """Yield where each statement stands in a text: on whole lines, but for those that it shares."""
+    """Yield the span of each statement in a text: whole lines, except those shared with other statements."""
     lines = text.split("\n")
     starts = [0, *accumulate(len(line) + 1 for line in lines)]
 
@@ -387,7 +390,7 @@ def spans(text: str, body: Sequence[ast.stmt]) -> Iterator[slice]:
 
 
 def spliced(text: str, span: slice, rows: Iterable[str]) -> str:
-    """Return a text with rows in place of a statement, whose line is split where others share it."""
+    """Return a text with rows in place of a statement; a line shared with other statements is split."""
     before, after = text[: span.start], text[span.stop :]
     return "\n".join(
         [

@@ -21,7 +21,7 @@ from nbtorchjob.runtime.objects import codenames
 _LISTS = {"globals", "locals", "vars", "dir"}
 _HISTORY = ("In", "Out", "_ih", "_oh", "_dh")
 _NO_KEYBOARD = "a rank has no keyboard: set a variable in the notebook"
-# Names that a notebook gives and a rank doesn't have, with what to do.
+# Names that a notebook has and a rank lacks, with what to use instead.
 _NOTEBOOK_ONLY = {
     "get_ipython": "use plain Python",
     "input": _NO_KEYBOARD,
@@ -29,7 +29,7 @@ _NOTEBOOK_ONLY = {
     "quit": "use sys.exit",
     **dict.fromkeys(_HISTORY, "put what you need into a variable of its own"),
 }
-# Names of ranks' own that code often uses without their import, by the line that imports them.
+# Names available on ranks that code often uses without importing them, with the lines that do.
 _IMPORTS = {
     **{name: f"from nbtorchjob import {name}" for name in rank_api.__all__},
     "display": "from IPython.display import display",
@@ -37,10 +37,10 @@ _IMPORTS = {
 
 
 class RankNames(FrozenDataclass):
-    """Of the names that were asked for, those that a lab's ranks have; ``why`` says why not of another.
+    """The names that a lab's ranks have, among those looked up; ``why`` says why they lack another name.
 
-    ``known`` gives names that the lab's cells have set, for whoever misspells one. ``push`` are values
-    that are to be laid over what the ranks have; ``lab`` is the lab's name.
+    ``known`` gives names that the lab's cells have set, to correct misspelled ones. ``push`` are values
+    that replace those on the ranks; ``lab`` is the lab's name.
     """
 
     names: frozenset[str] = frozenset()
@@ -58,9 +58,9 @@ def captured(
 ) -> tuple[list[str], list[str]]:
     """Return the names that the cell takes from the notebook, in the order of their first use, and notes.
 
-    ``former`` are names that former cells set on their ranks, ``rank_names`` those that its lab's have.
-    Raises ``CaptureError`` for one that only means something in a notebook, and for one that is nowhere where
-    the cell is sure to read it. One that it may never come to is a note: plain Python would run the cell.
+    ``former`` are names that former cells set on their ranks, ``rank_names`` those that its lab's ranks have.
+    Raises ``CaptureError`` for a name that only works in a notebook, and for an undefined one that the cell
+    is sure to read. An undefined name that it may never reach is a note: plain Python would run the cell.
     """
     _refuse_getpass(cell, namespace)
     names: dict[str, None] = {}
@@ -123,11 +123,11 @@ def _undefined(
         elif name in surely:
             raise CaptureError(why)
         else:
-            yield f"if the cell comes to line {read.line} it fails there: {why}"
+            yield f"the cell fails if it reaches line {read.line}: {why}"
 
 
 def _settled(cell: Cell, namespace: Mapping[str, Any]) -> set[str]:
-    """Return the names that a cell sets in ``builtins``, or asks for before it reads them."""
+    """Return the names that a cell sets in ``builtins``, or tests for."""
     nodes = [*ast.walk(ast.parse(cell.text))]
     aliases = {name for name, value in namespace.items() if value is builtins}
     for node in nodes:
@@ -149,7 +149,7 @@ def _settled(cell: Cell, namespace: Mapping[str, Any]) -> set[str]:
 
 
 def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names that code of the notebook looks up in it: a function's, or a class's methods'."""
+    """Yield the names that a function of the notebook, or a class's methods, look up in the notebook."""
     if isinstance(value, type) and value.__module__ == "__main__":
         for member in vars(value).values():
             yield from looked_up(getattr(member, "__func__", member), namespace)
@@ -171,7 +171,7 @@ def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
 
 
 def _listed(cell: Cell) -> Iterator[str]:
-    """Note where the cell may go through all names, rather than look one up by its text."""
+    """Note where the cell may list all names, rather than look one up."""
     asked = _LISTS.intersection(read.name for read in cell.reads)
     waiting: list[tuple[ast.AST, bool]] = [(ast.parse(cell.text), False)] if asked else []
     while waiting:
@@ -190,22 +190,22 @@ def _listed(cell: Cell) -> Iterator[str]:
                 else:
                     looks_one_up = isinstance(node, ast.Subscript | ast.Compare)
                 if not looks_one_up:
-                    yield f"{name}() (line {child.lineno}) has on ranks only what the cell reads and sets"
+                    yield f"on ranks, {name}() (line {child.lineno}) has only what the cell reads and sets"
 
 
 def computed(code: CodeType, whose: str) -> Iterator[str]:
-    """Note what the code of ``whose`` looks up or imports by a name that it computes: that can't be seen."""
+    """Note where the code of ``whose`` looks up or imports something by a computed name, which isn't seen."""
     steps = [item for item in dis.get_instructions(code) if item.opname not in _NO_STEPS]
     for this, key, then in zip(steps, steps[1:], steps[2:], strict=False):
         method = key.opname in ("LOAD_ATTR", "LOAD_METHOD")  # globals().get(…)
         subscript = then.opname in ("BINARY_SUBSCR", "BINARY_OP") and _variable(key)
         if this.argval == "globals" and (subscript or (method and _variable(then))):
-            yield f"{whose} looks in globals() for a name that it computes: {_NAMED}"
+            yield f"{whose} looks up a computed name in globals(): {_NAMED}"
         named = any(map(module_in, codenames.texts(code)))
         if this.argval in ("import_module", "__import__") and _variable(key) and not named:
-            yield f"{whose} imports a module by a name that it computes: {_NAMED_MODULES}"
+            yield f"{whose} imports a module by a computed name: {_NAMED_MODULES}"
     if "entry_points" in code.co_names or "iter_entry_points" in code.co_names:
-        yield f"{whose} asks for entry points: a cluster's ranks have those of what is installed there"
+        yield f"{whose} asks for entry points: a cluster's ranks have those of packages installed there"
     for item in code.co_consts:
         if isinstance(item, CodeType):
             yield from computed(item, whose)
@@ -215,9 +215,9 @@ def _variable(step: dis.Instruction) -> bool:
     return step.opname.startswith("LOAD_") and step.opname not in ("LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD")
 
 
-_NAMED = "ranks have the names that code mentions"
-_NAMED_MODULES = "a cluster's ranks have the local modules that code mentions"
-# What stands between what is called and its arguments, as each Python has it.
+_NAMED = "ranks have only the names that code mentions"
+_NAMED_MODULES = "a cluster's ranks have only the local modules that code mentions"
+# Instructions between a function and its arguments, in all Python versions.
 _NO_STEPS = ("CACHE", "PRECALL", "PUSH_NULL", "CALL", "CALL_FUNCTION", "EXTENDED_ARG", "NOP", "KW_NAMES")
 
 
@@ -241,7 +241,7 @@ def _why(read: Read, known: set[str], former: Container[str], rank_names: RankNa
         return f"{where} {why}"
     if read.name in former:
         return (
-            f"{where} was set by a former %%torchjob cell, on its ranks, and stayed there: "
+            f"{where} was set by an earlier %%torchjob cell, but only on its ranks: "
             "set it in this cell, or in the notebook"
         )
     if read.name in _IMPORTS:

@@ -1,6 +1,6 @@
 """*Run*, *Dry run* and *Doctor*: their output appears below them, while the notebook stays free.
 
-Work that the notebook's main thread mustn't wait for.
+``Latest`` does work that the notebook's main thread must not wait for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nbtorchjob.text import words
 from nbtorchjob.ui import elements
 from nbtorchjob.ui.card import view
 
-# Begins while the notebook's names are at hand, and returns what is left to do without them.
+# Starts where the notebook's variables are available, and returns the work that doesn't need them.
 _Verb: TypeAlias = Callable[[JobSpec], Callable[[], None]]
 
 
@@ -45,7 +45,9 @@ class Actions:
         )
         self.run = self._button("Run", "Submit the call; the notebook stays free", self._run)
         self.dry_run = self._button("Dry run", "Show what would be sent, without sending it", self._dry_run)
-        self.doctor = self._button("Doctor", "Check everything that such a job needs", self._doctor)
+        self.doctor = self._button(
+            "Doctor", "Check everything that a job with these settings needs", self._doctor
+        )
         self.run.button_style = "primary"
         self.output = widgets.Output()
         buttons = widgets.HBox([self.call, self.run, self.dry_run, self.doctor])
@@ -62,7 +64,7 @@ class Actions:
             if spec is None:
                 return
             self._say("\u2026")
-            # It begins here, where the notebook's names are, and goes on in a thread.
+            # The work starts here, where the notebook's variables are, and continues in a thread.
             work = self._reporting_errors(lambda: verb(spec))
             if work is not None:
                 rest = partial(self._reporting_errors, work)
@@ -95,7 +97,7 @@ class Actions:
         return lambda: self._say(elements.finding_lines(api.doctor(spec, needs)))
 
     def _captured(self) -> tuple[capture.Call, Origin]:
-        """Capture the call and all that it needs, while no cell can change it."""
+        """Capture the call with all that it needs, while no cell can change that."""
         shell = get_ipython()
         if shell is None:
             raise CaptureError("the panel runs jobs only in a notebook: use submit(fn, spec=panel.spec)")
@@ -108,12 +110,12 @@ class Actions:
             return work()
         except NBTorchJobError as exc:
             self._say("\n".join(exc._render_traceback_()))
-        except Exception as exc:  # an argument's own, or one of ours that mustn't be lost in a thread
+        except Exception as exc:  # an argument's, or a bug of ours that must not get lost in a thread
             self._say(f"{type(exc).__name__}: {exc}")
         return None
 
     def _say(self, text: str) -> None:
-        # Set, not printed: what a thread prints lands below whichever cell runs then.
+        # Set, not printed: a thread's output appears below whichever cell is running.
         self.output.outputs = ({"output_type": "stream", "name": "stdout", "text": f"{text}\n"},)
 
 
@@ -155,8 +157,8 @@ T = TypeVar("T")
 class Latest:
     """Does one piece of work at a time, in a thread; of the waiting ones, only the newest is done.
 
-    ``then`` receives the work's result, in the same thread. It is a thread of our own, not a pool's: Python
-    waits for those at exit, and a cluster that doesn't answer may take a minute.
+    ``then`` receives the work's result, in the same thread. The thread isn't a pool's, as Python waits for
+    those at exit, and a cluster that doesn't answer may take a minute.
     """
 
     def __init__(self) -> None:
@@ -165,7 +167,7 @@ class Latest:
         self._busy = False
 
     def ask(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Schedule ``work``; it is done unless something newer comes first."""
+        """Schedule ``work``; it is skipped if newer work arrives before it starts."""
         with self._lock:
             self._waiting = lambda: then(work())
             if not self._busy:

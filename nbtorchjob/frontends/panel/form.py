@@ -1,10 +1,9 @@
 """A job's settings as a form holds them: entries from a spec, and a spec or errors from entries (pure).
 
-The fields are those of the one option table, so a new option has its field without a line here. A field
-that isn't shown (a cluster's on this machine, torchrun's beside a master) keeps its entry and doesn't
-count.
+The fields come from the one option table, so a new option has its field without a line here. A field that
+isn't shown (a cluster's on this machine, torchrun's beside a master) keeps its entry and is ignored.
 
-A spec as the Python that makes it, and what a magic's line can't express of it (pure).
+Also a spec as the Python that makes it, and which parts of it a magic's line can't express (pure).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ LAUNCH = "launch"
 
 
 class Section(FrozenDataclass):
-    """Fields that belong together; one that ``launches`` begins with the choice of the launch config."""
+    """Fields that belong together; with ``launches``, the choice of the launch config comes first."""
 
     title: str
     options: tuple[Option, ...]
@@ -53,14 +52,14 @@ class Section(FrozenDataclass):
 
 
 class Verdict(FrozenDataclass):
-    """What entries amount to: a spec, or errors by key; those of no one field have the key ""."""
+    """The result of entries: a spec, or errors by key; errors of no single field have the key ""."""
 
     spec: JobSpec | None
     errors: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
-# What most jobs set, in this order.
+# The options that most jobs set, in this order.
 COMMON = ("nnodes", "worker-replicas", "nproc-per-node", "gpu", "image", "backend", "name")
 _OF_CLUSTER = {
     "Place in the cluster": (
@@ -76,7 +75,7 @@ _OF_CLUSTER = {
 }
 
 
-# What a lab has beside a job: a form starts none.
+# Options that only labs have: a form starts no lab.
 _OF_LABS = ("idle",)
 ENTRY_KEYS = {key: o for key, o in options.KEYS.items() if key not in _OF_LABS}
 
@@ -102,7 +101,7 @@ def _of(home: tuple[str, ...]) -> tuple[Option, ...]:
 
 
 def entries(spec: JobSpec) -> dict[str, Entry]:
-    """Return what a form shows of ``spec``."""
+    """Return the entries with which a form shows ``spec``."""
     return {
         LAUNCH: type(spec.launch).__name__,
         **{key: entry(o, chosen_at(o, spec)) for key, o in ENTRY_KEYS.items()},
@@ -123,7 +122,7 @@ def entry(o: Option, value: Any) -> Entry:
 
 
 def shows(o: Option, held: Entries) -> bool:
-    """Whether the option can be set beside the other entries."""
+    """Whether the option can be set, given the other entries."""
     if o.home == CLUSTER:
         return PLACES[str(held["backend"])].has_pods
     if o.home in (ELASTIC, WORKER):
@@ -136,9 +135,9 @@ def judge(
 ) -> Verdict:
     """Return the spec that the entries make, or each field's error.
 
-    Of ``base`` only what no entry shows counts: ``rdzv_configs``, a master's own image, the values of
-    secrets, what is for labs. ``check`` returns cautions, and raises ``SpecError`` for what the backend can't
-    honour.
+    Only the parts of ``base`` that no entry shows count: ``rdzv_configs``, a master's own image, the values
+    of secrets, options for labs. ``check`` returns cautions, and raises ``SpecError`` for settings that the
+    backend can't honour.
     """
     values: dict[Option, Any] = {}
     errors: dict[str, str] = {}
@@ -165,7 +164,7 @@ def judge(
             # A backend names the field, ``overlay`` the key.
             known = (*values, *ENTRY_KEYS.values())
             wrong = next((o for o in known if exc.field in (o.key, o.name, *o.flags)), None)
-            # Without the invalid one, the others are checked as well.
+            # Retry without the invalid value, to check the others as well.
             errors.setdefault(wrong.key if wrong else "", _message(exc, named=wrong is None))
             if wrong is None or values.pop(wrong, None) is None:
                 return Verdict(None, errors)
@@ -174,7 +173,7 @@ def judge(
 
 
 def _value(option: Option, entry: str | bool | Sequence[str]) -> Any:
-    """Return an option's value of what was entered; raises ``SpecError``."""
+    """Return an option's value from its entry; raises ``SpecError``."""
     if isinstance(entry, str):
         return read(option, entry.strip(), option.key)
     if isinstance(entry, bool):
@@ -202,12 +201,12 @@ _WIDTH = 88
 
 
 def unsaid(spec: JobSpec, base: JobSpec) -> str:
-    """Explain what keeps the line from making exactly ``spec`` out of ``base``; "" where nothing does."""
+    """Explain why the line doesn't turn ``base`` into exactly ``spec``; "" if it does."""
     try:
         line_spec = parse(magic_line(spec, base=base), base)[0]
         line_spec = replace(line_spec, idle=spec.idle)  # for labs: the line of a job leaves it out
     except SpecError as exc:
-        return f"The default profile conflicts with it: {exc}"
+        return f"The default profile conflicts with these settings: {exc}"
     in_pool = spec.pool is not None
     more = [
         key

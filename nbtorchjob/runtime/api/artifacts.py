@@ -1,11 +1,11 @@
 """A rank's folders: ``artifacts_dir()``, whose content comes home with the job, and ``data_dir()``.
 
-Artifacts come home as an archive from each node. An archive is sent as a rank's value is, by the log or to
-the job's store; it is a zip file, nothing in it is compressed. A node sends one for each attempt that wrote
-any: once its ranks have ended, however they did.
+Artifacts come home as an archive from each node. An archive is sent like a rank's value, through the log or
+the job's store; it is a zip file without compression. A node sends one for each attempt that wrote artifacts,
+once its ranks have ended, however they ended.
 
 A node also reports once that its ranks have saved a checkpoint, and once that they write for TensorBoard: so
-a page offers to resume an ended job, or to show its curves, without asking its nodes.
+a page can offer to resume an ended job, or to show its curves, without asking its nodes.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from nbtorchjob.runtime.objects import wire
 
 MOST_FILES = 10_000  # of a node in an attempt
 MOST_BYTES = 1 << 30
-NUMBER = "NBTORCHJOB_ARTIFACTS"  # of a job in a pool: what goes by this in place of its attempt
-_ENTRY = 256  # bytes of an archive beside a file and its name, which stands there twice
-_NAMED = 4  # of what is left out
+NUMBER = "NBTORCHJOB_ARTIFACTS"  # for a job in a pool: the number that replaces its attempt's
+_ENTRY = 256  # bytes that an archive needs besides a file and its name, which it has twice
+_NAMED = 4  # how many files that were left out a notice names
 
 
 def of_round(round_: int) -> int:
-    """Return the number that artifacts of a job in a pool go by, in place of an attempt's, which is smaller.
+    """Return the number for artifacts of a job in a pool, in place of an attempt's, which is smaller.
 
-    Rounds count hundredths of seconds there, so it comes again after four months.
+    Rounds count hundredths of seconds there, so numbers repeat after four months.
     """
     return round_ % (10**9 - 1) + 1
 
 
 def artifacts_dir() -> Path:
-    """Return a folder on this node for what should come home with the job: event files, pictures, anything.
+    """Return a folder on this node for files to come home with the job: event files, pictures, anything.
 
-    Each attempt has one of its own. ``%torchjob artifacts`` lists what came, and copies it.
+    Each attempt has its own folder. ``%torchjob artifacts`` lists the files that came, and copies them.
 
     Raises ``RuntimeError`` in a notebook.
     """
     if ROUND not in os.environ:
-        raise RuntimeError("artifacts_dir() is for ranks, and this isn't one: call it in what the job runs")
+        raise RuntimeError("artifacts_dir() works on a rank only: call it in the code that the job runs")
     own = Path(folder())
     own.mkdir(parents=True, exist_ok=True)
     return own
 
 
 def folder() -> str:
-    """Return where the files of :func:`artifacts_dir` lie on this node."""
+    """Return the path of the folder of :func:`artifacts_dir` on this node."""
     number = int(os.environ.get(NUMBER) or attempt())
     return os.path.join(os.environ.get(FOLDER) or tempfile.gettempdir(), "artifacts-%d" % number)
 
 
 @contextmanager
 def sending(key: Optional[bytes]) -> Iterator[None]:
-    """Send this node's artifacts once its ranks have ended; without a ``key`` nobody waits for them."""
+    """Send this node's artifacts once its ranks have ended; without a ``key``, there is no receiver."""
     try:
         yield
     finally:
@@ -79,14 +79,14 @@ def sending(key: Optional[bytes]) -> Iterator[None]:
 
 
 def send(home: str, key: bytes) -> None:
-    """Send what lies in a node's folder, once no rank writes there any more."""
+    """Send the artifacts in a node's folder, once no rank writes there any more."""
     for name in sorted(os.listdir(home)):
         folder, number = os.path.join(home, name), name[len("artifacts-") :]
-        # What is there already was sent by an earlier attempt, here on this machine.
+        # An archive that exists already was sent by an earlier attempt, on this same machine.
         if name == "artifacts-" + number and number.isdigit() and not os.path.exists(folder + ".zip"):
             try:
                 _send_one(folder, int(number), key)
-            except Exception as exc:  # a full disk; whatever else it is, the job has ended as it has
+            except Exception as exc:  # such as a full disk; it doesn't change how the job has ended
                 why = str(exc) if isinstance(exc, store.Unsent) else "%s: %s" % (type(exc).__name__, exc)
                 emit("Notice", text="the artifacts of node %d can't be sent: %s" % (node_index(), why))
 
@@ -101,7 +101,7 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
         names = [*over, *sorted(left)]
         text = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
         if over:
-            text += "; %d files and %d MiB come home at most" % (MOST_FILES, limit >> 20)
+            text += "; at most %d files and %d MiB are sent back" % (MOST_FILES, limit >> 20)
             text += ": set --storage for more" if limit == store.BY_LOG else ""
         emit("Notice", text="left out of node %d's artifacts: %s" % (node, text))
     else:
@@ -116,7 +116,7 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
 
 
 def _listed(folder: str) -> Tuple[Dict[str, int], List[str]]:
-    """Return the sizes of what can be sent of a folder, by name, and what can't be, with the reasons."""
+    """Return the sizes of a folder's files that can be sent, by name, and the others, with the reasons."""
     sizes: Dict[str, int] = {}
     left: List[str] = []
 
@@ -134,9 +134,9 @@ def _listed(folder: str) -> Tuple[Dict[str, int], List[str]]:
                 sizes[name] = status.st_size
             elif stat.S_ISLNK(status.st_mode):
                 if not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-                    left.append("%s (a link to elsewhere)" % ascii(name)[1:-1])
+                    left.append("%s (a link that leads outside)" % ascii(name)[1:-1])
             elif not stat.S_ISDIR(status.st_mode):
-                left.append("%s (no plain file, or none that can be read)" % ascii(name)[1:-1])
+                left.append("%s (not a regular file, or not readable)" % ascii(name)[1:-1])
     return sizes, left
 
 
@@ -148,7 +148,7 @@ def artifacts_key(key: bytes, run: str, attempt: int, node: int) -> bytes:
 def _pack(
     candidates: Dict[str, int], folder: str, packed: str, room: int, over: List[str], left: List[str]
 ) -> Dict[str, int]:
-    """Write the files that were found below ``folder`` to an archive, the smallest first; return which."""
+    """Write files below ``folder`` to an archive, the smallest first; return the sizes of those written."""
     sizes: Dict[str, int] = {}
     for name, size in sorted(candidates.items(), key=lambda item: (item[1], item[0])):
         room -= size + 2 * len(name.encode()) + _ENTRY
@@ -174,7 +174,7 @@ def _pack(
 
 
 class _Gone(Exception):
-    """A file can't be read any more: what ranks have started may live longer, and still work there."""
+    """A file can't be read any more: processes that ranks started may outlive them and still work there."""
 
 
 def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
@@ -203,26 +203,26 @@ def data_dir(name: str) -> Path:
     Raises ``RuntimeError`` in a notebook, and ``KeyError`` for a name that the job doesn't have.
     """
     if ROUND not in os.environ:
-        raise RuntimeError("data_dir() is for ranks, and this isn't one: call it in what the job runs")
+        raise RuntimeError("data_dir() works on a rank only: call it in the code that the job runs")
     places: Dict[str, str] = json.loads(os.environ.get(DATA) or "{}")
     if name not in places:
-        there = ", ".join(sorted(places)) or "none: --data %s=WHERE names it" % name
+        there = ", ".join(sorted(places)) or "none: add it with --data %s=WHERE" % name
         raise KeyError("this job has no data named %r; available: %s" % (name, there))
     return Path(places[name])
 
 
 CHECKPOINT, CURVES = "checkpoint", "tensorboard"
 EVERY_S = 5.0
-_QUIET_S = 2.0  # for which a file that ranks may still write stays as it is
-_MOST_FOLDERS = 10_000  # that are looked into
-_LONGER = 50  # times as long as a look takes, the next one is waited for
-# torch's distributed checkpoint writes its metadata once all shards are there.
+_QUIET_S = 2.0  # how long a file that ranks may still write must stay unchanged
+_MOST_FOLDERS = 10_000  # that are searched
+_LONGER = 50  # the pause after a check is at least this many times as long as the check
+# torch's distributed checkpoint writes its metadata once all shards are written.
 _SHARD, _METADATA = ".distcp", ".metadata"
 
 
 @contextmanager
 def telling_saved(every_s: float = EVERY_S) -> Iterator[None]:
-    """Look now and then, and once the ranks have ended."""
+    """Check for checkpoints and curves now and then, and once the ranks have ended; report them once."""
     left: Dict[str, Callable[[bool], bool]] = {
         CHECKPOINT: _has_saved,
         # A file of events, which TensorBoard reads as it grows
@@ -255,7 +255,7 @@ def telling_saved(every_s: float = EVERY_S) -> Iterator[None]:
 
 
 def _has_saved(ended: bool) -> bool:
-    """Return whether a checkpoint is whole; of a folder that all nodes share the first one tells."""
+    """Return whether a checkpoint is whole; for a folder that all nodes share, only the first node checks."""
     if checkpoints.shared() and node_index():
         return False
     before = time.time() - _QUIET_S
@@ -269,7 +269,7 @@ def _has_saved(ended: bool) -> bool:
 
 
 def _folders(folder: str) -> Iterator[Tuple[str, List[str]]]:
-    """Yield the folders below one, with their files' names; not those that we keep there ourselves."""
+    """Yield the folders below one, with their files' names, except those that nbtorchjob keeps there."""
     if not folder:
         return
     for at, folders, files in islice(os.walk(folder), _MOST_FOLDERS):

@@ -1,4 +1,4 @@
-"""``checkpoint_dir()`` and ``attempt()``: how a rank goes on where the attempt before it ended."""
+"""``checkpoint_dir()`` and ``attempt()``: how a rank goes on where the previous attempt ended."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from nbtorchjob.runtime.api.mirror import Mirror
 
 CHECKPOINTS = "NBTORCHJOB_CHECKPOINTS"  # an absolute path, or a URL for fsspec
-PARTIAL = ".nbtorchjob-partial"  # of a file on its way, in the store as here
-BESIDE = ".nbtorchjob-"  # what is kept among the checkpoints, and is none
-EVERY_S = 5.0  # of work at most is lost with a machine
+PARTIAL = ".nbtorchjob-partial"  # the suffix of a file in transit, in the store as here
+BESIDE = ".nbtorchjob-"  # the prefix of other folders among the checkpoints
+EVERY_S = 5.0  # at most this much work is lost with a machine
 
-_IN_A_NOTEBOOK = "checkpoint_dir() is for ranks, and this isn't one: call it in what the job runs"
+_IN_A_NOTEBOOK = "checkpoint_dir() works on a rank only: call it in the code that the job runs"
 _NOWHERE = (
-    "checkpoint_dir(): this job has no place that survives its pods; give it one by "
+    "checkpoint_dir(): this job has no place for checkpoints that outlives its pods; set "
     "--checkpoints PATH (below a --mount) or --checkpoints URL"
 )
 
@@ -36,7 +36,7 @@ def attempt() -> int:
     """Return the number of this attempt of the job, from 1; see ``Retry`` for what starts another.
 
     Restarts in place (``max_restarts``) don't count; torch does that, in TORCHELASTIC_RESTART_COUNT. Nor do
-    preemptions by Kueue (0.19), which tells the next pods only what it told the former ones.
+    preemptions by Kueue (0.19), which gives the next pods only the settings that the former ones had.
     """
     return int(os.environ.get(ATTEMPT) or 1)
 
@@ -44,12 +44,12 @@ def attempt() -> int:
 def checkpoint_dir() -> Path:
     """Return the folder whose files the job's next attempt will find there.
 
-    All nodes share it, but where it goes to a store (``--checkpoints URL``): then each node has its own
-    copy, made from the store when a rank first asks, and what changes in it is sent every few seconds and
-    when the node ends, each file once nobody has it open for writing. The idea is that of flytekit's
-    ``Checkpoint`` (1.16).
+    All nodes share it, unless it goes to a store (``--checkpoints URL``): then each node has its own copy,
+    filled from the store at a rank's first call, and changed files are sent every few seconds and when the
+    node ends, each once no process has it open for writing. The idea is that of flytekit's ``Checkpoint``
+    (1.16).
 
-    Raises ``RuntimeError`` in a notebook and where the job has no such folder; what the store raises.
+    Raises ``RuntimeError`` in a notebook and if the job has no such folder, and whatever the store raises.
     """
     target = os.environ.get(CHECKPOINTS)
     if not target:
@@ -62,13 +62,13 @@ def checkpoint_dir() -> Path:
 
 
 def folder() -> str:
-    """Return where the files of :func:`checkpoint_dir` lie on this node; "" where the job has none."""
+    """Return the path of the folder of :func:`checkpoint_dir` on this node; "" if the job has none."""
     target = os.environ.get(CHECKPOINTS, "")
     return _folder() if _is_url(target) else target
 
 
 def shared() -> bool:
-    """Return whether all nodes have one folder of checkpoints."""
+    """Return whether all nodes share one folder of checkpoints."""
     return not _is_url(os.environ.get(CHECKPOINTS, ""))
 
 
@@ -79,7 +79,7 @@ def in_store(path: str) -> bool:
 
 
 def unsent(path: str) -> Set[str]:
-    """Return the files below a folder that are still to be sent to the store, by their relative paths."""
+    """Return the relative paths of the files below a folder that are still to be sent to the store."""
     from nbtorchjob.runtime.api import mirror  # late, as below
 
     return mirror.unsent(_folder(), path)
@@ -97,7 +97,7 @@ def _filled(url: str, folder: str) -> str:
 
 
 def _mirror(url: str, folder: str) -> "Mirror":
-    from nbtorchjob.runtime.api.mirror import Mirror  # late: it travels only where there is a store
+    from nbtorchjob.runtime.api.mirror import Mirror  # late: it travels only if there is a store
 
     return Mirror(url, folder)
 
@@ -111,10 +111,10 @@ def _folder() -> str:
 
 
 def beside(name: str) -> str:
-    """Return a folder of that name among the checkpoints, which survives this node's pod; "" for none.
+    """Return a folder of that name among the checkpoints, which survives this node's pod; "" if none does.
 
     It is this job's own, though jobs that resume each other may share their checkpoints. On the user's own
-    machine a node's folder survives anyway.
+    machine, a node's folder survives anyway.
     """
     if not os.environ.get(CHECKPOINTS) or STREAM not in os.environ:
         return ""
@@ -122,7 +122,7 @@ def beside(name: str) -> str:
 
 
 def fetched(name: str) -> str:
-    """Return the same with what earlier attempts have left there. Raises what the store raises."""
+    """Return that folder, with the files that earlier attempts left there. Raises what the store raises."""
     target, place = os.environ.get(CHECKPOINTS, ""), beside(name)
     if place and _is_url(target) and injected_attempt() > 1:
         _mirror(target, _folder()).fill(os.path.basename(place))
@@ -130,15 +130,15 @@ def fetched(name: str) -> str:
 
 
 class Saved:
-    """What ranks save, where nothing of it is to be sent."""
+    """The checkpoints that ranks save, if none of them are to be sent."""
 
-    held = False  # nothing is sent by itself: what ranks save now belongs together
+    held = False  # if true, nothing is sent automatically: files that ranks save now belong together
 
     def send(self, may_place: Callable[[], bool]) -> None:
-        """Send what is left, whoever wrote having ended; it takes its place if ``may_place`` says so then."""
+        """Send the rest once all writers have ended; files take their places if ``may_place`` allows it."""
 
     def finish(self) -> None:
-        """Send what is left, and end."""
+        """Send the rest, and end."""
 
 
 @contextmanager
@@ -155,9 +155,9 @@ def saving(every_s: float = EVERY_S) -> Iterator[Saved]:
 def sender(target: str, every_s: float = EVERY_S) -> Saved:
     """Begin to save the checkpoints of this node's ranks at ``target``.
 
-    Where that is a store, what has changed is sent every ``every_s`` seconds, and at the end.
-    Ranks may end in any way, by SIGKILL too: it is the node that sends what they wrote. Raises
-    ``PayloadError`` where they can't be written from here: before hours of work.
+    If that is a store, changed files are sent every ``every_s`` seconds, and at the end. Ranks may end in any
+    way, even by SIGKILL: the node sends the files that they wrote. Raises ``PayloadError`` if checkpoints
+    can't be written from here: before hours of work.
     """
     if not target:
         return Saved()
@@ -181,14 +181,14 @@ def sender(target: str, every_s: float = EVERY_S) -> Saved:
 
 
 def of_job(id_: str) -> str:
-    """Return where a pool's job of that id has its checkpoints, below those of the pool; "" for none."""
+    """Return the place of a pool job's checkpoints, below those of the pool; "" if the pool has none."""
     target = os.environ.get(CHECKPOINTS, "")
     return "%s/%s" % (target.rstrip("/"), id_) if target else ""
 
 
 @contextmanager
 def unstopped() -> Iterator[None]:
-    """Have a signal to end wait: whoever sent it kills who takes too long."""
+    """Delay signals to end until the block is left; their sender kills a process that takes too long."""
     came: List[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda got, _: came.append(got)) for number in numbers}
@@ -202,7 +202,7 @@ def unstopped() -> Iterator[None]:
 
 
 class _Sender(threading.Thread, Saved):
-    """Sends what changed, now and then and at the end."""
+    """Sends changed files, now and then and at the end."""
 
     def __init__(self, mirror: Mirror, url: str, every_s: float) -> None:
         super().__init__(daemon=True, name="checkpoints")
@@ -225,7 +225,7 @@ class _Sender(threading.Thread, Saved):
         """See the base class."""
         self._ended.set()
         self.join()
-        if not self.held:  # who was ended as it saved may have left half of what belongs together
+        if not self.held:  # a rank that was ended while saving may have left half of the files
             self._send(ended=True)
 
     def _send(self, *, ended: bool = False, may_place: Callable[[], bool] = lambda: True) -> None:

@@ -1,16 +1,16 @@
-"""Checkpoints in a folder, written by torch's DCP: all ranks save parts of one state, beside the training.
+"""Checkpoints in a folder, written by torch's DCP: all ranks save parts of one state while they train.
 
-Each checkpoint is a folder of its own, ``step-N-LIFE``, and ``step-N.1-LIFE`` where one of that step is
-there. Ranks draw ``LIFE`` when they begin, so no two lives of a job write to one folder. DCP writes
-``.metadata`` last, once all ranks have written their parts, and notes in it which bytes of which file belong
-to the state. So a checkpoint is *whole* if it has ``.metadata`` and its files are as long as that says. This
-also holds for a folder whose files came from a store one by one. All ranks agree on the newest checkpoint
-that is whole for each of them.
+Each checkpoint is a folder of its own, ``step-N-LIFE``, or ``step-N.1-LIFE`` if there is one of that step
+already. Ranks draw ``LIFE`` when they begin, so no two lives of a job write to one folder. DCP writes
+``.metadata`` last, once all ranks have written their parts, and records in it which bytes of which file
+belong to the state. So a checkpoint is *whole* if it has ``.metadata`` and its files are as long as that
+says. This also holds for a folder whose files came from a store one by one. All ranks agree on the newest
+checkpoint that is whole for each of them.
 
-Where each node sends its files to a store (``mirror.py``), what is removed here is removed there. A node
-that sends more slowly than its ranks save would never send a whole checkpoint, and nodes would send
-different ones. So ranks agree on one to be sent, which all nodes keep until all have sent it, and on the
-newest that all have sent, which they keep until then.
+If each node sends its files to a store (``mirror.py``), files removed here are removed there. A node that
+sends more slowly than its ranks save would never send a whole checkpoint, and nodes would send different
+ones. So ranks agree on one checkpoint to send, which all nodes keep until all have sent it, and on the
+newest one that all have sent, which they keep until then.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _NONE: Dict[str, Any] = {}
 _Locked = Dict[Tuple[Any, ...], Any]  # tensors by the keys that lead to them
 _ALL = b"all"
 _PAUSE_S = 0.01
-_ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning where there is no process group
+_ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning if there is no process group
 
 
 class Checkpoints:
-    """The checkpoints in ``folder``, of which the newest ``keep`` stay; one more while it is written.
+    """The checkpoints in ``folder``: the newest ``keep`` stay, and one more exists while it is written.
 
-    With a store the newest that all nodes have sent stays as well, and the one that they send now.
+    With a store, the newest one that all nodes have sent stays as well, and the one that they are sending.
 
     All ranks create it together, and call :meth:`newest`, :meth:`load` and :meth:`save` together. ``group``
     has a backend for CPUs, as a thread of each rank meets the others in it; it is None for a single
@@ -54,7 +54,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str, keep: int, group: Any) -> None:
-        os.makedirs(folder, exist_ok=True)  # what can't be written to is said before hours of work
+        os.makedirs(folder, exist_ok=True)  # if that is impossible, fail before hours of work
         self._folder = folder
         self._keep = keep
         self._group = group
@@ -81,7 +81,7 @@ class Checkpoints:
     def newest(self) -> Optional[str]:
         """Return the path of the newest checkpoint that is whole on all ranks; remove what it replaces.
 
-        Where there are some, and none is whole, that is reported, and all stay until a new one is.
+        If there are some, but none is whole, that is reported, and all stay until a new one is whole.
         """
         names = self._names()
         gathered = self._gathered(
@@ -95,17 +95,17 @@ class Checkpoints:
             return os.path.join(self._folder, self._whole[-1])
         cut_off = {name for some, _ in gathered for name in some}
         if cut_off and self._is_first:
-            text = "training begins at step 0: none of the %d checkpoints in %s is whole on all ranks"
+            text = "training begins at step 0: none of the %d checkpoints in %s is complete on all ranks"
             self._report(text % (len(cut_off), self._folder))
         return None
 
     def load(self, path: str, state: Dict[str, Any]) -> None:
         """Load a checkpoint into ``state``, in place. Raises ``RuntimeError`` if it doesn't fit."""
-        import torch.distributed.checkpoint as dcp  # late: it imports sympy, a second that a pool waits for
+        import torch.distributed.checkpoint as dcp  # late: it imports sympy, a second of a pool's start
 
         try:
             dcp.load(state, checkpoint_id=path, process_group=self._group)
-        except dcp.CheckpointException as exc:  # no ``Exception``, and with a traceback for each rank
+        except dcp.CheckpointException as exc:  # not an ``Exception``, and with a traceback for each rank
             message = "the checkpoint %s doesn't fit this training: %.300s"
             raise RuntimeError(message % (os.path.basename(path), _reason(exc))) from exc
 
@@ -117,10 +117,10 @@ class Checkpoints:
         return any(entry.rpartition(".")[2] == name for entry in entries)
 
     def meet(self, step: int, within: float) -> bool:
-        """Wait up to ``within`` seconds for all ranks to be about to save this step; whether they are.
+        """Wait up to ``within`` seconds for all ranks to be about to save this step; return whether they are.
 
         A rank that raises may be the only one here, and a save without the others would never end. The first
-        rank to give up decides for all, also for those that come later, and reports it.
+        rank to give up decides for all, including those that come later, and reports it.
         """
         default_store = torch_versions.DEFAULT_STORE.get()
         if self._group is None or default_store is None:
@@ -137,18 +137,20 @@ class Checkpoints:
             time.sleep(_PAUSE_S)
         decision = store.compare_set("decision", "", giving_up.decode())
         if decision == giving_up:
-            text = "the checkpoint of step %d wasn't saved: rank %d was to save it, and not all others were"
+            text = (
+                "the checkpoint of step %d wasn't saved: rank %d was ready to save, but not all others were"
+            )
             self._report(text % (step, distributed.get_rank()))
         return bool(decision == _ALL)
 
     def save(self, step: int, state: Dict[str, Any], others: Mapping[str, Any] = _NONE) -> None:
-        """Begin to save ``state``, once the save before it has ended; return once ``state`` may change.
+        """Begin to save ``state``, once the previous save has ended; return once ``state`` may change.
 
-        ``others`` are states by name that are saved whole, whatever is in them, for each rank that differs.
+        ``others`` are states by name, saved whole, whatever they contain, and for each rank if they differ.
         """
         import torch.distributed.checkpoint as dcp  # late, as above
 
-        self.finish()  # its thread and this one would meet each other's ranks in one group
+        self.finish()  # else its thread and this one would mix up their collectives in one group
         self._choose_to_send()
         if others:
             # A state with sharded tensors stays as it is: DCP loads it with any number of ranks.
@@ -168,17 +170,17 @@ class Checkpoints:
         path = os.path.join(self._folder, name)
         copy, self._locked = _copied(state, self._locked)
         writer: Any = dcp.FileSystemWriter(path)
-        writer.stage = lambda staged: staged  # DCP by itself would copy the copies, too
+        writer.stage = lambda staged: staged  # by default, DCP would copy the copies, too
         saving: Any = dcp.async_save(
             copy, checkpoint_id=path, storage_writer=writer, process_group=self._group
         )
         self._pending = (name, saving)
 
     def finish(self, *, wait: bool = True) -> None:
-        """Record how the save under way has ended; wait for that, or without ``wait`` return if it hasn't.
+        """Record how the save under way has ended; without ``wait``, return if it hasn't ended yet.
 
-        A save that fails, as on a full disk, is reported and costs no other checkpoint. With ``wait`` what
-        it replaces is removed, too.
+        A save that fails, for instance on a full disk, is reported and costs no other checkpoint. With
+        ``wait``, the checkpoints that it replaces are removed when this returns.
         """
         if self._pending is not None and (wait or self._pending[1].done()):
             (name, saving), self._pending = self._pending, None
@@ -189,7 +191,7 @@ class Checkpoints:
                 newest = "there is none yet"
                 if self.newest_step is not None:
                     newest = "the newest one is of step %d" % self.newest_step
-                # torch.save words a full disk in its own way
+                # torch.save has its own words for a full disk
                 free = shutil.disk_usage(self._folder).free / 1e9
                 text = "the checkpoint of step %d wasn't saved, %s (%.1f GB of disk are free): %.300s"
                 self._report(text % (_step(name), newest, free, _reason(failure)))
@@ -198,23 +200,23 @@ class Checkpoints:
             self._removal.join()
 
     def blank(self, others: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return what :meth:`load` loads the states of others into, for :meth:`unpacked`."""
+        """Return values for :meth:`load` to load the states of others into, for :meth:`unpacked`."""
         states = {name: other.state_dict() for name, other in others.items()}
         return {name: state if is_sharded(state) else [] for name, state in states.items()}
 
     def unpacked(self, name: str, value: Any) -> Any:
-        """Return this rank's own state of one of the others; raises ``RuntimeError``."""
+        """Return this rank's state of one of the others; ``RuntimeError`` for another number of ranks."""
         if not isinstance(value, list):
             return value
         ranks = 1 if self._group is None else distributed.get_world_size(self._group)
         if len(value) not in (1, ranks):
             raise RuntimeError(
-                "others[%r] was saved with another state on each of %d ranks, and there are %d now: go on "
-                "with %d, or give it a state that is the same on all ranks"
+                "others[%r] was saved with a different state on each of %d ranks, but this job has %d: go "
+                "on with %d, or give it a state that is the same on all ranks"
                 % (name, len(value), ranks, len(value))
             )
         own = value[0] if len(value) == 1 else value[distributed.get_rank(self._group)]
-        # As DCP loads what isn't a tensor: whoever can write to the folder can run code here.
+        # As DCP loads values that aren't tensors: anybody who can write to the folder can run code here.
         return torch.load(io.BytesIO(own), map_location="cpu", weights_only=False)
 
     @property
@@ -228,7 +230,7 @@ class Checkpoints:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _choose_to_send(self) -> None:
-        """Agree on the newest checkpoint that all nodes have sent, and on the next one to be sent."""
+        """Agree on the newest checkpoint that all nodes have sent, and on the next one to send."""
         if not self._in_store or not self._whole:
             return
         unsent = {path.split(os.sep)[0] for path in checkpoints.unsent(self._folder)}
@@ -240,8 +242,8 @@ class Checkpoints:
     def _remove_others(self, ended: str) -> None:
         """Remove all but the newest whole checkpoints: older ones, and those that were cut off.
 
-        Of this life only those up to the one that has ``ended``: other ranks may have begun the next one.
-        Files go in a thread: 300 MB took 90 ms, in which a GPU would have no work.
+        Of this life's, only those up to the one that has ``ended``: other ranks may have begun the next one.
+        A thread removes the files: 300 MB took 90 ms, during which a GPU would be idle.
         """
         kept = {*self._whole[-self._keep :], self._sent, self._sending}
         self._whole = [name for name in self._whole if name in kept]
@@ -252,7 +254,7 @@ class Checkpoints:
             if name <= ended or not name.endswith(self._life)
         ]
         for path in paths:
-            # First what makes it whole, as this process may be killed meanwhile.
+            # First the file that makes it whole, as this process may be killed meanwhile.
             with contextlib.suppress(OSError):
                 os.remove(os.path.join(path, _METADATA))
         if paths:
@@ -272,7 +274,7 @@ class Checkpoints:
 
 
 def is_whole(path: str) -> bool:
-    """Whether the checkpoint in this folder was written to its end, and its files have all of their bytes."""
+    """Whether the checkpoint in this folder was written completely, and its files have all their bytes."""
     import torch.distributed.checkpoint as dcp  # late, as above
 
     try:
@@ -297,11 +299,11 @@ def _step(name: str) -> int:
 
 
 def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
-    """Return a state with copies of its tensors in the host's memory, and those of a GPU's by their places.
+    """Return a state with its tensors copied to the host's memory, and copies from GPUs by their places.
 
-    These lie in page-locked memory, which a GPU fills ten times as fast as other memory. To lock memory takes
-    long, so that of the copies ``locked`` is filled anew. Of a sharded tensor, only this rank's shard is
-    copied.
+    The latter are in page-locked memory, which a GPU fills ten times as fast as other memory. Locking memory
+    takes long, so that of the earlier copies in ``locked`` is filled anew. Of a sharded tensor, only this
+    rank's shard is copied.
     """
     now: _Locked = {}
     devices = set()
@@ -328,24 +330,24 @@ def _copied(state: Any, locked: _Locked) -> Tuple[Any, _Locked]:
         return value
 
     copy = copied(state, ())
-    for device in devices:  # each has a stream of copies of its own
+    for device in devices:  # each has its own stream of copies
         torch.cuda.synchronize(device)
     return copy, now
 
 
 def is_sharded(state: Any) -> bool:
-    """Whether there is a tensor in it of which each rank has a part."""
+    """Whether a state contains a tensor of which each rank has a part."""
     if isinstance(state, Mapping):
         return any(is_sharded(inner) for inner in state.values())
     if isinstance(state, (list, tuple)):
         return any(is_sharded(inner) for inner in state)
-    return hasattr(state, "device_mesh")  # DTensor, which the oldest torch has at no public place
+    return hasattr(state, "device_mesh")  # DTensor, which isn't public in the oldest torch
 
 
 def _bytes(state: Any) -> bytes:
-    """Return a state in bytes, which are the same for equal states on different GPUs.
+    """Return a state as bytes, which are the same for equal states on different GPUs.
 
-    ``torch.save`` writes each tensor's device, so what is saved is first loaded to the host's memory.
+    ``torch.save`` writes each tensor's device, so the state is first loaded into the host's memory.
     """
     file = io.BytesIO()
     torch.save(state, file)
@@ -357,7 +359,7 @@ def _bytes(state: Any) -> bytes:
 
 
 def _reason(failure: BaseException) -> str:
-    """Return the first rank's own exception in a line; DCP's contains a traceback for each rank."""
+    """Return the first failed rank's own exception in a line; DCP's contains a traceback for each rank."""
     failures: Any = getattr(failure, "failures", {})
     for rank in sorted(failures)[:1]:
         failure = failures[rank][0]

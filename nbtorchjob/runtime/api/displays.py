@@ -1,8 +1,8 @@
-"""What rank 0 displays goes to the cell that waits for the job: figures, images, HTML.
+"""Sends what rank 0 displays to the cell that waits for the job: figures, images, HTML.
 
-Each is a fact that holds it as Jupyter's messages do, as a *bundle*: by MIME type, images in base64.
+Each display is a fact with a *bundle*, as in Jupyter's messages: data by MIME type, images in base64.
 
-Libraries that draw in a notebook's page have rank 0's cell draw it, or write text.
+Libraries that draw in a notebook's page draw in that cell on rank 0, or write text.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from typing import Any, Dict
 from nbtorchjob.runtime.api.report import tell
 from nbtorchjob.runtime.facts import EVENTS, onimport
 
-MOST = 20  # of a rank in a round
-LONGEST = 1 << 19  # characters of one
+MOST = 20  # displays of a rank in a round
+LONGEST = 1 << 19  # characters of one display
 TEXT = "text/plain"
 
 _CHANGES = onimport.Changes()
 _shown = 0
-_speaker = 0  # the rank whose displays are seen
+_speaker = 0  # the rank whose displays are shown
 _figures: "weakref.WeakKeyDictionary[Any, bytes]" = weakref.WeakKeyDictionary()  # as they were last shown
 
 
 def begin(speaker: int) -> None:
-    """Count anew: a rank that stays begins another turn, of which that rank's displays are seen."""
+    """Restart the count: a rank that stays begins another turn, which shows the displays of ``speaker``."""
     global _shown, _speaker
     _shown, _speaker = 0, speaker
 
 
 def others() -> bool:
-    """Whether this is a rank whose displays nobody sees: any but rank 0, or the first that runs a turn."""
+    """Whether this rank's displays aren't shown: it isn't rank 0, or the first rank that runs a turn."""
     return os.environ.get("RANK", "0") != str(_speaker)
 
 
 def wanted() -> bool:
-    """Whether the cell shows one more."""
+    """Whether the cell shows another display."""
     return bool(os.environ.get(EVENTS)) and not others() and _shown < MOST
 
 
 def show(bundle: Dict[str, Any]) -> bool:
-    """Have the cell show it, as far as it is text; return whether it will, and as more than text."""
+    """Have the cell show a bundle, without data that isn't text; return whether it shows more than text."""
     global _shown
     data: Dict[str, str] = {}
     for mime, value in bundle.items():
@@ -63,7 +63,7 @@ def show(bundle: Dict[str, Any]) -> bool:
 
 
 def show_anew(figure: Any) -> None:
-    """Have the cell show a matplotlib figure, unless that is what it showed of it last."""
+    """Have the cell show a matplotlib figure, unless it looks as it did when it was last shown."""
     bundle = _of_figure(figure)
     if _figures.get(figure) != bundle["image/png"] and show(bundle):
         _figures[figure] = bundle["image/png"]
@@ -76,7 +76,7 @@ def _of_figure(figure: Any) -> Dict[str, Any]:
 
 
 def of(value: Any) -> Dict[str, Any]:
-    """Return any value's bundle, as IPython would make it, and that of a figure as its page would."""
+    """Return any value's bundle as IPython would make it; a figure's, as a notebook would."""
     if hasattr(value, "savefig"):
         with suppress(Exception):  # it isn't matplotlib's, or can't be drawn
             return _of_figure(value)
@@ -103,14 +103,14 @@ _METHODS = (
 
 
 def install() -> None:
-    """Have libraries be changed when they are imported, and ``display`` be a builtin, as IPython has it."""
+    """Patch libraries when they are imported, and make ``display`` a builtin, as in IPython."""
     onimport.change(_CHANGES)
     if not hasattr(builtins, "display"):
         builtins.display = _display  # type: ignore[attr-defined]
 
 
 def _display(*objs: Any, **options: Any) -> Any:
-    """Draw objects below the cell's card; other ranks than 0 write them as text."""
+    """Draw objects below the cell's card; ranks other than 0 write them as text."""
     try:
         display: Any = importlib.import_module("IPython.display").display
     except ImportError:  # an image needn't have it
@@ -125,7 +125,7 @@ def _say(text: str) -> None:
 
 @_CHANGES.of("tqdm.notebook")
 def _bars_of_text(module: Any) -> None:
-    # A widget that nobody draws stays at 0 %, or fails where there are no widgets.
+    # A widget that isn't drawn stays at 0 %, or fails if there are no widgets.
     from tqdm import std  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     module.tqdm = module.tqdm_notebook = std.tqdm
@@ -147,8 +147,8 @@ def _figures_in_the_cell(module: Any) -> None:
             for figure in figures:
                 show_anew(figure)
         elif figures and not others():
-            _say("plt.show() has no page to draw more on: save the figure")
-        return None  # they stay open, as in a script: it may save them afterwards
+            _say("plt.show() can't draw this in the notebook: save the figure")
+        return None  # they stay open, as in a script, which may save them afterwards
 
     module.show = show_figures
 
@@ -159,7 +159,7 @@ def end_of_cell() -> None:
     if pyplot is not None and pyplot.get_fignums() and pyplot.get_backend().lower() == "agg":
         try:
             pyplot.show()
-        except Exception as exc:  # the cell has done what it should
+        except Exception as exc:  # the cell itself has succeeded
             _say("a figure can't be drawn: %s" % exc)
         pyplot.close("all")
 
@@ -189,7 +189,7 @@ def _draw(handle: Any, *objs: Any, display_id: Any = None, **options: Any) -> An
         print(source if isinstance(source, str) else obj)  # noqa: T201
         drawn = hasattr(obj, "_repr_html_") or hasattr(obj, "savefig")
         if drawn and not rich and not others():
-            _say("display() has no page to draw more on, and writes text")
+            _say("display() can't draw this in the notebook, and writes text")
     if not display_id or handle is None:
         return None
     return handle(display_id if isinstance(display_id, str) else None)

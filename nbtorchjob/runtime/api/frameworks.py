@@ -1,9 +1,9 @@
-"""Frameworks do by themselves what code of one's own does with ``report`` and ``leaving``.
+"""Makes frameworks do by themselves what a user's own code does with ``report`` and ``leaving``.
 
-What transformers' Trainer, Lightning and accelerate log is reported, of rank 0, as in their own loggers. A
-trainer that saves does so where its node is about to end, too, on all ranks at one step: by themselves both
-do on SIGTERM, each rank wherever that finds it. One of another shape than those known (transformers 5.23,
-Lightning 2.6, accelerate 1.15) runs as ever.
+Metrics that transformers' Trainer, Lightning and accelerate log are reported by rank 0, as in their own
+loggers. A trainer that saves also does so when its node is about to end, on all ranks at the same step: by
+themselves, both save on SIGTERM, each rank wherever the signal finds it. A framework that differs from the
+known ones (transformers 5.23, Lightning 2.6, accelerate 1.15) runs as ever.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nbtorchjob.runtime.api.report import report
 from nbtorchjob.runtime.facts import emit, onimport
 
 _CHANGES = onimport.Changes()
-_logs = True  # whether what they log is reported
+_logs = True  # whether their logged metrics are reported
 
 
 def install(logs: bool) -> None:
-    """Have the frameworks known here be followed, once they are imported."""
+    """Patch the frameworks known here once they are imported."""
     global _logs
     _logs = logs
     onimport.change({name: functools.partial(_quietly, change) for name, change in _CHANGES.items()})
@@ -31,14 +31,14 @@ def install(logs: bool) -> None:
 def _quietly(do: Callable[..., None], *args: Any) -> None:
     try:
         do(*args)
-    except Exception as exc:  # whatever it is, the code would run without this
+    except Exception as exc:  # whatever it is, the code runs without this
         _say("%s: %s" % (type(exc).__name__, exc))
 
 
 @functools.lru_cache(maxsize=1)
 def _say(why: str) -> None:
     with suppress(OSError):  # a full disk
-        emit("Notice", text="what a framework logs can't be followed: %.300s" % why)
+        emit("Notice", text="metrics that a framework logs can't be followed: %.300s" % why)
 
 
 def _tell(logged: Any, counted: Callable[[Any], Dict[str, Any]], by: Any) -> None:
@@ -87,12 +87,12 @@ def _trainer(module: Any) -> None:
 @_CHANGES.of("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 def _lightning(module: Any) -> None:
     def counted(trainer: Any) -> Dict[str, Any]:
-        # By hand it may be several steps a batch, and then nobody knows how many there will be.
+        # With manual optimization there may be several steps a batch, and then the total is unknown.
         known = trainer.training and trainer.lightning_module.automatic_optimization
         total = _total(trainer.estimated_stepping_batches) if known else {}
         return {"epoch": trainer.current_epoch, "step": trainer.global_step, **total}
 
-    # Private to Lightning: a logger of ours would show in a trainer's names, and `logger=False` has none.
+    # Private to Lightning: a logger added here would show in a trainer's names, and `logger=False` has none.
     connector = module._LoggerConnector
     inner = connector.log_metrics
 

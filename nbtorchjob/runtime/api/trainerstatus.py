@@ -1,7 +1,7 @@
-"""What rank 0 reports, posted to Kubeflow's trainer, which writes it into the TrainJob's status.
+"""Posts what rank 0 reports to Kubeflow's trainer, which writes it into the TrainJob's status.
 
-With its gate ``TrainJobStatus`` (alpha in 2.3) the trainer tells the pods of a TrainJob where it listens, and
-gives them a token for that job and the authority of its certificate. ``init`` posts, so no rank waits for it.
+With its feature gate ``TrainJobStatus`` (alpha in 2.3), the trainer gives the pods of a TrainJob its URL, a
+token for that job and the authority of its certificate. ``init`` posts, so no rank waits for that.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from nbtorchjob.runtime.facts import emit
 
 URL, CA, TOKEN = ("KUBEFLOW_TRAINER_SERVER_" + name for name in ("URL", "CA_CERT", "TOKEN"))
 _EVERY_S = 5.0  # as Kubeflow's own SDK does (0.5): each post is written to the cluster's store
-_SLOWEST_S = 300.0  # where nobody answers
+_SLOWEST_S = 300.0  # if there is no answer
 _TIMEOUT_S = 5.0
-_LAST_S = 2.0  # for the last one: the pod ends behind it
-_TOLD_AFTER = 3  # failures in a row: the trainer may just be starting again
-# What its API takes (2.3); one metric too many, or too long, and it refuses them all.
+_LAST_S = 2.0  # for the last post: the pod ends after it
+_TOLD_AFTER = 3  # failures in a row: the trainer may just be restarting
+# Limits of its API (2.3): if there is one metric too many, or one is too long, it refuses them all.
 _MOST, _LONGEST = 256, 64
 _MOST_SECONDS = (1 << 31) - 1
-_RECENT = 8  # reports that tell how fast it goes
+_RECENT = 8  # reports to compute the speed from
 
 
 class Poster(threading.Thread):
-    """Posts the newest of what it is told, at most every few seconds, whatever comes of it."""
+    """Posts the newest status, at most every few seconds, and goes on if that fails."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="trainer status")
         self._round = -1
-        self._zero = False  # whether it counts from 0
+        self._zero = False  # whether the code counts from 0
         self._metrics: Dict[str, float] = {}
-        self._counts: Deque[Tuple[float, float]] = deque(maxlen=_RECENT)  # when, and how many were done
+        self._counts: Deque[Tuple[float, float]] = deque(maxlen=_RECENT)  # times, and how many were done
         self._status: Optional[Dict[str, Any]] = None
         self._news, self._ended = threading.Event(), threading.Event()
 
     def note(self, record: Dict[str, Any]) -> None:
-        """Take in an event of the node's."""
+        """Update the status from an event of the node."""
         if record["event"] != "Reported" or record["rank"] or record["round"] < self._round:
             return
         if record["round"] > self._round:
@@ -78,7 +78,7 @@ class Poster(threading.Thread):
         self._news.set()
 
     def finish(self) -> None:
-        """Post what is left, if that is done soon."""
+        """Post the last status, if that doesn't take long."""
         self._ended.set()
         self._news.set()
         self.join(_LAST_S)
@@ -88,20 +88,20 @@ class Poster(threading.Thread):
         posted, failed = None, 0
         while True:
             self._news.wait()
-            ended = self._ended.is_set()  # asked before the look, so that what came last is posted
+            ended = self._ended.is_set()  # read before the status, so that the last one is posted
             self._news.clear()
             if self._status != posted:
                 posted = self._status
                 why = _post({"trainerStatus": posted})
                 failed = failed + 1 if why else 0
-                if why:  # later once more
+                if why:  # try again later
                     posted = None
                     self._news.set()
                 if failed == _TOLD_AFTER:
                     try:
                         emit(
                             "Notice",
-                            text="what is reported can't be posted to the TrainJob's status: %.300s" % why,
+                            text="metrics can't be posted to the TrainJob's status: %.300s" % why,
                         )
                     except OSError:  # a full disk
                         pass
@@ -111,12 +111,12 @@ class Poster(threading.Thread):
 
 
 def _post(body: Dict[str, Any]) -> str:
-    """Return what went wrong, if anything did."""
+    """Post a status; return what went wrong, or "" if nothing did."""
     try:
-        import ssl  # late: the host reads the tables above, and a node may have nothing to post
+        import ssl  # late: the host reads the names above, and a node may have nothing to post
         from http.client import HTTPSConnection
 
-        # Both are replaced while the pod runs, and no proxy is asked: it is in the cluster.
+        # Certificate and token are replaced while the pod runs. The trainer is in the cluster: no proxy.
         url, context = urlsplit(os.environ[URL]), ssl.create_default_context(cafile=os.environ.get(CA))
         with open(os.environ[TOKEN]) as file:
             headers = {"Authorization": "Bearer " + file.read().strip(), "Content-Type": "application/json"}

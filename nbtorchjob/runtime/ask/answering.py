@@ -1,8 +1,8 @@
-"""A node answers questions, on a socket in its own folder, in threads beside its agent.
+"""Answers questions to a node on a socket in the node's own folder, in threads beside its agent.
 
-Nothing that is asked may end, slow or change a job: what can't be answered is an answer, too; questions are
-bounded in size, number and time. A handler has to come to an end by itself: nothing can end its thread, which
-has one of the few places until then. (``lookout.py`` waits for nothing without a limit.)
+No question may end, slow down or change a job: if there is no answer, the reason is the answer, and questions
+are bounded in size, number and time. A handler must end by itself: nothing can end its thread, which takes up
+one of the few places until then. (``lookout.py`` never waits without a limit.)
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from nbtorchjob.runtime.ask.questions import (
 )
 from nbtorchjob.runtime.objects.wire import WireError
 
-# Questions at once, and conversations of one name that go on: a port that is forwarded stays for days.
+# Most questions at once, and most long conversations of one name: a port may stay forwarded for days.
 MOST = 8
-_ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be taken
-_ANSWERING_S = 600.0  # for an answer, looked at between its records
+_ASKING_S = 10.0  # for a question to arrive whole, and for each part of an answer to be received
+_ANSWERING_S = 600.0  # for a whole answer, checked between its records
 # Signals that the agent and torch handle.
 _AGENTS = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM),
 )
-_BUSY = "it answers %d questions already, try again" % MOST
+_BUSY = "it is already answering %d questions: try again" % MOST
 
 
 class Question(Dict[str, Any]):
-    """What was asked, and what whoever asked goes on to say.
+    """A question, and what the asker says after it.
 
-    Once a handler has asked for more, its answer may take as long and be as much as it likes.
+    Once a handler calls ``hear``, its answer may be of any length and take any time.
     """
 
     def __init__(self, asked: Dict[str, Any], talk: "_Talk") -> None:
@@ -57,9 +57,9 @@ class Question(Dict[str, Any]):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the answer may take as long and be as much as it likes: it has a place of its own then.
+        """Whether the answer may be of any length and take any time: then it has a place of its own.
 
-        Setting it raises ``Refused`` where there are too many of its name.
+        Setting it raises ``Refused`` if too many conversations of this name go on.
         """
         return self._goes_on
 
@@ -70,30 +70,30 @@ class Question(Dict[str, Any]):
             self._goes_on = True
 
     def fileno(self) -> int:
-        """Return what can be waited for beside other files; what came before may be here already."""
+        """Return a descriptor that can be waited for beside others; earlier messages may be buffered here."""
         return self._talk.fileno()
 
     def hear(self, seconds: float) -> Optional[Content]:
-        """Return what is said next, b"" being a sign of life; None where nothing is for so long.
+        """Return the next message, b"" being a sign of life; None if none arrives within ``seconds``.
 
-        Raises ``ConnectionError`` once whoever asked has left, and ``WireError`` for what isn't theirs.
+        Raises ``ConnectionError`` once the asker has left, and ``WireError`` for a message of someone else.
         """
         self.goes_on = True
         return self._talk.hear(RECORD_BYTES, seconds)
 
 
-# Only who goes on with a conversation is answered with bytes.
+# Only conversations that go on contain answers in bytes.
 Handler = Callable[[Question], Iterator[Union[Dict[str, Any], bytes]]]
 
 
 def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
-    """Answer each question by the handler of its name, as long as this process lives.
+    """Answer each question with the handler of its name, as long as this process lives.
 
-    ``key`` is the node's own (``questions.node_key``). Raises ``OSError`` where the folder takes no socket.
+    ``key`` is the node's own (``questions.node_key``). Raises ``OSError`` if the folder can't hold a socket.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:
-        os.fchmod(listener.fileno(), 0o600)  # what it is bound to has these rights from the beginning (Linux)
+        os.fchmod(listener.fileno(), 0o600)  # the bound path has this mode from the beginning (Linux)
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(folder, SOCKET))  # of an earlier attempt
         within(folder, SOCKET, listener.bind)
@@ -101,19 +101,19 @@ def serve(folder: str, key: bytes, handlers: Mapping[str, Handler]) -> None:
     except OSError:
         listener.close()
         raise
-    _thread.start_new_thread(_Desk(key, handlers).run, (listener,))  # threading's way waits until it runs
+    _thread.start_new_thread(_Desk(key, handlers).run, (listener,))  # ``Thread.start`` waits until it runs
 
 
 def close(folder: str) -> None:
-    """Let nobody ask any more: a folder with a socket in it can't be copied (``shutil.copytree``, 3.11)."""
-    for path in (SOCKET, "debug-*.sock"):  # the latter of ranks that were stopped (``debug``)
+    """Remove the sockets: a folder with a socket in it can't be copied (``shutil.copytree``, 3.11)."""
+    for path in (SOCKET, "debug-*.sock"):  # the latter are from ranks that were stopped (``debug``)
         for socket_path in glob.glob(os.path.join(glob.escape(folder), path)):
             with suppress(OSError):
                 os.unlink(socket_path)
 
 
 class Refused(Exception):
-    """A handler won't do what it is asked; the message is one line that says why."""
+    """A handler refuses a question; the message is one line that says why."""
 
 
 class _Desk:
@@ -125,7 +125,7 @@ class _Desk:
         self._staying: Dict[str, int] = {}  # conversations that go on, by name
 
     def run(self, listener: socket.socket) -> None:
-        # The agent's waits end with a signal only if its own thread gets it. Threads inherit this.
+        # A signal ends the agent's waits only if the agent's own thread gets it. Threads inherit this mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, _AGENTS)
         while True:
             try:
@@ -138,16 +138,16 @@ class _Desk:
                 continue
             try:
                 threading.Thread(target=self._answer, args=(peer,), daemon=True).start()
-            except RuntimeError:  # nor threads
+            except RuntimeError:  # no threads left
                 self._free.release()
                 _Talk(peer, self._key, self).refuse("it can't start a thread to answer")
 
     def stay(self, name: str) -> None:
-        """Give a question's place to others, as it goes on; raise ``Refused`` if too many of its name do."""
+        """Free the place of a question that goes on; raise ``Refused`` if too many of its name go on."""
         with self._lock:
             count = self._staying.get(name, 0)
             if count == MOST:
-                raise Refused("it has %d of these conversations already, end one" % MOST)
+                raise Refused("it already has %d of these conversations: end one" % MOST)
             self._staying[name] = count + 1
         self._free.release()
 
@@ -164,7 +164,7 @@ class _Desk:
 
 
 class _Talk:
-    """One connection; ``stays`` is the name of the conversation once that goes on."""
+    """One connection; ``stays`` is the name of its conversation, once that goes on."""
 
     def __init__(self, peer: socket.socket, key: bytes, desk: _Desk) -> None:
         self._peer = peer
@@ -181,12 +181,12 @@ class _Talk:
         return self._peer.fileno()
 
     def refuse(self, why: str) -> None:
-        """Say why there is no answer, to who listens."""
+        """Tell the asker why there is no answer."""
         with self._peer, suppress(OSError):
             self._say({"end": why})  # it fits into the empty buffer of a new connection
 
     def answer(self, handlers: Mapping[str, Handler]) -> None:
-        """Take the question and answer it; who asks may leave at any time."""
+        """Read the question and answer it; the asker may leave at any time."""
         with self._peer, suppress(OSError):
             number = os.urandom(16).hex()
             self._say({"number": number})
@@ -204,14 +204,14 @@ class _Talk:
                 self._say({"end": self._answered(handlers, asked)})
 
     def _answered(self, handlers: Mapping[str, Handler], asked: Dict[str, Any]) -> str:
-        """Send the records; return why there are no more, "" where those are all."""
+        """Send the records; return why there are no more, "" if they are complete."""
         handler = handlers.get(str(asked.get("question")))
         if handler is None:
             return "it knows no question %.40r" % asked.get("question")
         questions.add_modules(asked.get(MODULES, {}))
         until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
         question = Question(asked, self)
-        # What the handler raises when it is called so comes with what it raises later.
+        # So errors from the call of the handler surface in the loop, like those from its records.
         records = chain.from_iterable(map(handler, (question,)))
         while question.goes_on or (room >= RECORD_BYTES and time.monotonic() < until):
             try:
@@ -222,11 +222,11 @@ class _Talk:
                 return ""
             except Refused as exc:
                 return str(exc)
-            except Exception as exc:  # the handler's, or of a record that is no JSON, or too long
+            except Exception as exc:  # the handler's, or from a record that isn't JSON, or is too long
                 return "it can't answer: %s: %.400s" % (type(exc).__name__, " ".join(str(exc).split()))
             self._send(message)
             room -= len(message)
-        return "there is more to the answer than may be said"
+        return "the answer is longer than allowed"
 
     def _say(self, content: Dict[str, Any]) -> None:
         self._send(self._messages.write(content, RECORD_BYTES))
@@ -236,7 +236,7 @@ class _Talk:
         self._peer.sendall(message)
 
     def hear(self, most: int, seconds: float) -> Optional[Content]:
-        """Return the next message; None where it hasn't come whole within so many seconds."""
+        """Return the next message; None if it isn't complete within ``seconds``."""
         until = time.monotonic() + seconds
         while True:
             message = self._messages.read(self._came, most)

@@ -1,19 +1,19 @@
-"""What is said where a node is asked: one connection, one question, and what answers it.
+"""The protocol for asking a node: one connection, one question, and its answer.
 
-    node   {"number": …}        never the same twice: no question can be asked again by who heard it
-    asker  {"question": …, …}   signed for that number, with one of its own, for which no old answer is signed
-    node   {"record": …}        as many as it takes, signed for both, as all that follows; or bytes
-    asker  anything             meanwhile, where the question is one that goes on
+    node   {"number": …}        never the same twice: an eavesdropper can't replay a question
+    asker  {"question": …, …}   signed for that number, with one of its own: no old answer is signed for it
+    node   {"record": …}        as many as needed, signed for both, like all that follows; or bytes
+    asker  anything             meanwhile, if the question goes on
     node   {"end": ""}          or why there is no more
 
-A message is 4 bytes of length, 32 bytes of HMAC-SHA256 and JSON, or bytes behind a zero. Its place among
-those of its side is signed with it: none can be left out, doubled or moved.
+A message is 4 bytes of length, 32 bytes of HMAC-SHA256, and JSON, or bytes after a zero. Its position among
+the messages of its side is signed as well: none can be left out, repeated or moved.
 
-A question may bring modules of the program along, as most jobs are never asked it. The question is signed
-with the job's key, as the payload is. A node adds them to the modules of its payload (``start/modules.py``),
-and leaves them in its own folder for ranks. A whole program has them all.
+A question may bring along the modules that answer it, as most jobs are never asked it. It is signed with the
+job's key, as the payload is. A node adds the modules to those of its payload (``start/modules.py``), and
+leaves them in its own folder for ranks. A whole program has all modules.
 
-A node of a cluster is asked by way of a process in its container (``PROGRAM``, ``pass_on``).
+A node of a cluster is asked through a process in its container (``PROGRAM``, ``pass_on``).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple, Type
 from nbtorchjob.runtime.facts.injected import FOLDER
 from nbtorchjob.runtime.objects.wire import WireError, derived, sign
 
-OWN = "own number"  # of a question: the asker's
-MODULES = "modules"  # of a question: those that its answer needs (``add_modules``)
+OWN = "own number"  # in a question: the asker's
+MODULES = "modules"  # in a question: those that its answer needs (``add_modules``)
 SOCKET = "node.sock"  # in the node's own folder
 QUESTION_BYTES = 1 << 16
 RECORD_BYTES = 1 << 20  # as of a fact
@@ -47,7 +47,7 @@ _RAW = b"\0"
 
 
 def node_key(key: bytes, run: str, node: int) -> bytes:
-    """Return the key for what is said with one node: a retry has its job's key, but its own ``run``."""
+    """Return the key for messages with one node: a retry has its job's key, but its own ``run``."""
     return derived(key, "asked", run, node)
 
 
@@ -67,34 +67,34 @@ Content = Union[Dict[str, Any], bytes]
 
 
 class Messages:
-    """The messages of one conversation, on either side of it: who writes first is the node."""
+    """The messages of one conversation, for either side of it; the side that writes first is the node."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._number = ""
-        self._places: Optional[Tuple[Iterator[int], Iterator[int]]] = None  # of what is written, and read
+        self._places: Optional[Tuple[Iterator[int], Iterator[int]]] = None  # of written and of read messages
 
     def number(self, number: str) -> None:
-        """Sign all that follows for this conversation alone: with one side's number, and then both."""
+        """Sign all that follows for this conversation alone: with one side's number, then with both."""
         self._number += number
 
     def write(self, content: Content, most: int) -> bytes:
         """Return the next message; raises ``WireError`` above ``most`` bytes."""
         body = _RAW + content if isinstance(content, bytes) else json.dumps(content).encode()
         if len(body) > most:
-            raise WireError("%d bytes are more than the %d that may be said at once" % (len(body), most))
+            raise WireError("%d bytes are more than the %d that a message may have" % (len(body), most))
         return _HEAD.pack(len(body), self._sign(body, 0)) + body
 
     def read(self, came: bytearray, most: int) -> Optional[Content]:
-        """Take the next message off the front of what came; None where its end is yet to come.
+        """Take the next message off the front of ``came``; None if it is still incomplete.
 
-        Raises ``WireError`` for what isn't one, or has more than ``most`` bytes.
+        Raises ``WireError`` for an invalid message, or one of more than ``most`` bytes.
         """
         if len(came) < _HEAD.size:
             return None
         length, mark = _HEAD.unpack_from(came)
         if length > most:
-            raise WireError("%d bytes are more than the %d that may be said at once" % (length, most))
+            raise WireError("%d bytes are more than the %d that a message may have" % (length, most))
         if len(came) < _HEAD.size + length:
             return None
         body = bytes(came[_HEAD.size : _HEAD.size + length])
@@ -113,7 +113,7 @@ class Messages:
 
     def _sign(self, body: bytes, side: int) -> bytes:
         if self._places is None:
-            # Of a node, and of who asks: both may speak at once.
+            # The node's positions, and the asker's: both may write at once.
             places = chain((1,), count(3)), chain((2,), count(-1, -1))
             self._places = places if side == 0 else places[::-1]
         return sign(b"%s %d " % (self._number.encode(), next(self._places[side])) + body, self._key)
@@ -123,7 +123,7 @@ _MODULES_FILE = "late-modules.json"  # in a node's folder
 
 
 def add_modules(sources: Mapping[str, str]) -> None:
-    """Have modules be found that aren't there yet: texts by their file's name in a payload."""
+    """Make missing modules importable: ``sources`` are texts by their file's name in a payload."""
     for finder in sys.meta_path:
         add: Any = getattr(finder, "add_late", None)
         if add is not None:
@@ -140,17 +140,17 @@ def leave_modules(folder: str, sources: Mapping[str, str]) -> None:
 
 
 def take_modules(folder: str) -> None:
-    """Take in what the node has left."""
+    """Add the modules that the node has left there."""
     with suppress(FileNotFoundError), open(os.path.join(folder, _MODULES_FILE)) as file:
         add_modules(json.load(file))
 
 
 # Exit codes of ``PROGRAM``.
 NO_NODE, NO_PAYLOAD, OLDER = 3, 4, 5
-# Runs in a node's container by whoever asks it. ``python job.pyz ask`` would start a second node where the
-# payload is of a version that doesn't know that word; this can't.
-# Its arguments are where the payload is mounted, and how many seconds it may take. What is mounted may only
-# put the payload together (``boot``); then that lies where files do.
+# The asker runs this in a node's container. ``python job.pyz ask`` would start a second node if the payload
+# is of a version that doesn't know that word; this can't.
+# Its arguments are where the payload is mounted, and how many seconds it may idle. The mounted file may be
+# ``boot``, which only assembles the payload; that is then in the temporary folder.
 PROGRAM = """
 import glob, sys, tempfile
 sys.path[:0] = [sys.argv[1], *glob.glob(tempfile.gettempdir() + "/nbtorchjob-*/job.pyz")]
@@ -162,23 +162,23 @@ pass_on(int(sys.argv[2]))
 """ % (NO_PAYLOAD, OLDER)
 
 _CHUNK = 1 << 16
-_MOST_BYTES = 1 << 20  # that wait to be passed on in a direction
-_LAST_S = 10.0  # for a node to take what is left for it
+_MOST_BYTES = 1 << 20  # that wait to be passed on, in each direction
+_LAST_S = 10.0  # for a node to receive the remaining bytes
 _CREDENTIALS = struct.Struct("3i")  # of a socket's other end: its process, user and group
 
 
 def pass_on(seconds: int) -> None:
     """Pass bytes on between the node and the standard streams of this process, which the asker has started.
 
-    That ends, and with it the process, once either end is closed or nothing was asked for so long.
+    This and the process end once either end is closed, or the asker has sent nothing for ``seconds``.
     """
-    # Whoever asks may be gone without a word: a connection that was cut is no end of its streams.
+    # The asker may vanish silently: the streams don't end when a connection is cut.
     signal.alarm(seconds)
     node = _node()
     if node is None:
         sys.exit(NO_NODE)
-    # Pass bytes on in both directions, of which neither waits for the other.
-    # A node that writes reads nothing meanwhile: who waits for it to read would wait for good.
+    # Pass bytes on in both directions, neither of which waits for the other.
+    # A node that writes reads nothing meanwhile: waiting for it to read would never end.
     for fd in (0, 1):
         os.set_blocking(fd, False)
     node.setblocking(False)
@@ -214,7 +214,7 @@ def pass_on(seconds: int) -> None:
 def _written(fd: int, data: bytearray) -> int:
     try:
         return os.write(fd, data)
-    except BlockingIOError:  # select has said that there is room, if not for so much
+    except BlockingIOError:  # select has reported room, but not for this much
         return 0
 
 
@@ -228,7 +228,7 @@ def _node() -> Optional[socket.socket]:
             credentials = node.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError:  # of a node that has ended
             continue
-        # A folder may be shared with other pods; their processes have no number here.
+        # A folder may be shared with other pods, whose processes have no id here.
         if _CREDENTIALS.unpack(credentials)[0]:
             return node
     return None

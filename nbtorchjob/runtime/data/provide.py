@@ -1,7 +1,7 @@
-"""Has a job's data on this node before its ranks start.
+"""Provides a job's data on this node before its ranks start.
 
-What is fetched lies in a cache (``cache.py``): other nodes on the host, and other jobs, wait for whoever
-fetches and find the same. What was cut off goes on where it stopped.
+Fetched data lies in a cache (``cache.py``): other nodes on the host, and other jobs, wait for the node that
+fetches, and use the same data. Interrupted transfers resume where they stopped.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nbtorchjob.runtime.facts.injected import STREAM, run
 
 _AT_ONCE = 8  # files
 _LOOK_S = 0.2
-_TELL_S, _LONGER = 2.0, 50.0  # between two signs of progress; seldomer as it takes longer
+_TELL_S, _LONGER = 2.0, 50.0  # between two reports of progress; rarer as it takes longer
 _MIB = 1 << 20
 _STOP_S = 40.0  # for threads to end once one has failed: longer than they wait for a server
 
-# What other nodes may need to fetch, as far as this one can tell.
+# How long other nodes may need to fetch, as far as this one can tell.
 _SLOW = 5 * _MIB  # bytes a second
 _UNKNOWN_S, _MOST_S = 3600.0, 86400.0
 
@@ -34,7 +34,7 @@ _used: List[IO[str]] = []  # what keeps this node's data in the cache, for as lo
 
 
 def provide(header: Dict[str, Any], folder: str, node: int) -> float:
-    """Fetch what isn't here, and tell ranks where it is; return for how many seconds other nodes may fetch.
+    """Fetch missing data, and tell ranks where data is; return for how many seconds other nodes may fetch.
 
     Raises ``DataError``, before any rank starts.
     """
@@ -66,7 +66,7 @@ def provide(header: Dict[str, Any], folder: str, node: int) -> float:
 
 
 def is_complete(own: str, look: Look) -> bool:
-    """Whether all files of some data lie in its folder: anybody may have removed some of them."""
+    """Whether all files of some data are in its folder: some may have been removed since."""
     here = _sizes(own)
     return all(
         here.get(file.name) == file.size or (file.size is None and file.name in here) for file in look.files
@@ -74,7 +74,7 @@ def is_complete(own: str, look: Look) -> bool:
 
 
 class _Fetch:
-    """One piece of data on its way to this node; ``size`` is how much it is, where that is known."""
+    """One piece of data on its way to this node; ``size`` is its number of bytes, if known."""
 
     def __init__(self, entry: Dict[str, Any], cache: str, place: str, node: int) -> None:
         self._name, self._where = str(entry["name"]), str(entry["where"])
@@ -85,11 +85,11 @@ class _Fetch:
         self.size: Optional[int] = None
 
     def run(self) -> str:
-        """Return where it lies, complete; it stays there for as long as this process lives."""
+        """Return where the complete data is; it stays there for as long as this process lives."""
         try:
             look = self._source.look()
             self.size = look.size
-            # What nobody can tell the version of is fetched once a job.
+            # Data of unknown version is fetched once per job.
             own = cache.place(self._cache, self._where, look.version or "of run %s" % run())
             kept = self._hold(look, own)
         except DataError as exc:
@@ -97,7 +97,9 @@ class _Fetch:
         except OSError as exc:
             there = "%s (%s)" % (self._cache, self._place)
             if exc.errno in sources.FULL:
-                text = "--data %s: the disk of %s is full; what was fetched stays for the next try"
+                text = (
+                    "--data %s: the disk of %s is full; what was fetched so far is kept for the next attempt"
+                )
                 raise DataError(text % (self._name, there), _no_room()) from None
             text = "--data %s: it can't be written to %s: %s"
             raise DataError(text % (self._name, there, exc.strerror or exc)) from None
@@ -114,7 +116,7 @@ class _Fetch:
         return own
 
     def _hold(self, look: Any, own: str) -> bool:
-        """Hold on to what lies at ``own``, fetched if it isn't complete; return whether it was."""
+        """Keep the data at ``own`` in the cache, fetching it if it isn't complete; return whether it was."""
         kept = True
         while True:
             used = cache.use(own)
@@ -129,17 +131,17 @@ class _Fetch:
                     self._fetch(look, own, lock)
                     kept = False
                     if not is_complete(own, look):
-                        raise DataError("what came isn't what %s lists" % self._where)
+                        raise DataError("what was fetched isn't what %s lists" % self._where)
 
     def _fetch(self, look: Look, own: str, lock: IO[str]) -> None:
-        # What lost some of its files is in use, maybe: it gets them back where it is.
+        # Data that has lost some of its files may be in use: they are restored in place.
         partial = own if os.path.isdir(own) else cache.partial(own)
         os.makedirs(partial, exist_ok=True)
         here = _sizes(partial)
         self._began, self._had = time.time(), sum(here.values())
         left = [file for file in look.files if file.size is None or here.get(file.name) != file.size]
         cache.describe(lock, self._where, 0)
-        # Remove what others have left in the cache, as far as this needs it; raise if that isn't enough.
+        # Remove other data from the cache, as far as this needs room; raise if that isn't enough.
         gone = cache.trim(self._cache, (look.size or 0) - self._had, time.time())
         if gone:
             text = "%d MiB that no job uses were removed from %s (%s) to make room for data %s"
@@ -155,12 +157,12 @@ class _Fetch:
         if self._source.notes and not any(file.name.startswith(self._source.notes) for file in look.files):
             notes = os.path.join(partial, self._source.notes)
             shutil.rmtree(notes, ignore_errors=True)
-            with suppress(OSError):  # some of the data lies beside them
+            with suppress(OSError):  # some of the data is beside them
                 os.rmdir(os.path.dirname(notes))
         cache.describe(lock, self._where, cache.folder_size(partial))
         for at, _, files in os.walk(partial):
             for file in files:
-                os.chmod(os.path.join(at, file), 0o444)  # but whoever owns the cache may remove them
+                os.chmod(os.path.join(at, file), 0o444)  # the owner of the cache can still remove them
         if partial != own:
             os.rename(partial, own)
 
@@ -178,7 +180,7 @@ class _Fetch:
 
     @contextmanager
     def _telling(self, size: Optional[int], partial: str) -> Iterator[None]:
-        """Tell meanwhile how much has come."""
+        """Report meanwhile how much has been fetched."""
         done = threading.Event()
 
         def tell() -> None:
@@ -210,12 +212,12 @@ class _Fetch:
 
 
 def _no_room() -> int:
-    """Return what a node without room for data ends with: elsewhere another one may have some."""
+    """Return the exit code of a node without room for data: on a cluster, another node may have some."""
     return exits.INFRASTRUCTURE_ERROR if STREAM in os.environ else exits.CONFIG_ERROR
 
 
 def _each(source: Source, files: List[File], folder: str) -> None:
-    """Fetch files, some at once; after the first error no further one is begun."""
+    """Fetch files, several at once; after the first error no more are begun."""
     left = list(reversed(files))
     errors: List[BaseException] = []
 
@@ -227,11 +229,11 @@ def _each(source: Source, files: List[File], folder: str) -> None:
                 return
             try:
                 source.fetch(file, folder)
-            except BaseException as exc:  # raised by whoever waits for the threads
+            except BaseException as exc:  # raised by the thread that waits for these
                 errors.append(exc)
                 source.stopped.set()
 
-    # Unlike those of an executor nobody waits for them where this node is told to end.
+    # Unlike an executor's threads, these don't delay a node that is told to end.
     threads = [
         threading.Thread(target=work, daemon=True, name="data") for _ in range(min(_AT_ONCE, len(files)))
     ]
@@ -240,7 +242,7 @@ def _each(source: Source, files: List[File], folder: str) -> None:
     for thread in threads:
         while thread.is_alive() and not source.stopped.is_set():
             thread.join(_LOOK_S)
-    until = time.monotonic() + _STOP_S  # huggingface_hub stops nothing, but has locks of its own
+    until = time.monotonic() + _STOP_S  # huggingface_hub can't be stopped, but has locks of its own
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
     if errors:

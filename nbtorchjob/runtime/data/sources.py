@@ -1,9 +1,9 @@
-"""Where data comes from: what all sources have in common, which one a place needs, and those in stores.
+"""Where data comes from: what all sources have in common, which one a URL needs, and those in stores.
 
 A source first says what there is (``look``): each file with its size, and a version that changes with the
-content. Then it fetches one file at a time, and is patient: what a network or a server refuses now it may
-give later. All of it works with the standard library alone, apart from stores, which need fsspec and its
-driver; huggingface_hub is used where it is installed. What was sent with the job lies in its store, too.
+content. Then it fetches one file at a time, and is patient: a network or a server that refuses now may not do
+so later. Everything works with the standard library alone, except stores, which need fsspec and its driver;
+huggingface_hub is used if it is installed. Data that was sent with the job is in its store, too.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from nbtorchjob.runtime import store
 from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.store.payload import PayloadError
 
-PART = ".nbtorchjob-part"  # of a file on its way
+PART = ".nbtorchjob-part"  # suffix of a file that is being fetched
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_TRIES = 5  # in a row that bring nothing
+_TRIES = 5  # in a row without any progress
 _AGAIN_S = 2.0  # until the second one; twice as long each time
 
 _T = TypeVar("_T")
 
 
 class DataError(PayloadError):
-    """Data can't be had; ``code`` is what its node ends with: another try may help, or not.
+    """Data can't be fetched; ``code`` is its node's exit code: another try may help, or not.
 
-    ``again_s`` is after how many seconds another try may help here; None where it doesn't. ``hidden`` is
-    whether a server shows nothing there, or not to this user.
+    ``again_s`` is after how many seconds another try may help here; None if it won't. ``hidden`` says that
+    a server shows nothing there, or not to this user.
     """
 
     hidden = False
@@ -47,34 +47,34 @@ class DataError(PayloadError):
 
     @classmethod
     def later(cls, text: str, again_s: float = 0.0) -> "DataError":
-        """Return the error of what may be had a little later."""
+        """Return an error for data that may be available a little later."""
         return cls(text, exits.RECOVERABLE_ERROR, again_s)
 
 
 class File(NamedTuple):
-    """A file of a source by its relative path; ``size`` is None where nobody says it."""
+    """A file of a source by its relative path; ``size`` is None if it is unknown."""
 
     name: str
     size: Optional[int]
 
 
 class Look(NamedTuple):
-    """What a source has. Without a ``version`` nobody can tell whether a copy is still current."""
+    """What a source has. Without a ``version`` it is unknown whether a copy is still current."""
 
     version: str
     files: List[File]
 
     @property
     def size(self) -> Optional[int]:
-        """All bytes, if they are known."""
+        """The number of bytes of all files, if it is known."""
         sizes = [file.size for file in self.files]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 class Source(abc.ABC):
-    """One place that data comes from. Whoever sets ``stopped`` wants nothing more of it.
+    """One place that data comes from. Setting ``stopped`` asks it to end its transfers.
 
-    ``notes`` is a folder beside the files that were fetched that isn't data.
+    ``notes`` is a folder beside the fetched files that isn't data.
     """
 
     notes = ""
@@ -89,13 +89,13 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def fetch(self, file: File, folder: str) -> None:
-        """Bring a file below a folder, whole or not at all.
+        """Fetch a file to a place below a folder, whole or not at all.
 
-        Raises ``DataError``, and ``OSError`` where the folder can't be written to.
+        Raises ``DataError``, and ``OSError`` if the folder can't be written to.
         """
 
     def patiently(self, attempt: Callable[[], _T], done: Callable[[], int] = lambda: 0) -> _T:
-        """Return what an attempt returns; make another where that may help, and five that bring nothing."""
+        """Return what ``attempt`` returns, repeated if that may help: up to five times without progress."""
         failures = 0
         while True:
             before = done()
@@ -112,8 +112,8 @@ class Source(abc.ABC):
 
 
 def of(entry: Dict[str, Any]) -> Source:
-    """Return the source of an entry of the payload's header: ``where``, or the ``list`` of what was sent."""
-    from nbtorchjob.runtime.data import web  # late: they build on what is here
+    """Return the source for an entry of the payload's header: by ``where``, or the ``list`` of sent files."""
+    from nbtorchjob.runtime.data import web  # late: it imports this module
 
     where = str(entry["where"])
     if "list" in entry:
@@ -125,7 +125,7 @@ def of(entry: Dict[str, Any]) -> Source:
 
 
 def target(file: File, folder: str) -> str:
-    """Return the path of a file below a folder, in a folder that is there."""
+    """Return the path of a file below a folder, and make the folder that it goes into."""
     path = os.path.join(folder, *file.name.split("/"))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     return path
@@ -140,7 +140,7 @@ class Filtered(NamedTuple):
 
     @classmethod
     def parse(cls, where: str) -> "Filtered":
-        """Take the patterns off a URL."""
+        """Split the patterns off a URL."""
         parts = urlsplit(where)
         query = parse_qs(parts.query)
         wanted, unwanted = (
@@ -155,10 +155,10 @@ class Filtered(NamedTuple):
         return wanted and not any(fnmatch.fnmatch(name, pattern) for pattern in self.exclude)
 
     def kept(self, files: List[File], where: str) -> List[File]:
-        """Return the wanted files; raises ``DataError`` where there are none, or one that leads elsewhere."""
+        """Return the wanted files; raises ``DataError`` if there are none, or one leads elsewhere."""
         kept = sorted(file for file in files if self.has(file.name))
         if not kept:
-            why = "no file matches" if files else "no file lies there"
+            why = "no file matches" if files else "no file exists there"
             raise DataError("%s: %s" % (where, why))
         for file in kept:
             if {"", ".", ".."} & set(file.name.split("/")):
@@ -166,16 +166,16 @@ class Filtered(NamedTuple):
         return kept
 
 
-# A driver fetches some ranges of an object at once, each by a request of its own.
+# A driver fetches several ranges of an object at once, each with a request of its own.
 _RANGE, _RANGES = 8 << 20, 4
 
 
-# What changes with an object's content, as its store says it
+# The fields of a store's listing that change with an object's content
 _MARKS = ("ETag", "etag", "md5Hash", "content_settings", "LastModified", "updated", "last_modified", "mtime")
 
 
 class Store(Source):
-    """An object, or all below a prefix, in a store that fsspec knows."""
+    """An object, or all objects below a prefix, in a store that fsspec knows."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
@@ -198,7 +198,7 @@ class Store(Source):
             if self._single:
                 infos = {self._root.rpartition("/")[2]: self._fs.info(self._root)}
             else:
-                self._fs.ls(self._root, detail=False)  # ``find`` takes what can't be had for empty (2026.9)
+                self._fs.ls(self._root, detail=False)  # after an error, ``find`` finds nothing (2026.9)
                 objects = self._fs.find(self._root, detail=True)
                 infos = {path[len(self._root) :].lstrip("/"): info for path, info in objects.items()}
         files = [File(name, info.get("size")) for name, info in infos.items() if name]
@@ -218,7 +218,7 @@ class Store(Source):
         os.replace(path + PART, path)
 
     def _read_on(self, out: Any, file: File) -> None:
-        """Append what is missing, by ranges: drivers don't go on with a file that was cut off."""
+        """Append what is missing, by ranges: drivers don't resume a transfer that was cut off."""
         path = self._root if self._single else "%s/%s" % (self._root, file.name)
         url = self._filtered.url if self._single else "%s/%s" % (self._filtered.url, file.name)
         if file.size is None:
@@ -231,7 +231,7 @@ class Store(Source):
             with _store_errors(url):
                 pieces = self._fs.cat_ranges([path] * len(ends), [*begins], ends)
             for piece in pieces:
-                if isinstance(piece, Exception):  # returned in its place (fsspec 2026.9)
+                if isinstance(piece, Exception):  # returned in place of the bytes (fsspec 2026.9)
                     with _store_errors(url):
                         raise piece
                 out.write(piece)
@@ -240,7 +240,7 @@ class Store(Source):
 
 
 class _store_errors:
-    """Turns what a store's library raises into one line."""
+    """Turns errors of a store's library into one line."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -263,20 +263,20 @@ class _store_errors:
                 % (url, need, exc, driver or "fsspec")
             ) from None
         if isinstance(exc, FileNotFoundError) or "NoSuchBucket" in str(exc):
-            raise DataError("nothing lies at %s: check the name" % url) from None
+            raise DataError("nothing exists at %s: check the name" % url) from None
         if isinstance(exc, PermissionError) or "Credentials" in name or "Forbidden" in name:
             how = "pass them with --secret-env or --env-from"
             raise DataError(
                 "%s: credentials are missing or wrong (%s: %s): %s" % (url, name, exc, how)
             ) from None
-        if isinstance(exc, OSError) and exc.errno in FULL:  # a full disk of this node
+        if isinstance(exc, OSError) and exc.errno in FULL:  # this node's disk is full
             return
-        text = "%s can't be had: %s: %s" % (url, name, exc)
+        text = "%s can't be fetched: %s: %s" % (url, name, exc)
         raise (DataError(text) if isinstance(exc, ValueError) else DataError.later(text)) from None
 
 
 class Sent(Source):
-    """A folder of the notebook, whose files lie in the job's store by their digests."""
+    """A folder of the notebook's machine, whose files are in the job's store by their digests."""
 
     def __init__(self, where: str, listed: Dict[str, Any]) -> None:
         super().__init__(where)
@@ -284,7 +284,7 @@ class Sent(Source):
         self._rows: Dict[str, Tuple[int, str, str]] = {}
 
     def look(self) -> Look:
-        """See the base class; the list of files was signed with the payload, by its digest."""
+        """See the base class; the payload's signature covers the list of files, by its digest."""
         url, sha256, size = self._listed["url"], self._listed["sha256"], self._listed["size"]
 
         def read() -> Any:

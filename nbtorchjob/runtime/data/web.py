@@ -1,7 +1,7 @@
 """Data that comes over HTTP: files on web servers, and repositories of the Hugging Face Hub.
 
-A file comes piece by piece, however often the connection is cut. A repository is read with the Hub's library
-where that is installed, and without it.
+A file is fetched piece by piece, however often the connection is cut. A repository is read with the Hub's
+library if that is installed, and otherwise without it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from nbtorchjob.runtime.data.sources import FULL, PART, DataError, File, Filtere
 from nbtorchjob.runtime.facts import exits
 
 _PIECE = 1 << 20
-_WAIT_S = 30.0  # for a server to say something
+_WAIT_S = 30.0  # for a server to respond
 _LATER = (408, 425, 429)  # and all above 499
-_LONGEST_S = 300.0  # that a server may ask to wait: the Hub counts requests of five minutes
+_LONGEST_S = 300.0  # wait that a server may request: the Hub counts requests per five minutes
 
 
 class Page:
-    """What lies at an address. ``credentials`` says what to do where they are missing."""
+    """The content at an address. ``credentials`` says what to do if credentials are missing."""
 
     def __init__(self, address: str, token: str = "", credentials: str = "check it") -> None:
         self._address = address
@@ -37,7 +37,7 @@ class Page:
         self._credentials = credentials
 
     def open(self, headers: Dict[str, str]) -> Any:
-        """Send a request; return the response, whose status may be 416, too. Raises ``DataError``."""
+        """Send a request; return the response, whose status may also be 416. Raises ``DataError``."""
         url = quote(self._address, safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(url, headers={"User-Agent": "nbtorchjob", **headers})
         if self._token:
@@ -50,7 +50,7 @@ class Page:
             exc.close()
             raise refused(self._address, exc.code, exc.headers, self._credentials) from None
         except InvalidURL as exc:
-            raise DataError("%s is no address: %s" % (shown(self._address), exc)) from None
+            raise DataError("%s isn't a valid address: %s" % (shown(self._address), exc)) from None
         except (OSError, HTTPException) as exc:
             reason = getattr(exc, "reason", None) or exc
             if isinstance(reason, ssl.SSLCertVerificationError):
@@ -59,7 +59,7 @@ class Page:
             raise DataError.later("%s can't be reached: %s" % (shown(self._address), reason)) from None
 
     def read(self, response: Any, size: Optional[int] = None) -> bytes:
-        """Return the next bytes of a response, all that are left without ``size``. Raises ``DataError``."""
+        """Return the next bytes of a response, or all that are left. Raises ``DataError``."""
         try:
             piece: bytes = response.read(size)
         except (OSError, HTTPException) as exc:
@@ -68,9 +68,9 @@ class Page:
 
 
 class Web(Source):
-    """A single file on a web server; what was cut off goes on where it stopped, if the server can do that.
+    """A single file on a web server; an interrupted transfer resumes where it stopped, if the server can.
 
-    ``page`` is where it lies, if that isn't ``where``. What lies at a ``fixed`` address never changes.
+    ``page`` is where it lies, if that isn't ``where``. The content of a ``fixed`` address never changes.
     """
 
     def __init__(self, where: str, page: Optional[Page] = None, *, fixed: bool = False) -> None:
@@ -80,7 +80,7 @@ class Web(Source):
         self._etag = self._modified = ""
 
     def look(self) -> Look:
-        """See the base class. A first byte is asked for: signed URLs refuse HEAD."""
+        """See the base class. Requests the first byte: signed URLs refuse HEAD."""
         with self.patiently(lambda: self._page.open({"Range": "bytes=0-0"})) as response:
             headers = response.headers
             total = headers.get("Content-Range", "").rpartition("/")[2]
@@ -102,7 +102,7 @@ class Web(Source):
         have = out.tell()
         if size is not None and have == size:
             return
-        # A weak ETag (W/…) isn't one that ranges can be compared by (RFC 9110, 13.1.5).
+        # A weak ETag (W/…) can't validate a range (RFC 9110, 13.1.5).
         same = self._modified if self._etag.startswith("W/") else self._etag or self._modified
         headers = {"Range": "bytes=%d-" % have} if have and (same or self._fixed) else {}
         if headers and same:
@@ -113,7 +113,7 @@ class Web(Source):
                 out.seek(0)
                 out.truncate()
             if response.status not in (200, 206) or (response.status == 206 and not continues):
-                raise DataError.later("%s begins elsewhere" % shown(self.where))
+                raise DataError.later("%s answered with another part of the file" % shown(self.where))
             now = response.headers.get("ETag", "")
             if self._etag and now and now != self._etag:
                 text = "%s changed while it was fetched" % shown(self.where)
@@ -130,7 +130,7 @@ class Web(Source):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but shows a token to no other host; 308 is new in Python 3.11."""
+    """Follows redirects, but sends the token to no other host; 308 is new in Python 3.11."""
 
     def http_error_308(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         return self.http_error_307(req, fp, 307, msg, headers)
@@ -151,7 +151,7 @@ def refused(where: str, status: int, headers: Any, credentials: str) -> DataErro
     """Return the error for a server's refusal."""
     text = "%s answers %d" % (shown(where), status)
     if status in (401, 403, 404, 410):
-        name = "nothing lies at %s (%d): check the name" % (shown(where), status)
+        name = "nothing exists at %s (%d): check the name" % (shown(where), status)
         login = "%s: it is private, or the credentials are missing or wrong: %s" % (text, credentials)
         error = DataError(login if status < 404 else name)
         error.hidden = True
@@ -164,7 +164,7 @@ def refused(where: str, status: int, headers: Any, credentials: str) -> DataErro
                 if reason.isdigit()
                 else email.utils.parsedate_to_datetime(reason).timestamp() - time.time()
             )
-        except (TypeError, ValueError):  # the one before Python 3.10
+        except (TypeError, ValueError):  # TypeError before Python 3.10
             seconds = 0.0
         return DataError.later(text, min(max(seconds, 0.0), _LONGEST_S))
     return DataError(text)
@@ -173,7 +173,7 @@ def refused(where: str, status: int, headers: Any, credentials: str) -> DataErro
 _HUB = "https://huggingface.co"
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _CREDENTIALS = "set HF_TOKEN with --secret-env HF_TOKEN"
-# As fsspec's hf:// has it: NAME or ORG/NAME, a revision, and what is below. Some revisions have slashes.
+# As in fsspec's hf://: NAME or ORG/NAME, a revision, and a path below. Some revisions have slashes.
 _PLACE = re.compile(r"([^/@]+(?:/[^/@]+)?)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?")
 
 
@@ -198,7 +198,7 @@ class _Repo(NamedTuple):
 
     @property
     def path(self) -> str:
-        """What stands in front of its id in the addresses of files."""
+        """The part before its id in the addresses of files."""
         return "" if self.kind == "model" else self.kind + "s/"
 
 
@@ -207,7 +207,7 @@ def _hub_url() -> str:
 
 
 def hub(where: str) -> "Hub":
-    """Return the source of a repository: through huggingface_hub where it is installed."""
+    """Return the source of a repository: through huggingface_hub if that is installed."""
     try:
         library = importlib.import_module("huggingface_hub")
     except ImportError:
@@ -216,7 +216,7 @@ def hub(where: str) -> "Hub":
 
 
 class Hub(Source):
-    """A repository of the Hugging Face Hub, at the commit that its revision stands for now."""
+    """A repository of the Hugging Face Hub, at the commit that its revision currently names."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
@@ -262,7 +262,7 @@ class Hub(Source):
                 File(row["rfilename"], row.get("size")) for row in listing["siblings"]
             ]
         except (ValueError, TypeError, LookupError, AttributeError) as exc:
-            raise DataError.later("%s answers without a list of files: %r" % (address, exc)) from None
+            raise DataError.later("%s answered without a list of files: %r" % (address, exc)) from None
 
     def _page(self, address: str) -> Page:
         return Page(address, self._token, _CREDENTIALS)
@@ -270,7 +270,7 @@ class Hub(Source):
     def _named(self, exc: DataError) -> DataError:
         """Return an error with the repository's name in place of an address of the Hub's API."""
         if exc.hidden:
-            # To whom it isn't shown, a private repository is one that doesn't exist.
+            # Without access, a private repository looks like one that doesn't exist.
             what = "%s %s at %s" % (self._repo.kind, self._repo.id, self._repo.revision)
             hint = "check the name, or, if it is private or gated, " + _CREDENTIALS
             return DataError("the Hub shows no %s: %s" % (what, hint))
@@ -278,7 +278,7 @@ class Hub(Source):
 
 
 class LibraryHub(Hub):
-    """The same through huggingface_hub, which knows the Hub's faster ways."""
+    """The same through huggingface_hub, which knows the Hub's faster protocols."""
 
     notes = ".cache/huggingface"
 
@@ -299,7 +299,7 @@ class LibraryHub(Hub):
                     local_dir=folder,
                 )
             except Exception as exc:  # the library's own, whatever its version calls them
-                # Only what this machine's files raise names one.
+                # Only errors of this machine's own files have a file name.
                 if isinstance(exc, OSError) and (exc.errno in FULL or exc.filename is not None):
                     raise
                 raise self._error(exc) from None
@@ -321,14 +321,14 @@ class LibraryHub(Hub):
 
     def _error(self, exc: Exception) -> DataError:
         cause: Any = exc
-        while cause is not None:  # what the library raises of a file may only tell of its cause
+        while cause is not None:  # for a file, the response may be in a cause of the library's error
             response = getattr(cause, "response", None)
             status = getattr(response, "status_code", None)
             if isinstance(status, int):
                 headers = getattr(response, "headers", None)
                 return refused(self._filtered.url, status, headers, _CREDENTIALS)
             cause = cause.__cause__ or cause.__context__
-        text = "%s can't be had: %s" % (self._filtered.url, " ".join(str(exc).split())[:300])
+        text = "%s can't be fetched: %s" % (self._filtered.url, " ".join(str(exc).split())[:300])
         if type(exc) is ValueError or type(exc).__name__ in ("HFValidationError", "OfflineModeIsEnabled"):
             return DataError(text)
         return DataError.later(text)

@@ -1,18 +1,18 @@
-"""A rank stops where its code says ``breakpoint()``, or where it failed, for somebody to look at it with pdb.
+"""A rank stops where its code calls ``breakpoint()``, or where it failed, so that users can attach with pdb.
 
-A rank has no keyboard. What pdb says goes out by a socket in the node's folder, as lines of JSON, and what
-is typed comes in by it; the node passes both on (``bridge.py``):
+A rank has no keyboard. pdb's output goes out through a socket in the node's folder, as lines of JSON, and
+input comes in through it; the node passes both on (``bridge.py``):
 
-    node   {"by": "…"}                       somebody attaches; or {"release": true}
-    rank   {"out": "…"}                      what pdb says
+    node   {"by": "…"}                       a user attaches; or {"release": true}
+    rank   {"out": "…"}                      pdb's output
            {"prompt": "(Pdb) "}              it waits for a line
     node   {"line": "p x"}                   or {"complete": "p mod", "begin": 2, "end": 5}
-    rank   {"words": ["model"]}              that
+    rank   {"words": ["model"]}              the completions
            {"goes": "steps"}                 it goes on, and may stop again
-           {"left": "…"}                     nobody is attached any more
+           {"left": "…"}                     the user isn't attached any more
 
-Who leaves, whatever the reason, leaves the rank stopped. Where nobody attaches for ``wait`` seconds it goes
-on. One that failed is held until it is released.
+Leaving the debugger, for whatever reason, leaves the rank stopped. If no user attaches for ``wait`` seconds,
+it goes on. A rank that failed is held until it is released.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ BREAKPOINT, FAILURE = "breakpoint", "failure"  # why a rank stops
 # How it goes on.
 CONTINUES, STEPS, RELEASED, NOBODY, INTERRUPTED = "continues", "steps", "released", "nobody", "interrupted"
 LINE_BYTES = 1 << 19
-_HEARD_S = 2.0  # for who is attached to take in that it is over
-_HEARING_S = 5.0  # for who connects to say what for
-_MOST_HELD = 1 << 15  # characters that pdb said, in one record: each may take 12 bytes there
+_HEARD_S = 2.0  # for the attached user to receive that it is over
+_HEARING_S = 5.0  # for the first message on a new connection
+_MOST_HELD = 1 << 15  # characters of output in one record, where each may take 12 bytes
 _MOST_WORDS = 200
-# What a rank goes on with after a command: it stops again by itself, and soon.
+# Commands after which a rank stops again by itself, and soon.
 _STEPS = ("n", "next", "s", "step", "r", "return", "unt", "until", "j", "jump")
 _OURS = "nbtorchjob.*"
 _DEBUGGERS = ("pdb", "ipdb", "IPython.core.debugger")  # whose ``set_trace`` would read from a keyboard
@@ -61,18 +61,18 @@ def socket_of(rank: int) -> str:
 
 
 def mark_of(rank: int) -> str:
-    """Return the name of the file that is in a node's folder for as long as that rank is stopped."""
+    """Return the name of the file that exists in a node's folder while that rank is stopped."""
     return "stopped-%d" % rank
 
 
 def rank_of(name: str) -> Optional[int]:
-    """Return the rank whose socket is called that; None for another file."""
+    """Return the rank whose socket has that name; None for another file."""
     match = re.match(r"debug-(\d+)\.sock$", name)
     return int(match.group(1)) if match else None
 
 
 class _Over(BaseException):
-    """The stop is over, whatever is typed: nothing that reads what is typed catches this."""
+    """The stop is over, whatever is typed: code that reads input doesn't catch this."""
 
 
 class Debugger:
@@ -86,15 +86,15 @@ class Debugger:
         self._line = _Line(os.path.join(folder, socket_of(rank)))
         self._mark = os.path.join(folder, mark_of(rank))
         self._alone = threading.Lock()  # one thread at a time stops
-        self._stopped: Optional[int] = None  # which does
-        self._own = threading.local()  # each thread's pdb, the innermost one
+        self._stopped: Optional[int] = None  # the id of the stopped thread
+        self._own = threading.local()  # each thread's innermost pdb
         self._told = False
 
     def install(self) -> None:
         """Have ``breakpoint()``, ``pdb.set_trace()`` and ``torch.distributed.breakpoint()`` stop here."""
 
         def on_breakpoint(*args: Any, **kwargs: Any) -> Any:
-            # As Python has it: "0" is never, and it may name somebody else's.
+            # As in Python: "0" disables breakpoints, and another value names a different debugger.
             if os.environ.get("PYTHONBREAKPOINT"):
                 return sys.__breakpointhook__(*args, **kwargs)
             return self.stop(sys._getframe(1))
@@ -125,7 +125,7 @@ class Debugger:
             passes[place] = passes.get(place, 0) + 1
             if passes[place] <= skip:
                 return
-            # No rank has that number: all wait until the one that stops comes, too.
+            # No rank has the number -1, so in torch's function all only wait until the one that stops comes.
             meet = partial(theirs, -1, 0, *args, **kwargs)
             if module.get_rank() == rank:
                 self.stop(caller, meet)
@@ -135,7 +135,7 @@ class Debugger:
         module.breakpoint = stop_one
 
     def stop(self, frame: Any, then: Callable[[], object] = bool) -> None:
-        """Stop at the next line of ``frame``, and do ``then`` once it goes on from there."""
+        """Stop at the next line of ``frame``, and call ``then`` once it goes on from there."""
         if os.getpid() != self._pid:
             text = "nbtorchjob: breakpoint() stops ranks only, not the processes that they start"
             print(text, file=sys.__stderr__)
@@ -147,24 +147,24 @@ class Debugger:
             frame = frame.f_back
         if not hasattr(self._own, "pdb"):
             self._own.pdb = self._made()
-        if not self.is_here:  # no other rank comes to where a line that is typed leads
+        if not self.is_here:  # otherwise a typed line led here, where no other rank comes
             self._own.then = then
         self._own.pdb.set_trace(frame)
 
     def go_on(self) -> None:
-        """Do what was to be done once this thread goes on."""
+        """Call what had to wait until this thread goes on."""
         then, self._own.then = getattr(self._own, "then", bool), bool
         then()
 
     def _made(self) -> Any:
-        # Peers hear of it first: on half a CPU the import of IPython's takes longer than many a time-out.
+        # Tell the peers first: on half a CPU, importing IPython's debugger takes longer than many time-outs.
         with self._patience.stopped(self._rank):
             return _made(self)
 
     def over(self) -> None:
-        """Stop this thread nowhere any more: the code has returned."""
+        """Stop tracing this thread, as the code has returned."""
         sys.settrace(None)
-        if self._alone.acquire(blocking=False):  # else another thread is stopped, for which Python waits
+        if self._alone.acquire(blocking=False):  # otherwise another thread is stopped, for which Python waits
             try:
                 self._line.end("rank %d has returned" % self._rank)
             finally:
@@ -192,7 +192,7 @@ class Debugger:
             while True:
                 pdb.reset()
                 pdb.interaction(None, traceback)
-                self._line.leave("rank %d stays held where it failed" % self._rank)
+                self._line.leave("rank %d is still held where it failed" % self._rank)
         self._line.end("rank %d is released" % self._rank)
 
     @property
@@ -202,7 +202,7 @@ class Debugger:
 
     @contextmanager
     def inside(self, pdb: Any) -> Iterator[None]:
-        """Have this thread stop in ``pdb``, which somebody has started at another one's prompt."""
+        """Have this thread stop in ``pdb``, which was started at the prompt of another pdb."""
         outer, self._own.pdb = self._own.pdb, pdb
         try:
             yield
@@ -211,7 +211,7 @@ class Debugger:
 
     @contextmanager
     def stopped(self, place: Tuple[str, int, str], why: str) -> Iterator[None]:
-        """Stop this thread, and tell of it; until the block or the stop is over."""
+        """Stop this thread, and report that, until the block or the stop is over."""
         with self._alone:
             self._stopped, self._line.over = threading.get_ident(), ""
             try:
@@ -222,14 +222,14 @@ class Debugger:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Have an interrupt end the stop, and then be what it is to the code: nobody presses Ctrl-C here."""
+        """Have an interrupt end the stop, and then reach the code: it doesn't come from a Ctrl-C in pdb."""
         own = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(own):
             yield
             return
 
         def interrupt(number: int, frame: Any) -> None:
-            # pdb and its interpreter go on after a KeyboardInterrupt, up to the next line that they ask for.
+            # pdb and its interpreter survive a KeyboardInterrupt, and go on to the next line that they read.
             self._line.over = INTERRUPTED
             if self._line.heeds:
                 raise KeyboardInterrupt
@@ -248,7 +248,7 @@ class Debugger:
         fields = {"node": int(os.environ[injected.NODE]), "rank": self._rank, "round": int(os.environ[ROUND])}
         text = "nbtorchjob: rank %d stops at %s:%d, in %s" % (self._rank, filename, lineno, function)
         print(text, file=sys.__stderr__)
-        self._line.listen()  # first: somebody may come as soon as it is told
+        self._line.listen()  # first: a user may attach as soon as the event is out
         with suppress(OSError):
             os.close(os.open(self._mark, os.O_CREAT | os.O_WRONLY, 0o600))
         emit("RankStops", **fields, filename=filename, lineno=lineno, function=function, why=why)
@@ -266,7 +266,10 @@ class Debugger:
             with suppress(OSError):
                 os.unlink(self._mark)
             if self._line.over == NOBODY:
-                text = "rank %d was stopped for %g s, and nobody came: it goes on" % (self._rank, self._wait)
+                text = "rank %d was stopped for %g s, and nobody attached: it continues" % (
+                    self._rank,
+                    self._wait,
+                )
                 emit("Notice", text=text)
                 print("nbtorchjob: %s" % text, file=sys.__stderr__)
             if self._line.over == INTERRUPTED:
@@ -275,41 +278,41 @@ class Debugger:
 
     @property
     def line(self) -> "_Line":
-        """What leads to who looks."""
+        """The connection to the attached user."""
         return self._line
 
     @property
     def wait(self) -> float:
-        """For how long somebody may take to come, in seconds."""
+        """How many seconds to wait for a user."""
         return self._wait
 
 
 class _Line:
-    """The socket of a stopped rank: who is attached, and what is said."""
+    """The socket of a stopped rank: the attached user, and the messages."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._listener: Optional[socket.socket] = None
         self._peer: Optional[socket.socket] = None
         self._came = b""
-        self._said = ""  # what nobody has heard yet
+        self._said = ""  # output that hasn't been sent yet
         self.until = 0.0
-        self.how = CONTINUES  # what was typed last
+        self.how = CONTINUES  # how the rank goes on after the last command
         self.over = ""  # how the rank goes on, whatever is typed
         self.heeds = False  # whether an interrupt raises an exception at once
 
     def write(self, text: str) -> None:
-        """Take what pdb says."""
+        """Collect pdb's output."""
         self._said += text
         if len(self._said) > _MOST_HELD:
             self.say({"out": self._said})
             self._said = self._said[-_MOST_HELD:] if self._peer is None else ""
 
     def flush(self) -> None:
-        """Do nothing: it is said with the next prompt."""
+        """Do nothing: output is sent with the next prompt."""
 
     def isatty(self) -> bool:
-        """Say that nobody draws here."""
+        """Return False: this isn't a terminal."""
         return False
 
     encoding = "utf-8"
@@ -324,7 +327,7 @@ class _Line:
             self.heeds = before
 
     def ask(self, pdb: Any) -> str:
-        """Return the line that is typed, whoever types it; raise ``_Over`` once the stop is."""
+        """Return the next line that a user types; raise ``_Over`` once the stop is over."""
         text, prompt = self._parted()
         fresh = bool(text)
         while True:
@@ -347,7 +350,7 @@ class _Line:
                 return str(message.get("line", ""))
 
     def _await_peer(self) -> None:
-        """Wait for somebody to attach, or for the end of the stop."""
+        """Wait until a user attaches, or the stop is over."""
         listener = self.listen()
         while self._peer is None and not self.over:
             seconds = self.until - time.monotonic()
@@ -362,7 +365,7 @@ class _Line:
         return text + new, prompt
 
     def say(self, record: Dict[str, Any]) -> None:
-        """Say something to who is attached."""
+        """Send a record to the attached user."""
         if self._peer is None:
             return
         text = record.get("out")
@@ -375,13 +378,13 @@ class _Line:
                 return
 
     def leave(self, why: str) -> None:
-        """Have who is attached leave."""
+        """Detach the attached user."""
         self.say({"out": self._parted()[0]})
         self.say({"left": why})
         self._hang_up()
 
     def end(self, why: str) -> None:
-        """Say so to who is attached, who has a moment to hear it: with its last rank a node ends, too."""
+        """Tell the attached user why, and wait a moment for the message: a node ends with its last rank."""
         self.say({"left": why})
         if self._peer is not None:
             self._peer.settimeout(_HEARD_S)
@@ -402,11 +405,11 @@ class _Line:
         self._came = b""
 
     def listen(self) -> socket.socket:
-        """Have somebody attach from now on."""
+        """Let a user attach from now on."""
         if self._listener is None:
             listener = socket.socket(socket.AF_UNIX)
             with suppress(OSError):
-                os.unlink(self._path)  # of an earlier round
+                os.unlink(self._path)  # left by an earlier round
             folder, name = os.path.split(self._path)
             os.fchmod(listener.fileno(), 0o600)
             within(folder, name, listener.bind)
@@ -430,7 +433,7 @@ class _Line:
                 self.over = RELEASED if released else self.over
                 peer.sendall(json.dumps({"released": released}).encode() + b"\n", socket.MSG_NOSIGNAL)
                 peer.close()
-            elif self._peer is not None:  # its node looks that there is one only
+            elif self._peer is not None:  # its node makes sure that there is only one
                 peer.close()
             else:
                 peer.settimeout(None)
@@ -439,7 +442,7 @@ class _Line:
             peer.close()
 
     def _heard(self) -> Optional[Dict[str, Any]]:
-        """Return what who is attached says; None once they have left, or the stop is over."""
+        """Return the user's next message; None once the user has left, or the stop is over."""
         while self._peer is not None:
             line, new, rest = self._came.partition(b"\n")
             if new:
@@ -466,15 +469,15 @@ class _Line:
                     return None
         return None
 
-    again = 0.0  # seconds for somebody to come back
+    again = 0.0  # seconds to wait for a user to come back
 
 
 def _made(debugger: Debugger) -> Any:
-    """Return a debugger: IPython's, where there is one that works here."""
+    """Return a pdb: IPython's, if it is installed and works here."""
     try:
         module = importlib.import_module("IPython.core.debugger")
         history = importlib.import_module("IPython.core.history")
-        history.HistoryManager.enabled = False  # no file of its own for a rank
+        history.HistoryManager.enabled = False  # a rank needs no history file
         return _prompt(module.Pdb, debugger)
     except Exception:
         return _prompt(importlib.import_module("pdb").Pdb, debugger)
@@ -485,13 +488,13 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
     line.again = debugger.wait
 
     class Prompt(base):  # type: ignore[misc]
-        asks = False  # whether it waits for what is typed, or runs that
+        asks = False  # whether it waits for a line, or runs one
 
         def set_trace(self, frame: Any) -> None:
             if self.asks:
-                self.message("breakpoint() is passed over in what is typed here: `debug EXPR` stops there")
+                self.message("breakpoint() is ignored in code typed here: `debug EXPR` stops there")
             elif debugger.is_here:
-                # What is below the code that this one runs is the outer debugger's.
+                # Frames below the code that this debugger runs belong to the outer debugger.
                 while frame is not None and frame is not self.botframe:
                     frame.f_trace = self.trace_dispatch
                     frame = frame.f_back
@@ -501,7 +504,7 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
                 super().set_trace(frame)
 
         def interaction(self, frame: Any, *rest: Any) -> None:
-            if debugger.is_here:  # where it failed, or in what was typed
+            if debugger.is_here:  # held where it failed, or in a typed line
                 self._interact(frame, *rest)
                 return
             place = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
@@ -523,12 +526,12 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
         def user_return(self, frame: Any, value: Any) -> None:
             super().user_return(frame, value)
             if frame.f_back is None or frame.f_back.f_code.co_filename.startswith(HERE):
-                self.set_continue()  # the user's code is over: none of what follows is worth a step
+                self.set_continue()  # the user's code is over: there is nothing left to step through
 
         def get_stack(self, *args: Any) -> Any:
             stack, at = super().get_stack(*args)
             names = [frame.f_code.co_filename for frame, _ in stack]
-            # Where the user's frames begin, by the files of all of a rank's
+            # Find where the user's frames begin, by file name
             first = max(
                 (at + 1 for at, name in enumerate(names) if name == HERE + "rank/worker.py"), default=0
             )
@@ -545,14 +548,14 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
                     return super().onecmd(text)
             except (_Over, KeyboardInterrupt):
                 raise
-            except BaseException as exc:  # it would be the rank's own failure
+            except BaseException as exc:  # otherwise it would count as the rank's failure
                 self.error(format_exception_only(type(exc), exc)[-1].strip())
 
         def do_debug(self, arg: str) -> None:
             """debug CODE: step through it in a debugger of its own."""
             inner = _prompt(base, debugger)
             inner.prompt = "(%s) " % self.prompt.strip()
-            # Before Python 3.13 a frame makes its variables anew as it is asked for them.
+            # Before Python 3.13, ``f_locals`` builds a new dict each time it is read.
             names = self.curframe_locals if sys.version_info < (3, 13) else self.curframe.f_locals
             traces = sys.gettrace()
             sys.settrace(None)
@@ -596,7 +599,7 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
 
 
 class _Typed:
-    """What pdb reads from."""
+    """The input of pdb."""
 
     def __init__(self, line: _Line, pdb: Any) -> None:
         self._line = line
@@ -614,7 +617,7 @@ _the: List[Debugger] = []
 def begin(
     folder: str, wait: float, patient: bool, address: str, round_: int, fail: Callable[[BaseException], Any]
 ) -> None:
-    """Have this rank stop in the debugger; ``patient``, time-outs of collectives are put off meanwhile.
+    """Let this rank stop in the debugger; if ``patient``, time-outs of collectives are put off meanwhile.
 
     The other parameters are those of ``Debugger`` and ``Patience``.
     """
@@ -638,7 +641,7 @@ def hold_at(exc: BaseException) -> None:
 
 
 def _completions(pdb: Any, request: Dict[str, Any]) -> List[str]:
-    """Return what pdb completes a line to."""
+    """Return pdb's completions of a line."""
     try:
         line, begin, end = str(request["complete"]), int(request["begin"]), int(request["end"])
         typed = line[begin:end]
@@ -652,5 +655,5 @@ def _completions(pdb: Any, request: Dict[str, Any]) -> List[str]:
             complete = getattr(pdb, "complete_" + command, None) or pdb._complete_expression
             names = complete(typed, line, begin, end)
         return sorted({str(name) for name in names if str(name).startswith(typed)})[:_MOST_WORDS]
-    except Exception:  # of the user's objects
+    except Exception:  # raised by the user's objects
         return []

@@ -1,8 +1,8 @@
-"""A node leads who asks to a rank that is stopped in the debugger (``debug`` says what is said there).
+"""A node connects users to a rank that is stopped in the debugger (``debug`` describes the protocol).
 
-To ``{"question": "debug", "rank": 1, "by": "…"}`` each record is what the rank says, and each message what it
-is told; or a record is ``{"trouble": "…"}``. To ``{"question": "release"}`` the answer is
-``{"released": [1]}``, those that were held where they failed.
+After ``{"question": "debug", "rank": 1, "by": "…"}`` each record comes from the rank, and each message goes
+to it; or a record is ``{"trouble": "…"}``. To ``{"question": "release"}`` the answer is
+``{"released": [1]}``, the ranks that were held where they failed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nbtorchjob.runtime.ask.questions import within
 from nbtorchjob.runtime.debug import LINE_BYTES, rank_of, socket_of
 
 _RELEASED_S = 5.0
-_LEAVING_S, _EVERY_S = 2.0, 0.05  # for who has left to be seen to have: the next one may come at once
+_LEAVING_S, _EVERY_S = 2.0, 0.05  # to notice that a user has left: the next one may come at once
 _MAX_BY = 200  # characters
 
 
 def handlers(folder: str) -> "Mapping[str, Handler]":
-    """Return what answers such questions; ranks listen in ``folder``."""
+    """Return the handlers of these questions; ranks listen in ``folder``."""
     bridge = _Bridge(folder)
     return {"debug": bridge.debug, "release": bridge.release}
 
@@ -33,10 +33,10 @@ def handlers(folder: str) -> "Mapping[str, Handler]":
 class _Bridge:
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._there: Dict[int, Tuple[str, float]] = {}  # who looks at a rank, and since when
+        self._there: Dict[int, Tuple[str, float]] = {}  # by rank: who is attached, and since when
 
     def debug(self, asked: Question) -> "Iterator[dict[str, Any]]":
-        """Lead to a rank, until either end leaves."""
+        """Connect the user to a rank, until either end leaves."""
         rank, by = int(asked["rank"]), str(asked.get("by", ""))[:_MAX_BY]
         me = by, time.time()
         until = time.monotonic() + _LEAVING_S
@@ -47,7 +47,7 @@ class _Bridge:
         if there is not me:
             who, since = there
             at = time.strftime("%H:%M", time.localtime(since))
-            yield {"trouble": "%s looks at rank %d since %s" % (who or "somebody", rank, at)}
+            yield {"trouble": "%s has been debugging rank %d since %s" % (who or "somebody", rank, at)}
             return
         try:
             with closing(socket.socket(socket.AF_UNIX)) as peer:
@@ -62,7 +62,7 @@ class _Bridge:
             del self._there[rank]
 
     def release(self, asked: Question) -> "Iterator[dict[str, Any]]":
-        """Let go of all ranks that are held."""
+        """Release all ranks that are held."""
         released = []
         for name in os.listdir(self._folder):
             rank = rank_of(name)

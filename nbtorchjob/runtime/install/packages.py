@@ -1,6 +1,6 @@
-"""Packages that a job installs as its nodes start, beside what is there: once a node, before its ranks.
+"""Installs a job's packages beside those of the image: once per node, before its ranks start.
 
-Where packages come from is the node's own business: pip and uv take it from their settings there.
+Where packages come from is up to the node: pip and uv use their settings there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PROVIDED = "NBTORCHJOB_PROVIDED"
 WITHIN = "NBTORCHJOB_INSTALL_WITHIN"
 _WITHIN_S = 900.0
 _UNUSED_S = 30 * 24 * 3600.0  # that a kept folder stays
-_MOST = 1 << 18  # bytes of what an installer says that are looked through
+_MOST = 1 << 18  # bytes of an installer's output that are searched
 
 _OF_TORCH = re.compile(
     r"(torch|triton|pytorch-triton.*|nvidia-.*-cu\d+|nvidia-(cu\w+|nccl\w*|nv\w+)|cuda-.*)$"
@@ -43,9 +43,9 @@ _TROUBLES = re.compile(
 ).search
 _BOUNDS = "constraints"
 _LONGEST = 300  # characters of a line
-# Of uv's dry run: what it would install, and where from if that was said.
+# In uv's dry run: what it would install, and from where if that was given.
 _DECIDED = re.compile(r"(?m)^ [+~] ([^=\s]+)(?:==(\S+))?(?: @ (.+)| \(from (.+)\))?$")
-# Of pip's log, in which each line has a time.
+# In pip's log, where each line has a time.
 _IN_LOG = re.compile(r"\S+\s+(?:Could not fetch URL (.*)|(\w*(?:Error|Exception): .*))").match
 _PASSED_OVER = re.compile(r".*the wheel's tags \((.*?)\) are .*?/([^/\s-]+)-([^/\s-]+)-[^/\s]+\.whl").match
 _NO_MATCH = re.compile(r"No matching distribution found for ([\w.-]+)(?:==([^\s,;]+))?").search
@@ -58,7 +58,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class InstallError(PayloadError):
-    """Packages can't be installed; ``again`` says whether somebody tries again, as that may do."""
+    """Packages can't be installed; ``again`` says whether another attempt follows, as it may succeed."""
 
     def __init__(self, text: str, *, again: bool = False) -> None:
         super().__init__(text)
@@ -66,22 +66,22 @@ class InstallError(PayloadError):
 
 
 def of_torch(name: str) -> bool:
-    """Whether a distribution belongs to the image, with its torch: another one would bring another CUDA."""
+    """Whether a distribution belongs to the image's torch: another one would bring another CUDA."""
     return bool(_OF_TORCH.match(name))
 
 
 def provide(
     payload: Payload, folder: str, node: int, key: Optional[bytes] = None, *, warm: bool = False
 ) -> str:
-    """Have this node and its ranks import what its payload asks for; return the folder that it is in.
+    """Make the payload's packages importable for this node and its ranks; return the folder they are in.
 
-    A ``warm`` process that has imported another one of it begins anew. What the job's store keeps is signed
-    with what its ``key`` hides. Raises ``InstallError``.
+    A ``warm`` process that has imported another version of one begins anew. What the job's store keeps is
+    signed with the secret that ``key`` hides. Raises ``InstallError``.
     """
     if _PROVIDED in os.environ:
         return os.environ.pop(_PROVIDED)
     try:
-        # A distribution may be there whose module can't be found, as a binary of another Python can't.
+        # A distribution may be installed whose module can't be found, such as a binary for another Python.
         needs = payload.header.get("needs") or ()
         broken = {need["distribution"] for need in needs if environment.find(need["module"]) is None}
         wanted = dict(payload.header["packages"], broken=sorted(broken))
@@ -102,7 +102,7 @@ def provide(
             by = _stocked(wanted, wheels, target, node, key)
         names = ["%s %s" % pair for pair in sorted(environment.distributions(target).items())]
         emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
-        # Before the image's own: what is there now was asked for because the image's wouldn't do.
+        # Before the image's own: these were requested because the image's wouldn't do.
         sys.path.insert(1, target)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (target, os.environ.get("PYTHONPATH"))))
     except InstallError as exc:
@@ -122,7 +122,7 @@ def provide(
 
 
 def shadows(folder: str) -> bool:
-    """Whether this process has imported another one of what lies in ``folder``, as one that was warm may."""
+    """Whether this process has imported another version of a module in ``folder``, as a warm one may have."""
     tops = {name.partition(".")[0] for name in os.listdir(folder) if not name.endswith("-info")}
     loaded = (sys.modules.get(name) for name in tops)
     files = (getattr(module, "__file__", None) for module in loaded if module is not None)
@@ -130,7 +130,7 @@ def shadows(folder: str) -> bool:
 
 
 def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str, str]:
-    """Return the folder that has them for all jobs, made where there is none yet, and by what."""
+    """Return the folder that has the packages for all jobs, and the tool that made it, "" if it existed."""
     kept = wanted["kept"]
     os.makedirs(kept, 0o700, exist_ok=True)
     status = os.lstat(kept)
@@ -142,12 +142,12 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
         if os.path.isdir(target):
             os.utime(target)
             return target, ""
-        # Remove what no job has used for long, and what a killed one left half made.
+        # Remove what no job has used for long, and what a killed job left unfinished.
         for name in os.listdir(kept):
             path = os.path.join(kept, name)
             try:
                 unused = time.time() - os.stat(path).st_mtime
-            except OSError:  # somebody else was faster
+            except OSError:  # another process was faster
                 continue
             if unused > (_WITHIN_S * 2 if name.endswith(".partial") else _UNUSED_S) and os.path.isdir(path):
                 shutil.rmtree(path, ignore_errors=True)
@@ -163,10 +163,10 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
 def _stocked(
     wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int, key: Optional[bytes]
 ) -> str:
-    """Install into ``target`` what the job's store doesn't keep, which keeps it then; return by what."""
+    """Fill ``target`` from the job's store, or else install into it and keep that; return the tool's name."""
     if not (wanted["stock"] and key):
         return _install(wanted, wheels, target, node)
-    from nbtorchjob.runtime.install.stock import Stock  # late: it travels to jobs with a store alone
+    from nbtorchjob.runtime.install.stock import Stock  # late: only the payloads of jobs with a store have it
 
     stock = Stock(wanted["stock"], key, _key(wanted), os.path.dirname(target))
     if stock.take(target):
@@ -178,7 +178,7 @@ def _stocked(
 
 
 def _key(wanted: Dict[str, Any]) -> str:
-    """Name what is asked for, together with what it is asked for: the same of both gives the same folder."""
+    """Return a name for a request in this environment: the same request in the same one shares a folder."""
     asked = {name: wanted[name] for name in ("requirements", "constraints", "exactly", "wheels", "broken")}
     here = environment.description()
     there = [here["platform"], here["distributions"], sys.executable, sys.version]
@@ -187,10 +187,10 @@ def _key(wanted: Dict[str, Any]) -> str:
 
 
 def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int) -> str:
-    """Install into ``target`` what is asked for and isn't there; return by what.
+    """Install into ``target`` what is requested and missing; return the tool's name.
 
-    Only what the image lacks is installed: a plain ``pip install --target`` would bring its own copy of all
-    that a requirement needs, torch as well.
+    Only what the image lacks is installed: a plain ``pip install --target`` would bring its own copy of
+    everything that a requirement needs, even torch.
     """
     os.makedirs(target, exist_ok=True)
     work = target + ".work"
@@ -222,7 +222,7 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
 
 
 class _Missing:
-    """What an installer decided to install: a name, a version, and where it is, if that was said."""
+    """What an installer decided to install: a name, a version, and its source, if that was given."""
 
     def __init__(self, name: str, version: str, source: str = "") -> None:
         self.name = environment.normalised(name)
@@ -233,10 +233,11 @@ class _Missing:
 def _beside(
     wanted: Dict[str, Any], wheels: Iterable[str], there: Dict[str, str], besides: Set[str]
 ) -> Iterator[_Missing]:
-    """Yield what is wanted beside what an installer decides on.
+    """Yield what has to be installed besides what an installer decides on.
 
-    That is what is broken, which it takes for installed by its metadata, what it would refuse as a whole, and
-    wheels that came along, of which it leaves out those whose version is there: they may hold something else.
+    These are broken distributions, which it takes for installed by their metadata; exact versions, which it
+    would refuse as a whole; and wheels that came along: it skips those whose version is installed, though
+    they may have other contents.
     """
     for path in wheels:
         name, version = os.path.basename(path).split("-")[:2]
@@ -254,7 +255,7 @@ def _beside(
 
 
 class _Installer:
-    """A program that installs ``what``, in words; its own files lie in the folder ``work``."""
+    """A program that installs ``what``, in words; its own files are in the folder ``work``."""
 
     name = ""
     command: Sequence[str] = ()
@@ -265,7 +266,7 @@ class _Installer:
         self._until = time.monotonic() + self._within
 
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
-        """Return what is asked for, and what that needs, as far as it isn't there."""
+        """Return what is requested, and what that needs, as far as it isn't installed."""
         raise NotImplementedError
 
     def words(self, output: str) -> Iterator[str]:
@@ -273,14 +274,14 @@ class _Installer:
         raise NotImplementedError
 
     def certificates(self) -> Dict[str, str]:
-        """Return the variables that say whom it trusts, where it doesn't know that by itself."""
+        """Return the variables that name trusted certificates, if it doesn't find them by itself."""
         return {}
 
     def _path(self, name: str) -> str:
         return os.path.join(self._work, name)
 
     def run(self, *options: str) -> str:
-        """Run it; return what it says, which is in the node's log, too. Raises ``InstallError``."""
+        """Run it; return its output, which goes to the node's log as well. Raises ``InstallError``."""
         env = {**os.environ, "PIP_USER": "0", "PYTHONUNBUFFERED": "1", **self.certificates()}
         if not os.access(os.path.expanduser("~"), os.W_OK):  # pip does without a cache
             env.setdefault("UV_CACHE_DIR", self._path("cache"))
@@ -291,7 +292,7 @@ class _Installer:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=env,
-            start_new_session=True,  # so that it ends with all that it started
+            start_new_session=True,  # so that it can be killed with all that it started
         ) as process:
             try:
                 assert process.stdout is not None
@@ -311,13 +312,15 @@ class _Installer:
         return output
 
     def _passed_on(self, pipe: int) -> str:
-        """Write what comes from a pipe to the node's log; return the end of it, without colours."""
+        """Copy what comes from a pipe to the node's log; return the end of it, without colours."""
         output = b""
         while True:
             left = self._until - time.monotonic()
             if left <= 0 or not select.select([pipe], [], [], left)[0]:
                 text = output.decode(errors="replace")
-                last = "; it said last: %s" % _SECRET.sub("//", " ".join(_last(text))) if text.strip() else ""
+                last = (
+                    "; its last output: %s" % _SECRET.sub("//", " ".join(_last(text))) if text.strip() else ""
+                )
                 raise InstallError(
                     "%s didn't install %s within %g s (--env %s=S allows more)%s"
                     % (self.name, self._what, self._within, WITHIN, last),
@@ -356,11 +359,11 @@ class _Pip(_Installer):
             return decided
 
     def words(self, output: str) -> Iterator[str]:
-        # Why nothing was found, or a build failed, only its log says.
+        # Only its log says why nothing was found, or why a build failed.
         lines: List[str] = []
         with suppress(OSError), open(self._path("log"), encoding="utf-8", errors="replace") as file:
             lines += file
-        # Say for what there are wheels of what pip found none of, if there are some for others
+        # If pip found no wheel for this node, say for which others there are some
         match = _NO_MATCH(output)
         name, version = (match.group(1), match.group(2) or "") if match else ("", "")
         tags = [
@@ -391,7 +394,7 @@ class _Uv(_Installer):
     name = "uv"
 
     def certificates(self) -> Dict[str, str]:
-        """Have it trust whom pip does, and Python: by itself it looks at neither (0.13)."""
+        """Make it trust the certificates of pip, and of Python: by itself it looks at neither (0.13)."""
         if "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ:
             return {}
         import ssl  # late: few nodes need it
@@ -403,7 +406,7 @@ class _Uv(_Installer):
         return {"SSL_CERT_DIR": there.capath} if there.capath and os.listdir(there.capath) else {}
 
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
-        python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks none
+        python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks nothing
         output = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
         decisions = (line.groups("") for line in _DECIDED.finditer(output))
         return [_Missing(name, version, at or of_old) for name, version, at, of_old in decisions]
@@ -415,16 +418,16 @@ class _Uv(_Installer):
 
 
 def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
-    """Return uv where it can be had and pip isn't the one that was told where packages come from."""
+    """Return uv if there is one, unless pip alone is configured with where packages come from."""
     pip = find_spec("pip") is not None
     told_pip = _is_configured("PIP", _PIP_FILES) and not _is_configured("UV", _UV_FILES)
-    # uv looks into the interpreter's own folder of packages alone: what an image's venv has from the system's
-    # Python, or from ``PYTHONPATH``, it would install anew (0.13).
+    # uv looks only into the interpreter's own folder of packages: it would reinstall what an image's venv
+    # gets from the system's Python, or from ``PYTHONPATH`` (0.13).
     folders = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     unseen = (path for path in sys.path if os.path.realpath(path) not in folders)
     if pip and (told_pip or any(map(environment.distributions, unseen))):
         return _Pip
-    # How the image's uv is run, or else the one in the job's store; [] where there is none
+    # The command of the image's uv, or else of the one in the job's store; [] if there is none
     own = shutil.which("uv")
     if own:
         command = [own]
@@ -433,7 +436,7 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     elif not wanted["uv"]:
         command = []
     else:
-        from nbtorchjob.runtime.install import stock  # late: it travels to jobs with a store alone
+        from nbtorchjob.runtime.install import stock  # late: only the payloads of jobs with a store have it
 
         command = stock.uv(wanted["uv"], folder)
     if command:
@@ -444,7 +447,7 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     mend = (
         "install uv"
         if wanted["kept"]
-        else "install uv beside the notebook and set --storage: jobs bring it along"
+        else "install uv where the notebook runs and set --storage: jobs then bring it along"
     )
     raise InstallError("packages can't be installed: %s has neither pip nor uv; %s" % (sys.executable, mend))
 

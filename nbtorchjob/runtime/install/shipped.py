@@ -1,9 +1,9 @@
-"""A job's shipped files, laid once by each node where its ranks work: for reading, by their relative paths.
+"""Puts a job's shipped files, read-only, where its ranks work: once per node, at their relative paths.
 
-The payload has a table of them, and behind each other what the small ones hold; the big ones lie in the
-job's store, by their digests. A path leads nowhere but below the working folder, whatever links there are,
-and no file is replaced that was there before. Where they can't be laid into it for that, the ranks work in a
-folder of the node's own: it has the files, and beside them links to all that the working folder has.
+The payload has a table of them, and the concatenated contents of the small ones; the big ones are in the
+job's store, by their digests. No path leads out of the working folder, whatever links there are, and no
+existing file is replaced. If that keeps files out of the working folder, the ranks work in a folder of the
+node's own, which has the files, and links to everything else that the working folder has.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PIECE = 1 << 20
 
 
 class _File(NamedTuple):
-    """A row of the table; ``at`` is where what it holds begins in the payload, or its URL.
+    """A row of the table; ``at`` is where the file's content begins in the payload, or its URL.
 
-    On the machine of the notebook a file is as it was at ``mtime``, in nanoseconds, and ``at`` is None of a
-    big one.
+    For a job on the notebook's machine, ``mtime`` is the time of the file that was shipped, in nanoseconds,
+    and ``at`` is None for a big one.
     """
 
     path: str
@@ -40,12 +40,12 @@ class _File(NamedTuple):
 
 
 def lay(payload: Payload, folder: str) -> str:
-    """Lay a payload's files into the working folder, or one below ``folder``; return which.
+    """Put a payload's files into the working folder, or one below ``folder``; return that folder.
 
-    Raises ``PayloadError`` where that can't be done.
+    Raises ``PayloadError`` if that can't be done.
     """
     files = [_File(*row) for row in json.loads(payload.read(SHIPPED).decode())]
-    # The files by their names, folder by folder; of one that would lie elsewhere raise
+    # The files as a tree of folders; raise for one that would lie elsewhere
     tree: Dict[str, Any] = {}
     for file in files:
         *folders, name = file.path.split("/")
@@ -54,13 +54,13 @@ def lay(payload: Payload, folder: str) -> str:
             inner = None if inner is None else inner.setdefault(part, {})
         wrong = any(part in ("", ".", "..") or "\0" in part for part in (*folders, name))
         if wrong or inner is None or name in inner:
-            raise PayloadError("the payload is damaged: no file can be laid at %r" % file.path)
+            raise PayloadError("the payload is damaged: %r isn't a usable path" % file.path)
         inner[name] = None
     content, here = memoryview(payload.read(CONTENT)), os.getcwd()
     try:
         why = _lay_here(files, content, here)
-    except OSError as exc:  # whatever its file system has against it
-        why = "they can't be laid into %s (%s)" % (here, exc.strerror)
+    except OSError as exc:  # whatever reason its file system has
+        why = "the shipped files can't be written to %s (%s)" % (here, exc.strerror)
     if not why:
         return here
     into = os.path.join(folder, "work")
@@ -70,14 +70,14 @@ def lay(payload: Payload, folder: str) -> str:
         for file in files:
             _write(file, content, here, into)
     except OSError as exc:
-        raise PayloadError("the shipped files can't be laid into %s: %s" % (into, exc)) from exc
-    if node_index() == 0:  # one of many who found the same
+        raise PayloadError("the shipped files can't be written to %s: %s" % (into, exc)) from exc
+    if node_index() == 0:  # the others find the same
         emit("Notice", text="ranks work in %s: %s" % (into, why))
     return into
 
 
 def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
-    """Lay what isn't there already, or none of it and return why that can't be."""
+    """Write the files that are missing, or write none and return why."""
     left: List[_File] = []
     closed: Dict[str, str] = {}
     for file in files:
@@ -85,7 +85,7 @@ def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
         if file.mtime is not None:
             why = _changed(file, path)
         elif os.path.lexists(path):
-            why = "" if _same(file, path) else "%s has another %s" % (here, file.path)
+            why = "" if _same(file, path) else "%s has a different %s" % (here, file.path)
         else:
             above = os.path.dirname(path)
             if above not in closed:
@@ -110,7 +110,7 @@ def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
 
 
 def _changed(file: _File, path: str) -> str:
-    """Return why a file of this machine isn't as it was when it was shipped."""
+    """Return how a file of this machine differs from what was shipped; "" if it doesn't."""
     try:
         status = os.stat(path)
         if (status.st_size, status.st_mtime_ns) == (file.size, file.mtime):
@@ -119,7 +119,9 @@ def _changed(file: _File, path: str) -> str:
     except OSError:
         why = "is gone"
     if file.at is None:
-        raise PayloadError("%s %s since the job was sent, and was too big to be kept" % (file.path, why))
+        raise PayloadError(
+            "%s %s since the job was sent, and it was too big to keep a copy" % (file.path, why)
+        )
     return "%s %s since the job was sent" % (file.path, why)
 
 
@@ -139,7 +141,7 @@ def _same(file: _File, path: str) -> bool:
 
 
 def _mirror(folder: str, into: str, tree: Dict[str, Any]) -> None:
-    """Make a folder that has links to all in another one, but for what files of ours lie in the place of."""
+    """Make a folder with links to everything in another one, except where shipped files go."""
     os.makedirs(into)
     try:
         names = os.listdir(folder)
@@ -154,9 +156,9 @@ def _mirror(folder: str, into: str, tree: Dict[str, Any]) -> None:
 
 
 def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
-    """Write a file in one step: other nodes may do so on a volume that they share."""
+    """Write a file atomically: other nodes may write it at the same time on a shared volume."""
     target = os.path.join(into, file.path)
-    if file.at is None:  # which lies there as it was
+    if file.at is None:  # it still lies there unchanged
         os.symlink(os.path.join(origin, file.path), target)
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -170,7 +172,9 @@ def _write(file: _File, content: memoryview, origin: str, into: str) -> None:
                     sha256 = store.digest(file.at, output, file.size)
                 except Exception as exc:  # whatever a store's library raises
                     why = "%s: %s" % (type(exc).__name__, exc)
-                    raise PayloadError("%s can't be had from %s (%s)" % (file.path, file.at, why)) from exc
+                    raise PayloadError(
+                        "%s can't be fetched from %s (%s)" % (file.path, file.at, why)
+                    ) from exc
                 if sha256 != file.sha256:
                     raise PayloadError(
                         "%s at %s isn't what was shipped: remove it there" % (file.path, file.at)

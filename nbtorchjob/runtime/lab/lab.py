@@ -1,35 +1,35 @@
-"""A lab: a job whose ranks stay when its call is done, and then run turns, which users ask of its lead.
+"""A lab: a job whose ranks stay when its call is done, and then run turns that users send to its lead.
 
 Theory of operation
 ===================
 
 The lead is the node of rank 0. It takes turns, puts them in order, and tells the other nodes (``relay.py``);
 each node tells its own ranks (``standing.py``). One turn runs at a time, in a pool one on each node: the next
-one begins once the nodes that it needs are through. A turn is filed under a round of its own, so what ranks
-tell of it needs no other name. The *base* is the round in which the ranks were started. If they are started
+one begins once the nodes that it needs are through. Each turn has its own round, so events of its ranks need
+no other name for it. The *base* is the round in which the ranks were started. If they are started
 anew they are empty: turns that were taken before aren't run any more.
 
 Whether turns are taken is ``_why``, the reason why not:
 
-    state        until                     what is asked meanwhile
+    state        until                     a turn that is sent meanwhile
     -----------  ------------------------  ---------------------------------------------------------------
     NOT_YET      the ranks are started     refused, for now
     ""           one of the rows below     taken, on the lead
     ELSEWHERE    the lab ends              refused, with the lead's number; the state of all other nodes
-    ANEW         the ranks are started     refused, and what waited is dropped: a rank ended, or all are to
-    _ENDS        the ranks return          refused; what waits is run first, then all ranks are let go
+    ANEW         the ranks are started     refused, and waiting turns are dropped: a rank ended, or all will
+    _ENDS        the ranks return          refused; waiting turns run first, then all ranks return
 
 A turn on the lead is *coming* (its payload is on its way), then in the *line*, then *running*, with the nodes
-that are ``left``; on each node it is ``_here``, with the ranks that are ``left``. All of it changes in one
-thread (``Standing``); questions and the agent post there.
+that are ``left``; on each node it is ``_here``, with the ranks that are ``left``. All of this changes in one
+thread (``Standing``), to which the agent and the threads of questions post.
 
     from    to     message                    leads to
     ------  -----  -------------------------  -------------------------------------------------------------
-    host    lead   turn, and its payload      the answer that was given before, or the rows up to "taken"
+    host    lead   turn, and its payload      the earlier answer, if it was taken; or the rows up to "taken"
     lead    host   bring: nodes               the host sends the payload to these, too
     host    node   bring, and the payload     a file that waits for its number
     lead    nodes  have: number, name         that file becomes the turn's; each answers ``have/N/NODE``
-    lead    nodes  taken: round               the number isn't given again should the lead be lost
+    lead    nodes  taken: round               the number isn't used again if the lead is lost
     lead    host   the answer                 the turn is in the line
     lead    nodes  run: number, ranks, order  each node tells its ranks (``_run_here``)
     rank    node   done, failed, names        the last one of a node ends the turn there (``_over_here``)
@@ -37,7 +37,7 @@ thread (``Standing``); questions and the agent post there.
     lead    nodes  through: round             the ranks are idle: nothing has to be saved
     host    lead   interrupt                  a turn in the line is dropped; else "interrupt" to the nodes,
                                               which signal the ranks that still run it
-    lead    nodes  drop: number               a turn isn't run: the payload goes
+    lead    nodes  drop: number               a turn isn't run: its payload is deleted
     host    lead   end                        ``_ENDS``, as after ``--idle`` without a turn
     lead    nodes  end                        each tells its ranks to return
 """
@@ -82,23 +82,24 @@ from nbtorchjob.runtime.objects.wire import derived, sign
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
 
-_LEAVE_S = 5.0  # for what is being done to come to an end, as ranks begin anew
-_KNOWN = 1024  # turns that are known again when they are sent twice
+_LEAVE_S = 5.0  # for the lab's thread to finish its current step, when ranks begin anew
+_KNOWN = 1024  # turns that are recognized when they are sent twice
 _WAITING = 1000  # turns
-_BROUGHT = 64  # payloads that are there before the lead has named them
+_BROUGHT = 64  # payloads that arrive before the lead names them
 _BROUGHT_S = 600.0
-_SHORT_S = 0.05  # of a turn that the agent needn't see
-_ROOM_S = 1.0  # between two looks whether a full disk has room again
+_SHORT_S = 0.05  # a turn that ends sooner isn't shown to the agent
+_ROOM_S = 1.0  # between two checks whether a full disk has room again
 _MARK = 16  # hex digits of a name's mark
 _ENDS = "it is ending"
-_OF_JOBS = ("sweep", "number", "sent", "retry", "attempt", "paid")  # what is told of a pool's jobs beside
+_OF_JOBS = ("sweep", "number", "sent", "retry", "attempt", "paid")  # also reported, of a pool's jobs
 
 
 class Base(NamedTuple):
     """The ranks of a lab from when they were started until they are started anew.
 
-    ``nodes`` are numbers of the job, the lead's first; ``where`` is each rank's; ``first`` is whether they
-    run the job's own call. ``connect`` leads to the store of several nodes, and ``hosts`` are their names.
+    ``nodes`` are the nodes' numbers, the lead's first; ``where`` is each rank's node; ``first`` is whether
+    the ranks run the job's own call. ``connect`` opens the store of several nodes, and ``hosts`` are their
+    names.
     """
 
     round: int
@@ -111,7 +112,7 @@ class Base(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    number: int  # of its payload's file
+    number: int  # in the name of its payload's file
     round: int
     ranks: Sequence[int]
     nodes: Sequence[int]
@@ -119,7 +120,7 @@ class _Turn(NamedTuple):
     by: str
     sets: FrozenSet[str]  # the marks of the names that it is going to set
     order: Dict[str, Any]  # to its ranks
-    left: Set[int]  # nodes that aren't through
+    left: Set[int]  # nodes that aren't through yet
 
 
 class _Here(NamedTuple):
@@ -127,24 +128,24 @@ class _Here(NamedTuple):
 
     round: int
     number: int
-    done: Any  # what a rank says that is through
+    done: Any  # the round that a rank reports once it is through
     left: Set[int]
     failed: List[int]
 
 
 class Lab:
-    """A node's part of a lab; ``agent`` is to be set to what starts its ranks, before they are.
+    """A node's part of a lab; ``agent``, which starts its ranks, has to be set before it does.
 
-    ``header`` and ``path`` are those of the job's payload; what turns bring along is laid into ``files``.
+    ``header`` and ``path`` are those of the job's payload; files of turns are written to ``files``.
     """
 
     def __init__(
         self, header: Dict[str, Any], path: str, key: bytes, folder: str, files: str, node: int
     ) -> None:
         self.agent: Any = None
-        self.newest = 0  # the newest round that is known here
-        self.idle = False  # whether all ranks of the lab wait, as far as is known here
-        self.first_is_over = False  # whether all ranks were through with the job's own call once
+        self.newest = 0  # the newest round that this node knows of
+        self.idle = False  # whether all ranks of the lab wait, as far as this node knows
+        self.first_is_over = False  # whether all ranks have finished the job's own call once
         self._header = header
         self._settings: Dict[str, Any] = header["lab"]
         self._path = path
@@ -157,16 +158,16 @@ class Lab:
         self._why = NOT_YET  # why no turn is taken
         self._since = 0.0  # when the last turn was over
         self._here: Optional[_Here] = None
-        self._wake_at: Optional[float] = None  # when the agent is to look after the turn
+        self._wake_at: Optional[float] = None  # when to wake the agent for the turn
         self._running: Dict[int, _Turn] = {}  # by round
         self._line: Deque[_Turn] = deque()
         self._unwritten: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
-        self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # what was answered, by a turn's id
+        self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # answers, by a turn's id
         self._numbers = itertools.count(1)
         self._coming: List[int] = []  # payloads
         self._brought: Dict[str, float] = {}  # when payloads came that the lead has yet to name
-        self._names: Dict[int, FrozenSet[str]] = {}  # the marks of names that are there, by rank
-        self._news: Dict[str, List[str]] = {}  # such that the lead hasn't been told
+        self._names: Dict[int, FrozenSet[str]] = {}  # by rank: the marks of names in its ``__main__``
+        self._news: Dict[str, List[str]] = {}  # those that the lead doesn't know yet
         self._pids: Dict[int, int] = {}
         self._page: Any = None
         self._relay: Any = None
@@ -175,34 +176,34 @@ class Lab:
     # The agent's thread
 
     def begin(self, base: Base) -> None:
-        """Take in that ranks are about to be started."""
+        """Record that the ranks are about to start."""
         self.newest = max(self.newest, base.round)
         self.idle = False
         self._standing.done(partial(self._begin, base))
 
     def broken(self) -> None:
-        """Take in that a rank has ended: no turn is taken, nor begun, until they begin anew."""
+        """Record that a rank has ended: no turn is taken or begun until the ranks begin anew."""
         self.idle = False
         if self._why != ANEW:
             self._why = ANEW
             self._standing.post(self._drop_all)
 
     def leave(self) -> None:
-        """Take in that the ranks are about to be ended; nothing is begun after that."""
+        """Record that the ranks are about to be ended; nothing is begun after that."""
         self.broken()
         with suppress(queue.Empty):
             self._standing.done(self._leave, _LEAVE_S)
 
     def close(self) -> None:
-        """End."""
+        """Accept no more ranks, and remove payloads that no turn has taken."""
         self._standing.close()
         self._forget_brought(0.0)
 
-    # Questions, in threads of their own
+    # Questions, each in its own thread
 
     @property
     def questions(self) -> Dict[str, Handler]:
-        """What the lead may be asked."""
+        """The questions that a lab's node answers."""
         return {
             "names": partial(self._answer, self._has),
             "interrupt": partial(self._answer, self._interrupt),
@@ -218,14 +219,14 @@ class Lab:
         yield self._standing.done(partial(act, asked))
 
     def lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
-        """Say which modules aren't here: what a cell has installed no fact tells of."""
+        """Yield which modules this node lacks: no fact records what a cell has installed."""
         importlib.invalidate_caches()
         yield {"lacks": [module for module in asked["of"] if environment.find(module) is None]}
 
     def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
-        """Take a turn, whose payload is what is said next.
+        """Take a turn, whose payload the client sends next.
 
-        The first record names the nodes that it is to be brought to as well, before there is an answer.
+        Before the answer, a first record names the nodes to which the client has to bring the payload, too.
         """
         known = self._standing.done(partial(self._known, asked))
         if known is not None:
@@ -241,10 +242,10 @@ class Lab:
                 if isinstance(relay, Lead):
                     yield {"bring": list(relay.others)}
                     message: Any = b""
-                    while isinstance(message, bytes):  # signs of life
+                    while isinstance(message, bytes):  # keep-alives
                         message = asked.hear(HEAR_S)
                     if message is None:
-                        raise Refused("the payload didn't arrive at all nodes within %d s" % HEAR_S)
+                        raise Refused("the payload didn't reach all nodes within %d s" % HEAR_S)
                     relay.all_have(number, name_of(asked["id"]))
                 answer, new = self._standing.done(partial(self._take, asked, number, payload))
             except BaseException:
@@ -258,7 +259,7 @@ class Lab:
         yield answer
 
     def bring(self, asked: Question) -> Iterator[Dict[str, Any]]:
-        """Take in the payload of a turn that the lead is being asked for."""
+        """Receive the payload of a turn that is being sent to the lead."""
         name = name_of(asked["id"])
         path = brought(self._folder, "%s-%d" % (name, next(self._numbers)))
         try:
@@ -272,7 +273,7 @@ class Lab:
         yield {}
 
     def _forget_brought(self, seconds: float) -> None:
-        """Remove payloads that came so long ago; most often a turn has taken them."""
+        """Remove payloads that came ``seconds`` ago or earlier; most often a turn has taken them."""
         known = list(self._brought.items())
         for number, (name, since) in enumerate(known):
             if len(known) - number > _BROUGHT or time.monotonic() >= since + seconds:
@@ -291,7 +292,7 @@ class Lab:
         with suppress(FileNotFoundError):
             os.unlink(path_of(self._folder, number))
 
-    # All else is in the thread of ``Standing``
+    # Everything below runs in the thread of ``Standing``
 
     def _begin(self, base: Base) -> None:
         self._base, lead = base, base.nodes[0] == self._node
@@ -360,13 +361,13 @@ class Lab:
         self._running.clear()
 
     def _mark(self, name: str) -> str:
-        """Return what stands for a name in the store of the nodes, which others can read."""
+        """Return the mark that stands for a name in the store of the nodes, which others can read."""
         return sign(name.encode("utf-8", "replace"), self._marking).hex()[:_MARK]
 
     def _marks(self, names: Iterable[str]) -> FrozenSet[str]:
         return frozenset(map(self._mark, names))
 
-    # What ranks and nodes say
+    # Messages from ranks and nodes
 
     def _heard(self, rank: int, record: Dict[str, Any]) -> None:
         self._pids[rank] = int(record["pid"])
@@ -396,7 +397,7 @@ class Lab:
         self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
 
     def _end_here(self, here: _Here, **more: Any) -> None:
-        """Let the lead know, so that the next turn begins once all nodes have."""
+        """Tell the lead, so that the next turn begins once all nodes have done so."""
         self._unlink(here.number)
         news, self._news = self._news, {}
         if isinstance(self._relay, Follower):
@@ -445,7 +446,7 @@ class Lab:
             self._since = time.monotonic()
             self._next()
 
-    # What follows
+    # The next turn
 
     def _next(self) -> None:
         if self.agent.leaving or self._why == ANEW:
@@ -466,11 +467,11 @@ class Lab:
             self._let_all_go()
 
     def _placed(self, turn: _Turn) -> Optional[_Turn]:
-        """Return the turn as it begins now; None where it has to wait."""
+        """Return the turn as it begins now; None if it has to wait."""
         return turn if not self._running else None
 
     def _say(self, message: Dict[str, Any]) -> bool:
-        """Say it to the other nodes; return whether that could be done."""
+        """Send a message to the other nodes; return whether that worked."""
         if self._relay is None:
             return True
         try:
@@ -512,7 +513,7 @@ class Lab:
         self.agent.enter_turn(order["round"], here)
 
     def _order_of(self, rank: int, order: Dict[str, Any]) -> Dict[str, Any]:
-        """Return what a rank is told of a turn that it runs."""
+        """Return the order that a rank receives for a turn that it runs."""
         return order
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
@@ -523,7 +524,7 @@ class Lab:
             self._tell("RankFailed", node=node, rank=rank, restart=0, round=round_, error=error, stays=True)
 
     def _tell(self, event: str, **fields: Any) -> None:
-        """Tell a fact, behind those before; on a full disk as soon as there is room again."""
+        """Emit a fact, after the earlier ones; on a full disk as soon as there is room again."""
         self._unwritten.append((event, {**fields, "time": time.time()}))
         self._tell_all()
 
@@ -560,9 +561,9 @@ class Lab:
         return min((seconds for seconds in waits if seconds is not None), default=None)
 
     def _wake_agent(self) -> Optional[float]:
-        """Have the agent look after a turn that isn't short; return in how many seconds it has to.
+        """Wake the agent for a turn that isn't short; return in how many seconds that is due.
 
-        Woken for each it would take time from the ranks, most often to see nothing.
+        Waking it for every turn would take time from the ranks, mostly for nothing.
         """
         if self._wake_at is None or self._here is None:
             self._wake_at = None
@@ -585,7 +586,7 @@ class Lab:
             if node == self._node:
                 self._standing.tell(rank, {"end": True})
 
-    # What is asked
+    # Answers
 
     def _check(self, asked: Dict[str, Any]) -> Base:
         base, wanted = self._base, asked.get("base")
@@ -609,7 +610,7 @@ class Lab:
         return sorted({base.where[rank] for rank in ranks})
 
     def _ahead(self) -> List[_Turn]:
-        # Ranks that have yet to begin are nothing to tell of.
+        # Ranks that only start, with no call to run, aren't a turn to report.
         first = self._base is not None and self._base.first
         return [*(turn for turn in self._running.values() if turn.number or first), *self._line]
 
@@ -627,7 +628,7 @@ class Lab:
         }
 
     def _known(self, asked: Dict[str, Any]) -> Optional[Dict[str, Any]]:
-        """Return what was answered where the turn was taken before; raises ``Refused``."""
+        """Return the answer of a turn that was taken before; raises ``Refused``."""
         known = self._taken.get(asked["id"])
         if known is None:
             self._ranks(self._check(asked), asked)
@@ -639,7 +640,7 @@ class Lab:
             return known, False
         base = self._check(asked)
         if len(self._line) >= _WAITING:
-            raise Refused("%d others are waiting already" % _WAITING)
+            raise Refused("%d others are already waiting" % _WAITING)
         ranks = self._ranks(base, asked)
         nodes = self._nodes_for(base, ranks)
         self.newest += 1
@@ -656,14 +657,14 @@ class Lab:
             set(nodes),
         )
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
-        self._say({"taken": turn.round})  # should this node be lost, the number isn't given again
+        self._say({"taken": turn.round})  # if this node is lost, the number isn't used again
         with room_for(self._folder):
             self._tell_taken(base, turn, asked["id"], words)
         self._taken[asked["id"]] = answer
         while len(self._taken) > _KNOWN:
             self._taken.popitem(last=False)
         self._line.append(turn)
-        self._standing.post(self._next)  # behind the answer: who sent it has things to do meanwhile
+        self._standing.post(self._next)  # after the answer, on which the client can go on meanwhile
         return answer, True
 
     def _interrupt(self, asked: Dict[str, Any]) -> Dict[str, Any]:
@@ -679,7 +680,7 @@ class Lab:
                     self._drop(node, waiting.round, ranks)
                 self._say({"drop": waiting.number})
                 self._unlink(waiting.number)
-                self._standing.post(self._next)  # it may have held up jobs that need fewer nodes
+                self._standing.post(self._next)  # it may have delayed jobs that need fewer nodes
                 return {"interrupted": list(waiting.ranks)}
         running = [turn for turn in self._ahead() if turn.round in self._running]
         interrupted = [turn for turn in running if round_ in (None, turn.round)]
@@ -693,7 +694,7 @@ class Lab:
         self._interrupt_here(round_)
 
     def _drop(self, node: int, round_: int, ranks: Sequence[int]) -> None:
-        """Tell of a turn that was interrupted before it began."""
+        """Report a turn that was interrupted before it began."""
         self._fail(node, round_, ranks, KeyboardInterrupt())
         self._tell("TurnEnded", node=node, round=round_, failed=ranks)
 
@@ -704,7 +705,7 @@ class Lab:
         self._page[turns.ROUND] = round_
         self._page[turns.COUNT] += 1
         for rank in here.left:
-            with suppress(KeyError, ProcessLookupError):  # it has yet to come, and finds it on the page
+            with suppress(KeyError, ProcessLookupError):  # a rank that hasn't connected yet reads the page
                 os.kill(self._pids[rank], turns.SIGNAL)
 
     def _ask_to_end(self, asked: Dict[str, Any]) -> Dict[str, Any]:
@@ -721,7 +722,7 @@ def _words(ahead: Sequence[_Turn]) -> List[Dict[str, Any]]:
 
 
 def _set_by(text: str) -> FrozenSet[str]:
-    """Return the names that a cell sets, as far as its text tells."""
+    """Return the names that a cell sets, as far as its text shows."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -1,7 +1,7 @@
 """The ranks of a node that stay, each at the other end of a socket (``turns.py``), and one thread for them.
 
-All that concerns a lab on its node is done in that thread, one after the other: what ranks say, what others
-have it do, and what is due. It costs nothing as long as there is none of it.
+That thread does everything that concerns a lab on its node, one thing after the other: it handles messages
+from ranks, calls that other threads post, and what is due. While it is idle it costs nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from nbtorchjob.runtime.lab.turns import SOCKET
 
 _LONGEST = 1 << 24  # bytes of a line: the names in ``__main__``
 _BACKLOG = 4096
-_ACT_S = 60.0  # for what others want done
+_ACT_S = 60.0  # for calls that other threads post
 
 T = TypeVar("T")
 
 
 class Standing:
-    """Speaks with the ranks that connect to a socket in ``folder``, the node's own.
+    """Exchanges messages with the ranks that connect to a socket in ``folder``, the node's.
 
-    ``heard`` is called with a rank and what it said; ``due`` returns in how many seconds it is to be called
-    again, if at all. Both are in the thread of this.
+    ``heard`` is called with a rank and its message; ``due`` returns in how many seconds it has to be called
+    again, if at all. Both are called in this object's thread.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Standing:
         self._heard = heard
         self._due = due
         self._base = -1
-        self._open: Dict[int, Dict[str, Any]] = {}  # what a rank was told last and hasn't done, by rank
+        self._open: Dict[int, Dict[str, Any]] = {}  # by rank: the last order, until it is done
         self._ranks: Dict[int, socket.socket] = {}
         self._acts: Deque[Callable[[], None]] = deque()
         self._wake_r, self._wake_w = os.pipe()
@@ -52,7 +52,7 @@ class Standing:
         os.fchmod(self._listener.fileno(), 0o600)
         path = os.path.join(folder, SOCKET)
         if os.path.exists(path):
-            os.unlink(path)  # of an earlier attempt
+            os.unlink(path)  # left by an earlier attempt
         within(folder, SOCKET, self._listener.bind)
         self._path = path
         self._listener.listen(_BACKLOG)
@@ -63,7 +63,7 @@ class Standing:
         threading.Thread(target=self._run, daemon=True, name="lab").start()
 
     def close(self) -> None:
-        """Let no rank connect any more."""
+        """Have no further rank connect."""
         try:
             os.unlink(self._path)
         except OSError:
@@ -72,7 +72,7 @@ class Standing:
     # From any thread
 
     def post(self, act: Callable[[], None]) -> None:
-        """Have it done."""
+        """Have ``act`` called in this object's thread."""
         self._acts.append(act)
         try:
             os.write(self._wake_w, b"\0")
@@ -80,7 +80,7 @@ class Standing:
             pass
 
     def done(self, act: Callable[[], T], seconds: float = _ACT_S) -> T:
-        """Have it done; return what it returns, raise what it raises, or ``queue.Empty`` after a while."""
+        """Post ``act`` and return or raise its outcome; raises ``queue.Empty`` after ``seconds``."""
         results: "queue.SimpleQueue[Tuple[Any, Optional[BaseException]]]" = queue.SimpleQueue()
 
         def note() -> None:
@@ -96,17 +96,17 @@ class Standing:
         result: T = value
         return result
 
-    # In its own thread
+    # In this object's thread
 
     def enter(self, base: int) -> None:
-        """Hear only the ranks that began in this round; -1 is none."""
+        """Accept only ranks that began in the round ``base``; -1 accepts none."""
         for rank in list(self._ranks):
             self._drop(self._ranks[rank])
         self._base = base
         self._open = {}
 
     def tell(self, rank: int, order: Dict[str, Any]) -> None:
-        """Tell a rank, now or once it has connected."""
+        """Send a rank an order, now or once it has connected."""
         self._open[rank] = order
         if rank in self._ranks:
             self._send(rank)
@@ -119,13 +119,13 @@ class Standing:
             self._drop(self._ranks[rank])
 
     def _run(self) -> None:
-        # Signals are the agent's, whose waits end with one only if its own thread gets it.
+        # Signals have to reach the agent's thread: only then do they end its waits.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             try:
                 for key, _ in self._selector.select(self._due()):
                     key.data()
-            except Exception:  # what nobody thought of; others go on
+            except Exception:  # something unforeseen, which mustn't stop the thread
                 traceback.print_exc()
                 sys.stderr.flush()
                 time.sleep(0.1)
@@ -160,7 +160,7 @@ class Standing:
     def _take(self, connection: socket.socket, record: Dict[str, Any]) -> None:
         rank = int(record["rank"])
         if record["base"] != self._base:
-            raise ValueError("it is of another round")
+            raise ValueError("it belongs to another round")
         again = self._ranks.get(rank) is not connection
         if again:
             if rank in self._ranks:

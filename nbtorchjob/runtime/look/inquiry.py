@@ -1,7 +1,7 @@
-"""A node asks its ranks, all at once, and is answered within seconds whatever they do.
+"""A node asks all its ranks at once, and has an answer for each within seconds whatever they do.
 
-Ranks connect to the node's socket as they start (``sampler.py`` says how both speak). Who doesn't answer is
-looked at from outside.
+Ranks connect to the node's socket as they start (``sampler.py`` describes the protocol). A rank that doesn't
+answer is looked at from outside.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from nbtorchjob.runtime.facts.samples import (
 from nbtorchjob.runtime.look import outside, sampler
 
 _WAITING_S = 0.3  # after which a rank that hasn't answered waits for Python's lock
-_PROMPT_S = 1.0  # in which a rank has Python's lock, if anybody ever lets go of it
+_PROMPT_S = 1.0  # in which a rank gets Python's lock, if that is ever released
 _TEXT_S = 0.5  # for faulthandler to write
-_PAUSE_S = 0.1  # after which it has written all
+_PAUSE_S = 0.1  # without output, after which faulthandler has written everything
 _LIMIT_S = 3.0  # for a sample, whatever the ranks do
-_SPARE = 4096  # bytes of a fact beside its samples
+_SPARE = 4096  # bytes of a fact apart from its samples
 _BACKLOG = 4096
 
 
 class _Line:
-    """The connection to a rank, and what has come of it."""
+    """The connection to a rank, and what the rank has sent."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -53,27 +53,27 @@ class _Line:
         self.at = self.asked = 0
         self.broken = self._taken = False
         self.text = ""  # faulthandler's
-        self.place: Dict[str, Any] = {}  # where the rank was in the user's code when it last said so
-        self.last: Dict[str, Any] = {}  # what the rank said of itself as it ended
+        self.place: Dict[str, Any] = {}  # where the rank was in the user's code at its last pulse
+        self.last: Dict[str, Any] = {}  # the sample that the rank sent as it ended
         self.heard = 0.0
         self._connection = connection
         self._held = b""
 
     @property
     def is_silent(self) -> bool:
-        """Whether the rank hasn't had Python's lock since it was asked."""
+        """Whether the rank hasn't had Python's lock since the last question."""
         return self.at != self.asked and not self.broken
 
     @property
     def waits_for_lock(self) -> bool:
-        """Whether the rank's thread has taken in a question, and nothing more since."""
+        """Whether the rank's thread has read the last question, but hasn't had Python's lock since."""
         if self.is_silent and not any(fcntl.ioctl(self.fileno(), termios.TIOCOUTQ, bytes(4))):
             self._taken = True
         return self.is_silent and self._taken
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether nothing more will come."""
         written = bool(self.text) and time.monotonic() >= self.heard + _PAUSE_S
         return bool(self.answer) or self.broken or written
 
@@ -88,11 +88,11 @@ class _Line:
         self.answer, self.asked, self.text = {}, number, ""
         try:
             self._connection.send(("%s %d\n" % (question, number)).encode(), socket.MSG_NOSIGNAL)
-        except OSError:  # it is gone, or has left too many unread
+        except OSError:  # it is gone, or has too many unread questions
             pass
 
     def hear(self) -> None:
-        """Take in what has come."""
+        """Read what has come."""
         try:
             data = self._connection.recv(1 << 16)
             *lines, self._held = (self._held + data).split(b"\n")
@@ -117,7 +117,7 @@ class _Line:
 
 
 class Inquiry:
-    """Asks the ranks that connect to a socket in ``folder``, the node's own."""
+    """Asks the ranks that connect to a socket in ``folder``, the node's."""
 
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ class Inquiry:
         self._listener: Optional[socket.socket] = socket.socket(socket.AF_UNIX)
         try:
             with suppress(FileNotFoundError):
-                os.unlink(self._path)  # an attempt's that was killed
+                os.unlink(self._path)  # left by an attempt that was killed
             questions.within(folder, sampler.SOCKET, self._listener.bind)
             os.chmod(self._path, 0o600)
             self._listener.listen(_BACKLOG)
@@ -140,7 +140,7 @@ class Inquiry:
             self._listener = None
 
     def enter(self, pids: Dict[int, int]) -> None:
-        """Ask these processes from now on; they are by rank."""
+        """Ask these processes, by rank, from now on."""
         with self._lock:
             self._accept()
             for pid in self._lines.keys() - set(pids.values()):
@@ -148,33 +148,33 @@ class Inquiry:
             self._pids, self._codes, self._kept = dict(pids), {}, {}
 
     def ended(self, codes: Dict[int, int]) -> None:
-        """Take in the exit codes of ranks that have ended."""
+        """Record the exit codes of ranks that have ended."""
         self._codes = codes
 
     def keep(self) -> None:
-        """Sample ranks that have returned: they will be gone while other nodes' ranks may wait for them."""
+        """Sample ranks that have returned: other nodes' ranks may wait for them when they are gone."""
         self._kept = {sample["rank"]: sample for sample in self.samples()}
 
     def close(self) -> None:
-        """Ask no more. A question that is being asked is lost, not waited for."""
+        """Stop asking, and drop a question that is under way."""
         for line in list(self._lines.values()):
             line.close()
         if self._listener is not None:
             self._listener.close()
             try:
                 os.unlink(self._path)
-            except OSError:  # the user's code may have
+            except OSError:  # the user's code may have removed it
                 pass
 
     def pulses(self) -> "dict[int, dict[str, Any]]":
-        """Return each rank's pulse (``sampler.py``), of those that answer."""
+        """Return the pulse (``sampler.py``) of each rank that answers."""
         with self._lock:
             lines = self._ask("pulse", again=False)
             self._hear(list(lines.values()), time.monotonic() + _PROMPT_S)
             return {rank: line.answer for rank, line in lines.items() if "counts" in line.answer}
 
     def profile(self, rank: int, question: str, seconds: float) -> str:
-        """Have a rank profile itself from now on; return why it doesn't, else nothing."""
+        """Have a rank profile itself from now on; return why it can't, else ""."""
         with self._lock:
             until = time.monotonic() + _PROMPT_S
             asked = self._ask("%s-%.3f-%.3f" % (question, seconds, until), again=False, only=rank)
@@ -189,7 +189,7 @@ class Inquiry:
         return pid is not None and rank not in self._codes and not outside.is_gone(pid)
 
     def samples(self) -> "list[dict[str, Any]]":
-        """Return what each rank does, as the JSON of a ``RankSample``."""
+        """Return what each rank is doing, as the JSON of a ``RankSample``."""
         with self._lock:
             most = min(MAX_BYTES, (LONGEST_FACT - _SPARE) // max(1, len(self._pids)))
             began, lines = time.monotonic(), self._ask("sample-%d" % most)
@@ -204,7 +204,7 @@ class Inquiry:
                     elif lines[rank].waits_for_lock:
                         ran[rank] = outside.seconds(self._pids[rank])
             for line in self._lines.values():
-                line.hear()  # what ranks that have ended since the last look have said before
+                line.hear()  # what ranks sent that have ended since
             return [
                 self._kept.get(rank)
                 or _answer_of(rank, pid, lines.get(rank), self._codes.get(rank), most, self._lines.get(pid))
@@ -212,9 +212,9 @@ class Inquiry:
             ]
 
     def _ask(self, question: str, *, again: bool = True, only: Optional[int] = None) -> "dict[int, _Line]":
-        """Ask all that can answer, or ``only`` one; return their lines by rank.
+        """Ask all ranks that can answer, or ``only`` one; return their lines by rank.
 
-        Who hasn't taken in the last question is asked ``again``, or not.
+        ``again`` says whether to ask ranks that haven't answered the last question.
         """
         self._accept()
         self._number += 1
@@ -235,7 +235,7 @@ class Inquiry:
         while self._listener is not None:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody is left
+            except OSError:  # no connection is left
                 return
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid = struct.unpack("3i", peer)[0]
@@ -244,7 +244,7 @@ class Inquiry:
             self._lines[pid] = _Line(connection)
 
     def _hear(self, lines: Sequence[_Line], until: float) -> None:
-        """Take in what lines say until nothing more is to come of any."""
+        """Read from lines until nothing more will come from any."""
         while True:
             left = {line.fileno(): line for line in lines if not line.is_done}
             now = time.monotonic()
@@ -261,7 +261,7 @@ class Inquiry:
 def _answer_of(
     rank: int, pid: int, line: Optional[_Line], code: Optional[int], most: int, before: Optional[_Line]
 ) -> Dict[str, Any]:
-    """Return what is known of a rank: by itself, or from outside; ``before`` is what it has said by then."""
+    """Return a rank's sample: its answer, or a look from outside; ``before`` has what it sent earlier."""
     sample = line.answer.get("sample") if line is not None else None
     if not isinstance(sample, dict):
         if code is not None or outside.is_gone(pid):
@@ -289,14 +289,14 @@ def _answer_of(
                 ).to_json()
         if sample["state"] == STOPPED:
             sample = {**sample, "threads": [asdict(thread) for thread in _last_seen(before)]}
-    if before is not None and before.last:  # it ends, if it hasn't
+    if before is not None and before.last:  # it is ending, if it hasn't ended
         note = sample.get("note", "") if sample["state"] == ENDED else ""
         sample = {**before.last, "state": ENDED, "note": note}
     notes = [str(sample.get("note", "")), outside.children(pid)]
     answer = {**sample, "rank": rank, "pid": pid, "note": "; ".join(filter(None, notes))}
     if len(json.dumps(answer)) <= most + _SPARE // 8:
         return answer
-    return RankSample(rank, UNKNOWN, pid, note="it says more than fits here").to_json()
+    return RankSample(rank, UNKNOWN, pid, note="its sample is too long to show").to_json()
 
 
 def _last_seen(line: Optional[_Line]) -> "tuple[Thread, ...]":

@@ -1,24 +1,24 @@
 """A rank is profiled for some seconds: where its time goes, or what becomes of its accelerator's memory.
 
-*Time*: torch's own trace, and where the main thread was in the meantime. torch's profiler sees the thread
-that starts it, which has to be the main one (``in_main``). To end a trace takes it some 20 µs an
-event, so they are bounded: a short trace that is thrown away tells how many come in a second. Stacks of the
-whole time would be most of them, which is why they are sampled here instead.
+*Time*: torch's own trace, and samples of the main thread's stack. torch's profiler sees the thread that
+starts it, which has to be the main thread (``in_main``). Ending a trace takes it some 20 µs per event, so
+events are bounded: a short trace that is thrown away shows how many there are per second. Stacks would be
+most of the events, which is why they are sampled here instead.
 
-*Memory*: torch's allocator writes down who takes and frees, and at the end it is asked what there is.
+*Memory*: torch's allocator records allocations and frees, and at the end takes a snapshot.
 
-What comes of it are two files in the node's folder: the trace or the snapshot, and then what is told of it.
+The result is two files in the node's folder: the trace or the snapshot, and then the report on it.
 
-Python itself calls us there (``Py_AddPendingCall``). While the main thread waits in C it doesn't come by:
-what isn't done in time is taken back, and doesn't happen later. Nor is it done within a call of torch's, such
-as a backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which
-the end of a backward pass sets back, and an operation writes its end to where its begin was recorded, which
-the profiler has freed by then. But it is done where torch only asks what overrides an operation: with
-``torch.set_default_device`` nearly all of a rank's time may be in such calls, and none has begun by then.
+Python calls ``act`` in the main thread (``Py_AddPendingCall``), but not while that thread waits in C: a call
+that isn't made in time is withdrawn, and isn't made later. Nor is it made within a call to torch, such as a
+backward pass or an operation that is written in Python: torch's profiler is a state of the thread, which the
+end of a backward pass resets, and an operation writes its end to where its begin was recorded, which the
+profiler has freed by then. But it is made where torch only asks what overrides an operation: with
+``torch.set_default_device`` nearly all of a rank's time may be in such calls, and no operation has begun yet.
 
-Where an operation that is written in Python waits, as DTensor's do, Python comes by at the end of each wait,
-still within the operation, and what is asked of it then it would do after the next wait. So it is told there
-and then to call us again at once, but for some milliseconds only: until then the rank hardly moves.
+When an operation that is written in Python waits, as DTensor's do, Python makes pending calls at the end of
+each wait, still within the operation, and a call added later would be made only after the next wait. So each
+call adds the next one at once, but only for some milliseconds: during these the rank hardly moves.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ from nbtorchjob.runtime.look import recorder
 
 T = TypeVar("T")
 
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two times that Python is told to call us
-# For which it then calls us again and again, while the main thread is within torch, and for which it rests.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two pending calls
+# How long calls follow each other at once while the main thread is within torch, and the rest after that.
 _AGAIN_S, _RESTS_S = 0.02, 0.06
-_DEEPEST = 4096  # native frames; what may lie below them counts as torch's
+_DEEPEST = 4096  # native frames; a deeper stack counts as within torch
 _TORCHS, _PYTHONS = (b"libtorch", b"libc10"), b"libtorch_python"
 _ASKS = b"handle_torch_function"
 AWAY = "its main thread hasn't come back to Python"
 
 
-_Symbols = Dict[Optional[int], Tuple[bytes, bytes]]  # the file and the function of an address
+_Symbols = Dict[Optional[int], Tuple[bytes, bytes]]  # the file and the function at an address
 
 
 class AwayError(Exception):
-    """The main thread didn't come by."""
+    """The main thread didn't call the function in time."""
 
 
 class _Turn(Generic[T]):
-    """Something that the main thread is to do."""
+    """A function that the main thread is to call."""
 
     def __init__(self, act: Callable[[], T]) -> None:
         self._act = act
         self.done = threading.Event()
         self.result: Any = None
         self.trouble: Optional[BaseException] = None
-        self.again = 0.0  # until when Python is to call us again at once; 0 before it has called
+        self.again = 0.0  # until when calls follow each other at once; 0 before the first
         self.within: Optional[Tuple[int, int]] = None  # where Python was when it was found within torch
         self.symbols: _Symbols = {}
 
@@ -86,7 +86,7 @@ _turns: Deque[_Turn[Any]] = deque()
 def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
     """Return what ``act`` returns in the main thread; raise what it raises.
 
-    Raises ``AwayError`` where the main thread doesn't come by within ``seconds``: then it is never done.
+    Raises ``AwayError`` if the main thread doesn't call it within ``seconds``: then it is never called.
     """
     turn, pause = _Turn(act), _SHORTEST_PAUSE_S
     until = None if seconds is None else time.monotonic() + seconds
@@ -95,7 +95,7 @@ def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
         if until is not None and time.monotonic() > until:
             try:
                 _turns.remove(turn)
-            except ValueError:  # it is being done
+            except ValueError:  # it is being called
                 turn.done.wait()
                 break
             out_of = "" if turn.within is None else " from torch's operations"
@@ -106,7 +106,7 @@ def in_main(act: Callable[[], T], seconds: Optional[float] = None) -> T:
         turn.done.wait(pause)
         pause = min(_LONGEST_PAUSE_S, 2 * pause)
     if turn.trouble is not None and not isinstance(turn.trouble, Exception):
-        # It is the thread's own: a handler's, of a signal that came meanwhile. There it would be lost.
+        # A signal handler raised it in the main thread, where ``take`` caught it: raise it there again.
         main, kind = threading.main_thread().ident or 0, type(turn.trouble)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(kind))
         raise AwayError("it was interrupted")
@@ -122,11 +122,11 @@ def _take_turn(_: Any) -> int:
         frame = sys._getframe(1)
         at = id(frame), frame.f_lasti
         if at != turn.within and not _within_torch(turn.symbols):
-            with suppress(ValueError):  # it was taken back meanwhile
+            with suppress(ValueError):  # it was withdrawn meanwhile
                 _turns.remove(turn)
                 turn.take()
             return 0
-        turn.within = at  # Python calls us several times between two bytecodes
+        turn.within = at  # Python makes several calls between two bytecodes
         turn.again = turn.again or time.monotonic() + _AGAIN_S
         if time.monotonic() < turn.again:
             ctypes.pythonapi.Py_AddPendingCall(_called, None)
@@ -134,7 +134,7 @@ def _take_turn(_: Any) -> int:
 
 
 def _within_torch(symbols: _Symbols) -> bool:
-    """Whether this thread is in a call of torch's; ``symbols`` are known, as to find one takes up to 1 ms."""
+    """Whether this thread is in a call to torch; ``symbols`` is a cache, as finding one takes up to 1 ms."""
     libc, symbol = ctypes.CDLL(None), _Symbol()
     addresses = (ctypes.c_void_p * _DEEPEST)()
     depth = libc.backtrace(addresses, _DEEPEST)
@@ -148,7 +148,7 @@ def _within_torch(symbols: _Symbols) -> bool:
     frames = [symbols[address] for address in addresses[:depth]]
     for torchs, call in groupby(frames, lambda frame: frame[0].startswith(_TORCHS)):
         files, names = zip(*call)
-        # A call that has only asked what overrides an operation hasn't begun it.
+        # A call that only asks what overrides an operation hasn't begun it.
         asks = any(_ASKS in name for name in names) and all(file.startswith(_PYTHONS) for file in files)
         if torchs and not asks:
             return True
@@ -169,25 +169,25 @@ class _Symbol(ctypes.Structure):
     )
 
 
-TOLD, TRACE = "told", "trace"  # what it writes
+TOLD, TRACE = "told", "trace"  # the report, and the trace or snapshot
 LONGEST_S = 60.0
-TURN_S = 5.0  # for the main thread to come by
+TURN_S = 5.0  # for the main thread to call a function
 MEMORY_EVENTS = 20000  # the newest: each takes a rank some kilobytes
 _TRIAL_S = 0.1
 _EVENTS = 25000  # of a trace
 _SHORTEST_S = 0.05
 _EVERY_S = 0.005  # between two looks at the main thread
-_DEPTH = 256  # of its innermost frames
+_DEPTH = 256  # innermost frames of a stack
 _RANGES = 25000
-_HELD_UP_S = 1.0  # code that starts torch's profiler itself waits no longer for gloo's threads
-_THEIRS = "its own code profiles it just now"
+_HELD_UP_S = 1.0  # at most, for which user code that starts torch's profiler waits for gloo's threads
+_THEIRS = "its own code is profiling it"
 _LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
 
 _Stack = Tuple[Tuple[str, int, str], ...]
 
 
 def written(folder: str, name: str, rank: int) -> str:
-    """Return the path of what a rank writes."""
+    """Return the path of a file that a rank writes."""
     return os.path.join(folder, "profile-%d.%s" % (rank, name))
 
 
@@ -204,22 +204,22 @@ class Profiler:
         self._restore: Optional[Callable[[], None]] = None  # while ours runs
 
     def start(self, folder: str, rank: int, seconds: float, *, memory: bool) -> str:
-        """Begin, in a thread; what comes of it will be in ``folder``. Return why not, else nothing."""
+        """Begin a profile in a thread, which writes it to ``folder``; return why it can't begin, else ""."""
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "autograd"):
             return "it hasn't imported torch yet"
-        # A torch without CUDA has this, too; to ask more of CUDA would start it.
+        # A torch without CUDA has this, too; any other question would initialize CUDA.
         if memory and not torch.cuda.is_initialized():
-            return "it uses no accelerator whose memory torch records, which are CUDA's"
+            return "it uses no CUDA device, and torch records the memory of no other"
         if not self._busy.acquire(blocking=False):
             return "it is being profiled already"
         _thread.start_new_thread(self._run, (folder, rank, seconds, _memory if memory else self._time))
         return ""
 
     def forget(self) -> None:
-        """End a profile in a process that was forked meanwhile: it would hold a kilobyte an operation."""
+        """End a profile in a process that was forked meanwhile: it would keep a kilobyte per operation."""
         if self._restore is not None:
-            # To end torch's profiler itself takes locks that other threads may have had.
+            # Ending torch's profiler takes locks that other threads may have held at the fork.
             self._record_no_more()
             self._restore()
             self._restore = None
@@ -236,7 +236,7 @@ class Profiler:
             with open(report + ".part", "w") as file:
                 json.dump(record, file)
             os.rename(report + ".part", report)
-        except BaseException:  # a full disk, or the end of the rank: it is nothing to the job
+        except BaseException:  # a full disk, or the end of the rank: it mustn't affect the job
             pass
         finally:
             self._busy.release()
@@ -266,7 +266,7 @@ class Profiler:
             }
 
     def _begin(self) -> int:
-        """Have the main thread start torch's profiler; return when."""
+        """Have the main thread start torch's profiler; return the time when it did."""
 
         def begin() -> int:
             import torch
@@ -274,7 +274,7 @@ class Profiler:
             from torch.profiler import ProfilerActivity
 
             if not all(detail.get() for detail in torch_versions.PROFILER):
-                raise RefusedError("torch %s has another profiler" % torch.__version__)
+                raise RefusedError("the profiler of torch %s isn't supported" % torch.__version__)
             if torch_versions.PROFILER_RUNS.get()():
                 raise RefusedError(_THEIRS)
             none = (False,) * 5  # no shapes, memory, stacks, FLOPs, modules
@@ -285,7 +285,7 @@ class Profiler:
             if torch.cuda.is_initialized():
                 activities.add(ProfilerActivity.CUDA)
             self._result = None
-            # Ours ends where the user's code starts torch's profiler: there can be only one.
+            # This profile ends when the user's code starts torch's profiler: there can be only one.
             prepare = torch_versions.PREPARE.get()
 
             def theirs(*args: Any, **named: Any) -> Any:
@@ -299,7 +299,7 @@ class Profiler:
             torch_versions.PREPARE.replace(theirs)
             self._restore = partial(torch_versions.PREPARE.replace, prepare)
             before = os.environ.get(_LOGS)
-            os.environ.setdefault(_LOGS, _QUIET)  # else it prints to the rank's log that it starts
+            os.environ.setdefault(_LOGS, _QUIET)  # otherwise it prints to the rank's log that it starts
             try:
                 torch_versions.PREPARE_PROFILER.get()(config, activities)
                 torch_versions.ENABLE_PROFILER.get()(
@@ -316,7 +316,7 @@ class Profiler:
         return in_main(begin, TURN_S)
 
     def _end(self) -> Any:
-        """Have the main thread end torch's profiler, whenever it comes by; return the result."""
+        """Have the main thread end torch's profiler, however long that takes; return the result."""
         self._until_done(self._record_no_more)
         self._wait_for_gloo(math.inf)
         self._until_done(self._stop)
@@ -326,7 +326,7 @@ class Profiler:
 
     def _until_done(self, act: Callable[[], Any]) -> None:
         while self._restore is not None:
-            with suppress(AwayError):  # a signal's handler came in between
+            with suppress(AwayError):  # a signal handler interrupted it
                 in_main(act)  # without a limit: the profiler can't be left on
                 return
 
@@ -334,7 +334,7 @@ class Profiler:
         torch_versions.RECORD_FUNCTIONS.get()(False)
 
     def _wait_for_gloo(self, seconds: float) -> None:
-        """Wait for its threads to be done with what is still recorded, so long at most."""
+        """Wait up to ``seconds`` for gloo's threads to finish the collectives that are still recorded."""
         now, until = time.time_ns(), time.monotonic() + seconds
         while self._restore is not None and recorder.GloosCalls.any_before(now) and time.monotonic() < until:
             time.sleep(_EVERY_S)
@@ -350,10 +350,10 @@ class Profiler:
             self._restore = None
 
     def _watched(self, seconds: float, gloos: recorder.GloosCalls) -> "tuple[list[list[int]], list[_Stack]]":
-        """Look at the main thread for so long, or until the user's code starts torch's profiler.
+        """Look at the main thread for ``seconds``, or until the user's code starts torch's profiler.
 
-        Return the looks (when, its CPU time until then, both in ns, the number of its stack, and whether a
-        collective of gloo's is under way) and the stacks, the outermost frame first.
+        Return the looks (the time and the thread's CPU time, both in ns, the number of its stack, and whether
+        a collective of gloo is under way) and the stacks, outermost frame first.
         """
         main = threading.main_thread().ident or 0
         clock = time.pthread_getcpuclockid(main)
@@ -362,7 +362,7 @@ class Profiler:
         until = time.monotonic() + seconds
         while time.monotonic() < until and self._restore is not None:
             time.sleep(_EVERY_S)
-            # The user's frames are let go with this call: what they hold would end with this thread.
+            # Release the user's frames on return: their objects mustn't be finalized in this thread.
             frame = sys._current_frames().get(main)
             stack: List[Tuple[str, int, str]] = []
             while frame is not None and len(stack) < _DEPTH:
@@ -379,7 +379,7 @@ def _in_main() -> bool:
 
 
 class _Ranges:
-    """The ranges that the main thread marks by torch's ``record_function``, ``kind``, while this is open."""
+    """The ranges that the main thread marks with torch's ``record_function``, ``kind``, in this context."""
 
     def __init__(self, kind: Any) -> None:
         self._kind, self._enter, self._exit = kind, kind.__enter__, kind.__exit__
@@ -405,14 +405,14 @@ class _Ranges:
         self._kind.__enter__, self._kind.__exit__ = self._enter, self._exit
 
     def since(self, began: int) -> "list[tuple[str, int, int]]":
-        """Return the names of those that weren't over then, and from when until when each was, in ns."""
+        """Return the ranges that ended after ``began``: their names, begins and ends, in ns."""
         now = time.time_ns()
         ranges = self._over + [(*begun, now) for begun in list(self._begun.values())]
         return [item for item in ranges if item[2] > began]
 
 
 def _memory(path: str, seconds: float) -> Dict[str, Any]:
-    """Have torch write down for so long what its allocator does; write torch's own snapshot."""
+    """Have torch record for ``seconds`` what its allocator does; write torch's own snapshot."""
     import torch
 
     recorded, record = torch_versions.MEMORY_RECORDED.get(), torch_versions.RECORD_MEMORY.get()
@@ -420,7 +420,7 @@ def _memory(path: str, seconds: float) -> Dict[str, Any]:
     if recorded is None or record is None or snapshot is None:
         raise RefusedError("torch %s has no record of its memory" % torch.__version__)
     if recorded():
-        # There is one history; to end ours would end theirs, and theirs may be of any size.
+        # There is only one history: ending it here would end the user's, too, which may also be of any size.
         raise RefusedError("its own code records its accelerator's memory")
     clear = {"clear_history": True} if torch_versions.CLEAR_MEMORY.get() else {}
     record("all", stacks="python", max_entries=MEMORY_EVENTS, **clear)

@@ -1,18 +1,18 @@
 """A rank answers its node's questions: what it is doing, and whether anything in it moves.
 
-A thread waits for them on a socket to the node, which costs nothing until one comes. It is none of
-``threading``'s, so that code which lists threads finds those of a script. Questions and answers are lines:
+A thread waits for questions on a socket to the node, which costs nothing until one comes. It isn't known to
+``threading``, so that code which lists threads finds only its own. Questions and answers are lines:
 
     node   pulse 3                      rank   {"at": 3}       it has Python's lock
            sample-65536 4                      {"of": 3, …}    the answer; only the last question gets one
            profile-3.0-812.5 5                         or "memory"; it goes on by itself (``profiler.py``)
 
-A sample's number is how many bytes it may have at most; a profile's are its seconds, and until when, by the
-monotonic clock, it may begin: a question may lie here for long where something in C holds Python's lock.
+A sample's number is its size limit in bytes. A profile's are its seconds, and until when, by the monotonic
+clock, it may begin: a question may stay unread for long while something in C holds Python's lock.
 
-Where something in C holds Python's lock, the node sends this very thread a signal, and faulthandler writes
-all stacks to the socket, from outside (``outside.py``). The user's code may close the socket, and
-open a file of its own under the same number: nothing is read or written before that was looked at.
+In that case the node sends a signal to this very thread, and faulthandler writes all stacks to the socket
+(``outside.py``). The user's code may close the socket, and open a file of its own under the same number: that
+is checked before anything is read or written.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _LINE = 200  # characters of a source line, or of a name
 _ASK = 4096
 
 _PATIENCE = HERE + "debug/patience.py"
-held = ""  # ``samples.HELD`` while it is
+held = ""  # ``samples.HELD`` while the rank is held
 
 C10D = os.path.join("torch", "distributed", "distributed_c10d.py")
-MEETS = ("init_process_group", "new_group")  # whatever they call: a store, or this package's own way to meet
+MEETS = ("init_process_group", "new_group")  # whatever they call: a store, or this package's replacement
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _LIBRARIES = ("%ssite-packages%s" % (os.sep, os.sep), "%sdist-packages%s" % (os.sep, os.sep))
 _TORCHS = re.compile(r"\btorch/(?:autograd|utils/data)/")
@@ -74,13 +74,13 @@ class Sampler:
         self._folder = ""
         self._profiler: Any = None
         self._speaks = threading.Lock()
-        self.note = ""  # what it waits for, where it runs nobody's code
+        self.note = ""  # what the rank waits for while it runs no user's code
 
     def start(self, folder: str) -> None:
-        """Connect to the node whose folder this is; without one, nobody asks."""
+        """Connect to the node whose folder this is; without one, there are no questions."""
         node = socket.socket(socket.AF_UNIX)
         try:
-            node.setblocking(False)  # a node that takes none in mustn't hold up the rank
+            node.setblocking(False)  # a node that accepts no connections mustn't delay the rank
             within(folder, SOCKET, node.connect)
             node.setblocking(True)
         except OSError:
@@ -89,7 +89,7 @@ class Sampler:
         self._folder = folder
         self._socket, self._file = node, _file(node.fileno())
 
-        def forget() -> None:  # a forked process has nothing of this
+        def forget() -> None:  # a forked process doesn't answer questions
             if self._socket is not None:
                 faulthandler.unregister(SIGNAL)
                 self._close(self._socket)
@@ -98,23 +98,23 @@ class Sampler:
                     self._profiler.forget()
 
         os.register_at_fork(after_in_child=forget)
-        # The user's code may block signals and wait for them: none may come here instead.
+        # The user's code may block signals and wait for them: this thread mustn't take them instead.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         _thread.start_new_thread(self._run, (node,))
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def renew(self) -> None:
-        """Connect again where the user's code has closed the connection."""
+        """Connect again if the user's code has closed the connection."""
         if self._socket is not None and not self._is_there(self._socket):
-            self._socket.detach()  # its thread may wait there still
+            self._socket.detach()  # its thread may still wait on it
             self.start(self._folder)
 
     def returned(self) -> None:
-        """Take in that the call has returned: the rank only waits for the others now."""
+        """Record that the call has returned: the rank only waits for the others now."""
         self._returned = True
 
     def say_last(self, frames: "Optional[tuple[Frame, ...]]" = None) -> None:
-        """Tell the node what this rank was in, before it ends; ``frames`` are those of what it raised."""
+        """Tell the node what this rank was doing, before it ends; ``frames`` are those of its exception."""
         if self._socket is None:
             return
         try:
@@ -156,7 +156,7 @@ class Sampler:
                 except Exception as exc:
                     answer = {"trouble": "%s: %s" % (type(exc).__name__, exc)}
                 self._say(node, {"of": int(number), **answer})
-        except BaseException:  # whatever goes wrong here is nothing to the job
+        except BaseException:  # whatever goes wrong here mustn't affect the job
             pass
         finally:
             self._close(node)
@@ -168,7 +168,7 @@ class Sampler:
                 node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
 
     def _profile(self, what: str, seconds: float, until: float) -> str:
-        """Begin a profile; return why not, else nothing."""
+        """Begin a profile; return why it can't, else ""."""
         if self._returned:
             return "it has returned"
         if time.monotonic() > until:
@@ -182,11 +182,11 @@ class Sampler:
         return why
 
     def _pulse(self) -> Dict[str, Any]:
-        """Return how far this rank is, and what it waits for if it hasn't moved since the last pulse."""
+        """Return how far this rank has come, and what it waits for if it hasn't moved since last time."""
         before = self._counts
         self._counts = {**recorder.counts(), **recorder.sequence_numbers()}
         still = before == self._counts and not self._returned
-        # Where the main thread is in the user's code, for whoever finds this process stopped
+        # Where the main thread is in the user's code, in case this process is stopped later
         stack = _places(sys._current_frames().get(threading.main_thread().ident or 0))
         own = (frame for frame in reversed(stack) if not is_library(frame.filename))
         *_, last = stack or [Frame("", 0, "")]
@@ -197,7 +197,7 @@ class Sampler:
             "reports": report.sent,
             "place": asdict(_with_line(next(own, Frame("", 0, "")))),
             "pending": recorder.pending() if still else [],
-            # For another rank, in a call that no recorder has
+            # For another rank, in a call that isn't in a recorder
             "waits": still and (meets or (bool(self._counts) and calls)),
         }
 
@@ -226,7 +226,7 @@ def _file(fd: int) -> "tuple[int, int]":
 def _threads() -> Iterator[Thread]:
     """Yield the threads that do the user's work, main first."""
     me, main = threading.get_ident(), threading.main_thread().ident
-    # The user's frames are let go before anything else runs: what they hold would end with this thread.
+    # Release the user's frames before anything else runs: their objects mustn't be finalized in this thread.
     stacks, arguments = {}, {}
     for ident, frame in sys._current_frames().items():
         if ident != me:
@@ -248,14 +248,14 @@ def _places(frame: Any) -> "list[Frame]":
     places = []
     while frame is not None:
         code = frame.f_code
-        if code.co_filename != _PATIENCE:  # it only waits for torch to
+        if code.co_filename != _PATIENCE:  # which only waits in torch's place
             places.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name[:_LINE]))
         frame = frame.f_back
     return places[::-1]
 
 
 def _awaited(frame: Any) -> "list[Frame]":
-    """Return where the coroutine is suspended that an event loop of a stack runs: no stack shows that."""
+    """Return where the coroutine that a stack's event loop runs is suspended, which no stack shows."""
     while frame is not None and frame.f_code.co_name != "run_until_complete":
         frame = frame.f_back
     task: Any = frame.f_locals.get("future") if frame is not None else None
@@ -269,7 +269,7 @@ def _awaited(frame: Any) -> "list[Frame]":
 
 
 def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
-    """Return what the outermost function of torch.distributed was given that a stack is in."""
+    """Return the arguments of the outermost function of torch.distributed on a stack."""
     called = None
     while frame is not None:
         called = frame if frame.f_code.co_filename.endswith(C10D) else called
@@ -278,7 +278,7 @@ def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
         return ()
     try:
         return recorder.given(called)
-    except Exception:  # another version of torch, or what the code has put in its place
+    except Exception:  # another version of torch, or the user's code has replaced the function
         return ()
 
 
@@ -287,17 +287,17 @@ def _with_line(frame: Frame) -> Frame:
 
 
 def does_work(frames: "tuple[Frame, ...]") -> bool:
-    """Whether a thread runs the user's code, autograd's or DataLoader's, and is no idle one of a library."""
+    """Whether a thread runs code of the user, autograd or DataLoader, and isn't a library's idle thread."""
     return any(not is_library(frame.filename) or _TORCHS.search(frame.filename) for frame in frames)
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file is no code of the user's."""
+    """Whether a file isn't the user's code."""
     own = filename.startswith((HERE, _STANDARD, "<frozen ")) or not filename
     return own or any(part in filename for part in _LIBRARIES)
 
 
-# Frames of a thread, threads and groups: ever less of each.
+# Limits for frames of a thread, threads and groups, each row smaller.
 _CUTS = ((MAX_FRAMES, MAX_THREADS, MAX_GROUPS), (30, 16, 32), (16, 8, 16), (8, 2, 4), (4, 1, 1))
 
 
@@ -316,4 +316,4 @@ def bounded(sample: RankSample, most: int = MAX_BYTES) -> RankSample:
             cut = replace(cut, note="it has more frames, threads or groups than fit here")
         if len(json.dumps(cut.to_json())) <= most:
             return cut
-    return RankSample(sample.rank, sample.state, sample.pid, note="it has more to tell than fits here")
+    return RankSample(sample.rank, sample.state, sample.pid, note="its sample is too long to show")

@@ -1,17 +1,17 @@
 """torch's elastic agent for one node, with six changes, five of them through public hooks.
 
-It looks at its workers as often as a quick job needs, not once in ``monitor_interval``; it tells
-what happens to them as events; it notices a worker that left with exit code 0 without returning, for
-which torch waits for ever; it ends with the other nodes' agents (``peers.py``); where it is told to
-end, its ranks may save first (``departure.py``); and while it starts them, it isn't interrupted.
+It looks at its workers as often as a quick job needs, not once per ``monitor_interval``; it reports
+what happens to them as events; it notices a worker that exited with code 0 without returning, for
+which torch waits for ever; it ends with the other nodes' agents (``peers.py``); when it is told to
+end, its ranks may save first (``departure.py``); and it isn't interrupted while it starts them.
 
 Theory of operation
 ===================
 
-torch's loop starts the ranks of a round, then calls ``_monitor_workers`` again and again, and does what the
-result says: HEALTHY asks whether nodes wait to join or one is lost, and then meets again; FAILED starts the
-ranks anew where a restart is left; SUCCEEDED waits for the other nodes. The look at the ranks is
-``_watched``, every 2 to 50 ms, and the first row that holds counts:
+torch's loop starts the ranks of a round, then calls ``_monitor_workers`` again and again, and acts on the
+result: after HEALTHY it asks whether nodes wait to join or one is lost, and if so meets again; after FAILED
+it starts the ranks anew if a restart is left; after SUCCEEDED it waits for the other nodes. ``_watched``
+looks at the ranks every 2 to 50 ms, and the first row that applies counts:
 
     what is seen                               leads to
     -----------------------------------------  ---------------------------------------------------------------
@@ -20,16 +20,16 @@ ranks anew where a restart is left; SUCCEEDED waits for the other nodes. The loo
                                                ``LEFT``, if it was told to end. Or until their time is over:
                                                then it ends as SIGTERM ends it
     all ranks have returned                    SUCCEEDED; their processes are killed, not awaited
-    torch finds a rank that failed             it has ended the others: they are ``_torn``, and of the exit
-                                               codes those count that aren't SIGTERM's
+    torch finds a rank that failed             it has ended the others: they are ``_torn``, and only exit
+                                               codes other than SIGTERM's count
     a peer is lost                             HEALTHY
     the interval is over, a node waits to join ranks that call ``leaving()`` leave; then HEALTHY on all nodes
     the interval is over                       HEALTHY
-    a rank is gone, and no word may come       FAILED; its end is told, and the last restart's to the peers
-    a rank is gone, and word may come          another look
+    a rank is gone, and no reason will come    FAILED; an event, and a word to peers if no restart is left
+    a rank is gone, and a reason may come      another look
 
-A rank that loses its peers in a collective ends a moment before the word why. How long that is waited for
-(``_may_hear_why``):
+A rank that loses its peers in a collective ends a moment before the reason is known. How long the agent waits
+for the reason (``_may_hear_why``):
 
     what is known                                       waits
     --------------------------------------------------  ------------------------------------------------------
@@ -39,10 +39,10 @@ A rank that loses its peers in a collective ends a moment before the word why. H
     anything else in an elastic group                   0.5 s
     anything else                                       not at all
 
-SIGTERM, or ahead of it the question "leave", begins a ``Departure`` where ranks call ``leaving()``; else
-torch's handler ends the node. A signal that comes while ranks are started waits until they are: torch has its
-handlers raise, wherever this process is just then. Where that is in pickle's C code, the exception is lost in
-one of pickle's own, and the node would end as one whose agent failed.
+SIGTERM, or the question "leave" before it, begins a ``Departure`` if ranks call ``leaving()``; otherwise
+torch's handler ends the node. A signal that comes while ranks are being started is deferred: torch's handlers
+raise wherever this process happens to be. In pickle's C code that exception would be replaced by one of
+pickle's own, and the node would end as one whose agent failed.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ from nbtorchjob.runtime.rendezvous.alone import Alone, PeersEnded
 
 @contextmanager
 def until_started() -> Iterator[List[int]]:
-    """Defer signals that torch handles where it starts processes; yield a list of those that come.
+    """Defer the signals that torch handles, while it starts processes; yield the list of those that come.
 
-    They are the caller's to raise, once it is left. Where starting fails, the first one is raised instead.
+    The caller has to raise them afterwards. If starting fails, the first one is raised instead.
     """
     handler, here = torch_versions.SIGNAL_HANDLER.get(), os.getpid()
     came: List[int] = []
@@ -89,7 +89,7 @@ def until_started() -> Iterator[List[int]]:
         return
 
     def note(number: int, frame: object) -> None:
-        if os.getpid() != here:  # a rank that was forked, which has this handler, too
+        if os.getpid() != here:  # a forked rank, which inherits this handler
             handler(number, frame)
         came.append(number)
 
@@ -108,18 +108,18 @@ def until_started() -> Iterator[List[int]]:
 
 
 PEER_LOST = signal.SIGUSR1
-_NEW, _IN = -1, -2  # in place of a round: a node that is new, and one that was in the round before
+_NEW, _IN = -1, -2  # in place of a round: a new node, and one that was in the round before
 _SHORTEST, _LONGEST = 0.002, 0.05  # seconds between two looks at the workers
-_PEER_GRACE = 0.5  # seconds from a failure of any kind to the word that a peer is gone
+_PEER_GRACE = 0.5  # seconds from a failure of any kind to the news that a peer is gone
 _WHY = 300  # characters
 
 
 class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
-    """The agent of one node; ``folder`` is where its rounds go, one folder each, from ``first_round`` on.
+    """The agent of one node; ``folder`` holds a folder for each of its rounds, from ``first_round`` on.
 
-    Once it has run, ``code`` is what the node ends with. ``elastic`` says that the group can go on with
-    fewer nodes, ``retried`` that somebody tries the job again after a failure. ``lookout`` looks after ranks.
-    What they save is ``saved``.
+    Once it has run, ``code`` is the node's exit code. ``elastic`` says that the group can go on with fewer
+    nodes, ``retried`` that the job is tried again after a failure. ``lookout`` watches the ranks. ``saved``
+    is what they save.
     """
 
     def __init__(
@@ -149,21 +149,21 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._interval = interval
         self._round = first_round - 1
         self._attempt = attempt
-        self._since = _NEW  # whether this node has been in a round, and another of its number before it
+        self._since = _NEW  # _IN once in a round; until then the round that lost its predecessor, if any
         self._paid: Set[int] = set()  # rounds that lost a node which has been replaced
         self._broken_at: Optional[float] = None  # when the first rank of the round was seen to be gone
-        self._torn = False  # whether torch has ended the ranks that were left
+        self._torn = False  # whether torch has ended the remaining ranks
         self._departure: Optional[Departure] = None  # of a round whose ranks run
-        self.swaps: Any = None  # of their code, where that can be (``swaps.py``)
-        self._woken, self._wake = os.pipe()  # it waits for long where there is nothing to do
+        self.swaps: Any = None  # of the ranks' code, if it can be swapped (``swaps.py``)
+        self._woken, self._wake = os.pipe()  # ends a wait, which is long when there is nothing to do
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
-        self._gone = False  # whether all of its ranks have left, or returned, and what they saved was sent
+        self._gone = False  # whether all of its ranks have left or returned, and what they saved was sent
         self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
 
     def saving(self) -> ContextManager[checkpoints.Saved]:
-        """Return what saves its ranks' checkpoints while it runs them."""
+        """Return the context that saves its ranks' checkpoints while it runs them."""
         return checkpoints.saving()
 
     @property
@@ -182,7 +182,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self._peers.check()  # what failed may have failed because of a peer
             own = shortage.code_of(exc)
             code = self._peers.tell(own)
-            if code != own:  # that peer has said so, and was heard no sooner
+            if code != own:  # the failed peer has announced its end, and that was read only now
                 raise PeersEnded(code) from exc
             raise
 
@@ -192,7 +192,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._enter_round(worker_group)
         folder = self._folder_of(self._round)
         os.makedirs(folder, exist_ok=True)
-        # A rank that was killed as it was stopped in the debugger (``debug``) left its mark.
+        # A rank that was killed while it was stopped in the debugger (``debug``) left its mark.
         for mark in glob.glob(os.path.join(glob.escape(self._folder), "stopped-*")):
             os.unlink(mark)
         spec = worker_group.spec
@@ -219,7 +219,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return os.path.join(self._folder, "round-%d" % round_)
 
     def _may_swap(self, folder: str, local: Iterable[int], all_ranks: Sequence[int] = ()) -> None:
-        """Let the code of those of this node's ranks be swapped, in a round that has begun."""
+        """Allow swaps of the code of these ranks of this node, in a round that has begun."""
         if self.swaps is not None and self._departure is not None:
             workers = {w.local_rank: w.global_rank for w in self._worker_group.workers}
             numbers = {rank: workers[rank] for rank in local}
@@ -228,8 +228,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             self.swaps.enter(self._round, folder, self._departure.page, numbers, self._peers)
 
     def wake(self) -> None:
-        """Have it look at once what there is to do; from any thread."""
-        with suppress(BlockingIOError):  # it is about to
+        """Have the agent look at once for something to do; may be called from any thread."""
+        with suppress(BlockingIOError):  # it is about to look
             os.write(self._wake, b"\0")
 
     def _on_sigterm(self, number: int, _frame: object) -> None:
@@ -241,13 +241,13 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     @property
     def questions(self) -> Dict[str, Handler]:
-        """What it may be asked."""
+        """The questions that the agent answers."""
         return {"leave": self.leave, **(self.swaps.questions if self.swaps is not None else {})}
 
     def leave(self, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-        """Have ranks save ahead of SIGTERM, and end; yield whether they do, ``why`` being known to who asks.
+        """Have ranks save ahead of SIGTERM, and end; yield whether they do. The caller passes ``why``.
 
-        Ranks that never ask are left alone: for them there is nothing to do before SIGTERM.
+        Ranks that never call ``leaving()`` are left alone: they have nothing to do before SIGTERM.
         """
         departure = self._departure
         leaves = departure is not None and (departure.own or departure.may_begin)
@@ -256,7 +256,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         yield {"leaves": leaves}
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
-        """Agree on the number of this life of the group, and of its attempt: both rise."""
+        """Agree on the number of this round, and of its attempt: both rise."""
         store, mine = worker_group.store, worker_group.group_rank
         if self._since == _NEW and ATTEMPT not in os.environ:
             self._since = self._peers.replaces
@@ -266,15 +266,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         rounds, nodes, attempts, since = zip(*(map(int, store.get(key).split()) for key in keys))
         self._round = max(rounds)
         if mine == 0:
-            # An elastic group that goes on counts the losses that were replaced. Nodes that were lost in one
-            # round are one loss, as in ``state/attempts``.
+            # An elastic group that goes on counts each replaced loss as an attempt. Nodes lost in one round
+            # are one loss, as in ``state/attempts``.
             lost = {round_ for round_ in since if round_ >= 0} - self._paid
             self._paid |= lost
             known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
             store.set("nbtorchjob/attempt", str(max([*attempts, max(known, default=0) + len(lost)])))
         self._attempt = int(store.get("nbtorchjob/attempt"))
         if self.swaps is not None:
-            connect = getattr(self._rdzv_handler, "connect", None)  # of several nodes
+            connect = getattr(self._rdzv_handler, "connect", None)  # only with several nodes
             count = self.swaps.kept.agree(store, mine, worker_group.group_world_size, connect)
             if count and mine == 0:
                 times = "" if count == 1 else ", %d times" % count
@@ -288,14 +288,14 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: Optional[float] = None) -> None:
-        """End the ranks. SIGINT says that the node is to end at once, and would be an exception in a rank."""
+        """End the ranks; SIGINT, which ends a node at once, becomes SIGTERM, as it would raise in a rank."""
         timeout = self._shutdown_timeout if timeout is None else timeout
         if self._departure is not None and self._departure.own:
             timeout = min(timeout, self._departure.rest)
         death_sig = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         if self._pcontext:
             self._pcontext.close(death_sig, timeout)
-        # No rank is left for it to wait for, and not every version takes a time-out (``END_TIMEOUT``).
+        # No rank is left to wait for, and not every version takes a time-out (``END_TIMEOUT``).
         super()._shutdown(death_sig, **({"is_restart": True} if torch_versions.CLOSES.get() else {}))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -305,16 +305,16 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if result.state == WorkerState.SUCCEEDED or (
             result.state != WorkerState.HEALTHY and self._remaining_restarts == 0
         ):
-            self._departure = None  # how it ended is told
+            self._departure = None  # the result is final
         elif result.state != WorkerState.HEALTHY:
             self._end_round()
         return result
 
     def _end_round(self) -> None:
-        """Have SIGTERM end this node at once from here on; one that was told to end begins no other round."""
+        """Have SIGTERM end this node at once from here on; a node told to end begins no other round."""
         departure, self._departure = self._departure, None
         if departure is not None and departure.own:
-            self._departure = departure  # for how long its ranks still have
+            self._departure = departure  # it knows how much time its ranks have left
             raise terminated()
 
     def _watched(self, worker_group: WorkerGroup) -> RunResult:
@@ -328,7 +328,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 saves = departure is not None and departure.agreed and departure.under_way and not self._gone
                 if not saves or exc.code != exits.INFRASTRUCTURE_ERROR:
                     raise
-            # Before torch's own look: it ends the other ranks first, and names one that failed by chance.
+            # Before torch looks: it ends the other ranks first, and names an arbitrary rank that failed.
             codes = self._ended()
             pause = _SHORTEST if self._see_to_swaps(codes) else pause
             if self._leave(codes):
@@ -355,7 +355,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             pause = min(pause * 1.1, _LONGEST)
 
     def _see_to_swaps(self, codes: Dict[int, int]) -> bool:
-        """Bring swaps of the ranks' code forward; return whether one is under way."""
+        """Advance swaps of the ranks' code; return whether one is under way."""
         departure = self._departure
         if self.swaps is None or departure is None or not self.swaps.busy:
             return False
@@ -364,7 +364,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return bool(self.swaps.look(gone | self._returned(), leaves))
 
     def _saves_for_new_nodes(self) -> bool:
-        """Whether nodes wait to join, and ranks save before they may."""
+        """Whether nodes wait to join, and ranks save before these join."""
         departure = self._departure
         if departure is None or self._peers.peer_lost or not self._rdzv_handler.num_nodes_waiting():
             return False
@@ -373,21 +373,21 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
     def _end_ranks(self) -> None:
         """End ranks that have returned, and so done all that a program does at its end.
 
-        torch would tell them to, and wait for one after the other: what is left is for the kernel to
-        take down, which it does while this process ends, too.
+        torch would tell them to end, and wait for one after the other: only the kernel has something left to
+        take down, which it does while this process ends.
         """
-        if self._worker_group.group_world_size > 1:  # others may turn out to wait for what these never called
+        if self._worker_group.group_world_size > 1:  # others may wait for calls that these never made
             self._lookout.returned()
         for process in self._processes:
             process.kill()
-        self._pcontext = None  # there is nothing left of it to close
+        self._pcontext = None  # there is nothing left to close
 
     def _end_swaps(self) -> None:
         if self.swaps is not None:
             self.swaps.leave("its ranks have ended")
 
     def _leave(self, codes: Dict[int, int]) -> bool:
-        """Whether ranks leave, so that nothing else counts; end this node once it has to, and they have."""
+        """Whether ranks leave, so that nothing else counts; raises to end this node once they have left."""
         departure = self._departure
         if departure is None:
             return False
@@ -405,7 +405,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             return False
         returned = self._returned()
         if len(returned) == len(self._worker_group.workers):
-            return False  # without a word: they were done
+            return False  # they were done before they were told
         stay = any(rank not in codes and local not in returned for rank, local in asking.items())
         if stay or not (asking or self._gone or departure.others_gone()):
             return not self._peers.peer_lost or departure.agreed
@@ -425,19 +425,18 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self.saved.held = True
 
     def _returned(self) -> Set[int]:
-        """Return which ranks have returned, by their local number: they stay until all have."""
+        """Return which ranks have returned, by local number: their processes stay until all have."""
         known, queues = self._values
         return {rank for rank, queue in queues.items() if rank in known or not queue.empty()}
 
     @property
     def _values(self) -> Tuple[Dict[int, Any], Dict[int, Any]]:
-        """What ranks have returned, as far as torch has looked, and the queues that it comes by."""
+        """The values of ranks that torch has read so far, and the queues that bring them."""
         context = self._pcontext
         return torch_versions.RETURNED.get(context), torch_versions.RETURN_QUEUES.get(context)
 
     def _wait_for_an_end(self, seconds: float) -> bool:
-        """Wait for so long, or until one more rank has ended, or returned; return whether it was woken."""
-        # What can be waited for
+        """Wait for ``seconds``, or until a rank ends or returns; return whether :meth:`wake` was called."""
         ends = [process.sentinel for process in self._processes if process.exitcode is None]
         returned, queues = self._values
         readers = [queue._reader for rank, queue in queues.items() if rank not in returned]
@@ -452,7 +451,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return processes
 
     def _ended(self) -> Dict[int, int]:
-        """Return the exit codes of ranks that are gone: one that has returned stays until all have."""
+        """Return the exit codes of ranks that are gone; a rank that has returned stays until all have."""
         pairs = zip(self._worker_group.workers, self._processes)
         codes = {worker.global_rank: process.exitcode for worker, process in pairs}
         codes = {rank: code for rank, code in codes.items() if code is not None}
@@ -461,15 +460,15 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         return by_itself or codes if self._torn else codes
 
     def _may_hear_why(self, codes: Dict[int, int]) -> bool:
-        """Whether word may still come of what failed, as ranks with a lost peer may say so first."""
+        """Whether the reason for a failure may still come: ranks that lost a peer may end before it."""
         patience = _PEER_GRACE if self._elastic else 0.0
         if set(codes.values()) == {exits.TOLD_LOST_PEER}:
             if self._elastic and self._rdzv_handler.num_nodes_waiting():
-                # That peer is about to start again, and so does this node; unless word of its loss came
-                # just as the store was asked, which counts as one that waits.
+                # That peer is about to start again, and so does this node; unless the news of its loss, which
+                # counts as a waiting node, came just as the store was asked.
                 return bool(self._peers.peer_lost)
             if self._elastic or self._remaining_restarts == 0:
-                # Nodes whose ranks have all returned have no more to say of it.
+                # Nodes whose ranks have all returned won't report a reason.
                 patience = Alone.patience if self._peers.others_done() else self._peers.patience
         now = time.monotonic()
         self._broken_at = self._broken_at or now
@@ -481,7 +480,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             with suppress(Exception):  # a full disk, or another node that is gone
                 self._lookout.gave_up()
         if self._remaining_restarts == 0:
-            # Before the ranks that are left are ended: that may take them their whole grace period.
+            # Before the remaining ranks are ended, which may take their whole grace period.
             self.code = self._peers.tell(self._code(codes))
         return RunResult(state=WorkerState.FAILED)
 
@@ -506,7 +505,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """Leave out torch's own events: they go nowhere, and resolve the host's name for each."""
 
     def record_duration(self, state: str) -> ContextManager[None]:
-        """Leave out those of its own steps as well: with their logger they take 4 ms."""
+        """Leave out the events on torch's own steps, too: with their logger they take 4 ms."""
         return nullcontext()
 
     def _every_second(self) -> None:
@@ -532,5 +531,5 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
 
 def terminated() -> SignalException:
-    """Return what ends this node as SIGTERM does."""
-    return SignalException("this node is told to end", signal.SIGTERM)
+    """Return the exception that ends this node as SIGTERM does."""
+    return SignalException("this node was told to end", signal.SIGTERM)

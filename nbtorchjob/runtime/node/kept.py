@@ -1,10 +1,10 @@
-"""The payloads that a node takes in while its ranks run: a lab's turns, and swaps.
+"""The payloads that a node receives while its ranks run: a lab's turns, and swaps.
 
-Swaps that stay it keeps for later attempts: payloads by number, in the node's folder.
+The node keeps swaps that stay for later attempts: payloads by number, in its folder.
 
-Where that goes with the node's pod, they are kept beside the job's checkpoints, too; a job without a place
-for these has them in a Secret, where whoever swaps writes them. Others may write there, so what comes from
-there is copied first, and checked then.
+If that folder goes with the node's pod, they are kept beside the job's checkpoints, too; for a job without a
+place for checkpoints, the client that swaps writes them to a Secret. Others may write to these places, so
+payloads from there are first copied, then checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.rank import swapping
 from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError
 
-HEAR_S = 60.0  # for the next piece of a payload to come
+HEAR_S = 60.0  # for the next chunk of a payload to arrive
 
 
 def received(asked: Question, path: str, key: bytes) -> Payload:
@@ -50,7 +50,7 @@ def received(asked: Question, path: str, key: bytes) -> Payload:
 
 @contextmanager
 def room_for(path: str) -> Iterator[None]:
-    """Refuse what a disk has no room for."""
+    """Raise ``Refused`` if the disk has no room."""
     try:
         yield
     except OSError as exc:
@@ -61,7 +61,7 @@ def room_for(path: str) -> Iterator[None]:
 
 
 class Kept:
-    """The swaps of a node, in the folder ``place``; where that is "", no later attempt begins with them.
+    """The swaps of a node, in the folder ``place``; if that is "", no later attempt begins with them.
 
     The node's ranks find local modules in the folder ``files``. Payloads are signed with ``key``.
     """
@@ -72,19 +72,19 @@ class Kept:
         self.place = place
         self._files = files
         self._key = key
-        self._first = False  # whether it is the one node of the round that keeps swaps beside checkpoints
+        self._first = False  # whether this is the node of the round that keeps swaps beside checkpoints
         self._recovered = False
 
     def count(self) -> int:
-        """Return how many swaps a later attempt would begin with, as far as this node has them."""
+        """Return how many swaps a later attempt of this node would begin with: 1, 2, … without a gap."""
         numbers = [int(os.path.basename(path).partition(".")[0]) for path in swapping.earlier(self.place)]
         return sum(number == place for place, number in enumerate(numbers, 1))
 
     def agree(self, store: Any, place: int, places: int, connect: Optional[Callable[[], Any]]) -> int:
-        """Have all nodes of a round begin with the same swaps, the most that one has; return how many.
+        """Have all nodes of a round begin with the same swaps, the most that any node has; return how many.
 
-        They agree in ``store``, where this node is the one at ``place``. A node that lacks some is given
-        them, sealed, by the first one that has them.
+        They agree in ``store``, where this node has the number ``place``. A node that lacks some receives
+        them, sealed, from the first node that has all.
         """
         if self.place and not self._recovered:
             self._recovered = True
@@ -108,7 +108,7 @@ class Kept:
         return most
 
     def begin_with(self, payload: Payload) -> None:
-        """Take the swaps of an earlier job that the job's own payload brings along, in their order."""
+        """Take the swaps of an earlier job from the job's own payload, in their order."""
         brought = [name for name in payload.checksums() if name.startswith(SWAPS)]
         for number in range(self.count() + 1, len(brought) + 1):
             self._put(number, payload.read("%s%d" % (SWAPS, number)))
@@ -120,7 +120,7 @@ class Kept:
         os.replace(partial.name, self._path(number))
 
     def _recover(self) -> None:
-        """Take what was kept of earlier attempts in a place that survives pods, as far as it is signed."""
+        """Copy the swaps of earlier attempts from places that survive pods, as far as they are signed."""
         try:
             for path in [
                 *swapping.earlier(checkpoints.fetched(KEPT)),
@@ -129,36 +129,36 @@ class Kept:
                 target, staged = self._path(self.count() + 1), self._staged(self.place)
                 if os.path.basename(path) == os.path.basename(target):
                     os.makedirs(self.place, exist_ok=True)
-                    # Others may write there: what is checked is what the ranks are going to read.
+                    # Others may write there, so the copy that ranks will read is the one that is checked.
                     with open(path, "rb", opener=_file) as source, open(staged, "wb") as copy:
                         shutil.copyfileobj(source, copy)
                     Payload(staged).verify(self._key)
                     os.replace(staged, target)
         except Exception as exc:  # whatever a store's library raises
-            text = "swaps of earlier attempts aren't all made again, as they can't be read: %s" % exc
+            text = "some swaps of earlier attempts aren't made again, as they can't be read: %s" % exc
             emit("Notice", text=text)
 
     def _path(self, number: int) -> str:
         return os.path.join(self.place, "%d.payload" % number)
 
     def _staged(self, place: str) -> str:
-        """Return a name of this node's own: several may write to one place."""
+        """Return a name that no other node uses: several may write to one place."""
         return os.path.join(place, "%d%s" % (self._node, checkpoints.PARTIAL))
 
     @property
     def _places(self) -> List[str]:
-        """Where this node keeps swaps; beside the checkpoints, which nodes may share, one does for all."""
+        """Where this node keeps swaps; beside the checkpoints, which nodes may share, only the first does."""
         beside = checkpoints.beside(KEPT) if self.place and self._first else ""
         return [place for place in (self.place, beside) if place]
 
     def stage(self, path: str) -> None:
-        """Have the payload of the next swap here, so that it only has to take its place."""
+        """Store the payload of the next swap, so that :meth:`keep` only has to rename it."""
         for place in self._places:
             os.makedirs(place, exist_ok=True)
             shutil.copyfile(path, self._staged(place))
 
     def unstage(self) -> None:
-        """Take it away again."""
+        """Remove what was staged."""
         for place in self._places:
             with suppress(OSError):
                 os.unlink(self._staged(place))
@@ -171,7 +171,7 @@ class Kept:
 
 
 def lay(payload: Payload, folder: str, files: Iterable[str]) -> None:
-    """Lay files that come along where ranks find their local modules."""
+    """Write files of a payload to where ranks find their local modules."""
     for file in files:
         path = os.path.join(folder, *file.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -181,7 +181,7 @@ def lay(payload: Payload, folder: str, files: Iterable[str]) -> None:
 
 
 def remove(folder: str, files: Iterable[str]) -> None:
-    """Take such files away again."""
+    """Remove such files."""
     for file in files:
         path = os.path.join(folder, *file.split("/"))
         with suppress(OSError):
@@ -190,13 +190,13 @@ def remove(folder: str, files: Iterable[str]) -> None:
 
 
 def _forget_bytecode(path: str) -> None:
-    # Python takes it for a file's that has the same size and was written in the same second.
+    # Python takes it for valid if the new file has the same size and was written in the same second.
     with suppress(OSError, NotImplementedError):
         os.unlink(importlib.util.cache_from_source(path))
 
 
 def _file(path: str, flags: int) -> int:
-    """Open a file, also by a link, as a Secret's are; a pipe or a device in its place would have no end."""
+    """Open a file, also through a link, as in a Secret; refuse a pipe or a device, which may never end."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor

@@ -1,9 +1,9 @@
-"""What Python's own libraries make of the notebook's code, each Python a little otherwise.
+"""Objects that Python's own libraries generate for the notebook's code, slightly different in each Python.
 
 Dataclasses, named tuples, enums and protocols have methods without a source, and tables that only their own
-Python knows. Where such a class comes from another Python, this one's makers write them again, from what the
-class says of itself: its fields, or its members. So it is with what ``functools`` makes. Nothing that the
-notebook's own code did is repeated.
+Python understands. If such a class comes from another Python, this Python's class makers generate them again
+from the class's own description: its fields or its members. Objects that ``functools`` makes are treated the
+same way. Nothing that the notebook's own code did is repeated.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from nbtorchjob.runtime.objects.sources import SourceError, stands_in
 
 _NAMEDTUPLE = ("__new__", "_make", "_replace", "__repr__", "_asdict", "__getnewargs__", "__replace__")
 _OPTIONS = ("default", "default_factory", "init", "repr", "hash", "compare", "metadata", "kw_only", "doc")
-_WRITES = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")  # of `dataclass`, what makes methods
+_WRITES = ("init", "repr", "eq", "order", "unsafe_hash", "frozen")  # options of `dataclass` that add methods
 _PROTOCOL = ("__protocol_attrs__", "__callable_proto_members_only__", "__non_callable_proto_members__")
-# What the metaclass of enums keeps in a class, in each Python a little otherwise.
+# What the metaclass of enums keeps in a class, slightly different in each Python.
 _TABLES = (
     "_member_names_", "_member_map_", "_value2member_map_", "_hashable_values_", "_unhashable_values_",
     "_unhashable_values_map_", "_member_type_", "_value_repr_", "_flag_mask_", "_singles_mask_", "_all_bits_",
@@ -35,12 +35,12 @@ _TABLES = (
 
 
 def methods(cls: type) -> Iterator[types.FunctionType]:
-    """Yield the methods of ``cls`` that a class maker wrote, and that :func:`renew` has written again."""
+    """Yield the methods of ``cls`` that a class maker generated, which :func:`renew` generates again."""
     own = vars(cls)
     functions = [f for f in map(_function, own.values()) if isinstance(f, types.FunctionType)]
     if "__dataclass_params__" in own:
         for function in functions:
-            inner = getattr(function, "__wrapped__", function)  # a repr is kept from going in circles
+            inner = getattr(function, "__wrapped__", function)  # a repr is wrapped, against recursion
             if isinstance(inner, types.FunctionType) and inner.__code__.co_filename == "<string>":
                 yield inner
                 yield function
@@ -55,7 +55,7 @@ def methods(cls: type) -> Iterator[types.FunctionType]:
 
 
 def renew(cls: Any, attributes: Dict[str, Any]) -> None:
-    """Write what another Python has written into ``cls``, which was just filled with its ``attributes``."""
+    """Generate again what another Python generated in ``cls``, which was just given ``attributes``."""
     for name, value in attributes.items():
         if _function(value) is ABSENT:
             type.__delattr__(cls, name)
@@ -87,7 +87,7 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
 
 
 def _renew_dataclass(cls: Any, attributes: Dict[str, Any]) -> None:
-    """Have ``dataclass`` write its methods from the fields of the class itself, which then are as before."""
+    """Have ``dataclass`` generate its methods from the class's own fields, then restore the fields."""
     annotations = attributes.get("__annotations__", {})
     fields = {k: field for k, field in attributes["__dataclass_fields__"].items() if k in annotations}
     before = {name: vars(cls)[name] for name in fields if name in vars(cls)}
@@ -119,20 +119,20 @@ def _dataclass_setstate(self: Any, state: Any) -> None:
         object.__setattr__(self, field.name, value)
 
 
-ABSENT = object()  # stands for a function of Python's own that isn't here
+ABSENT = object()  # stands for a function that only another Python has
 _HERE = {
     "_dataclass_getstate": _dataclass_getstate,
     "_dataclass_setstate": _dataclass_setstate,
 }  # Python 3.10
 _RENAMED = {
     ("enum", "EnumType"): ("enum", "EnumMeta"),  # Python 3.11
-    ("_thread", "lock"): ("threading", "Lock"),  # Python 3.13: a function makes them before
+    ("_thread", "lock"): ("threading", "Lock"),  # Python 3.13: before, a function makes them
 }
-_MOVED = {"pathlib._local": "pathlib"}  # Python 3.13 alone
+_MOVED = {"pathlib._local": "pathlib"}  # Python 3.13 only
 
 
 def reduce_name(cls: type) -> Any:
-    """Reduce a class that goes by its name; one that has another in other Pythons by that which all have."""
+    """Reduce a class by name; if its name differs between Pythons, by the one that works in all of them."""
     own = cls.__module__, cls.__qualname__
     module, name = _RENAMED.get(own, (_MOVED.get(own[0], own[0]), own[1]))
     if (module, name) == own:
@@ -141,14 +141,14 @@ def reduce_name(cls: type) -> Any:
 
 
 def reduce_private(function: Any) -> Any:
-    """Reduce a function that goes by its name; some that are written into classes aren't everywhere."""
+    """Reduce a function by name; some private ones that end up in classes don't exist in every Python."""
     if function.__module__ in ("dataclasses", "enum", "typing") and function.__name__.startswith("_"):
         return private, (sys.modules[function.__module__], function.__qualname__)
     return NotImplemented
 
 
 def private(module: Any, name: str) -> Any:
-    """Return what ``module`` has under a name, or what does the same; ``ABSENT`` where there is neither."""
+    """Return a function of ``module`` by name, or its equivalent; ``ABSENT`` if there is neither."""
     return functools.reduce(
         lambda owner, step: getattr(owner, step, _HERE.get(name, ABSENT)), name.split("."), module
     )
@@ -176,12 +176,12 @@ def is_dispatching(function: Any) -> bool:
 
 
 def make_dispatching(function: Any) -> Any:
-    """Make what ``singledispatch`` makes of a function, which may not be complete."""
+    """Make a ``singledispatch`` function around another, which may not be complete yet."""
     return functools.singledispatch(function)
 
 
 def fill_dispatching(dispatcher: Any, state: Any) -> None:
-    """Fill in what it dispatches to, and its attributes."""
+    """Fill in a dispatcher's implementations and its attributes."""
     function, registry, own = state
     functools.update_wrapper(dispatcher, function)
     for cls, implementation in registry.items():
@@ -190,13 +190,13 @@ def fill_dispatching(dispatcher: Any, state: Any) -> None:
 
 
 def reduce_dispatched_method(method: Any) -> Any:
-    """Reduce what ``singledispatchmethod`` makes."""
+    """Reduce a ``singledispatchmethod``."""
     state = dict(method.dispatcher.registry)
     return functools.singledispatchmethod, (method.func,), state, None, None, fill_dispatched_method
 
 
 def fill_dispatched_method(method: Any, registry: Dict[Any, Any]) -> None:
-    """Fill in what a method dispatches to."""
+    """Fill in the implementations that a method dispatches to."""
     for cls, implementation in registry.items():
         method.dispatcher.register(cls, implementation)
 
@@ -215,7 +215,7 @@ def make_partialmethod(function: Any, args: Any, keywords: Dict[str, Any]) -> An
 
 
 def _function(value: Any) -> Any:
-    """Return the function in a class's attribute: of a static or class method, too."""
+    """Return the function in a class's attribute, also if that is a static or class method."""
     return getattr(value, "__func__", value)
 
 
@@ -227,28 +227,30 @@ def _is_namedtuple(cls: type, own: Any) -> bool:
 
 
 def reduce_field(field: Any) -> Any:
-    """Reduce a dataclass's field to what was asked of it: its attributes differ between Pythons."""
+    """Reduce a dataclass's field to its options: its attributes differ between Pythons."""
     options = {name: getattr(field, name) for name in _OPTIONS if hasattr(field, name)}
     return make_field, (options, field.name, field.type, field._field_type.name)
 
 
 def make_field(options: Dict[str, Any], name: str, type_: Any, kind: str) -> Any:
-    """Make a field of a dataclass; raises ``SourceError`` where this Python's have none of that kind."""
+    """Make a dataclass's field; raises ``SourceError`` if this Python doesn't support fields of that kind."""
     known = inspect.signature(dataclasses.field).parameters
     if options.get("kw_only") is True and "kw_only" not in known:
-        raise SourceError("the field %s is keyword-only, which dataclasses know since Python 3.10" % name)
+        raise SourceError(
+            "the field %s is keyword-only, which dataclasses support from Python 3.10 on" % name
+        )
     field: Any = dataclasses.field(**{key: value for key, value in options.items() if key in known})
     field.name, field.type, field._field_type = name, type_, getattr(dataclasses, kind)
     return field
 
 
 def reduce_params(params: Any) -> Any:
-    """Reduce what a dataclass was made with."""
+    """Reduce the options that a dataclass was made with."""
     return make_params, ({name: getattr(params, name) for name in params.__slots__},)
 
 
 def make_params(options: Dict[str, Any]) -> Any:
-    """Make the record of what a dataclass was made with."""
+    """Make the record of the options that a dataclass was made with."""
     params: Any = object.__new__(dataclasses._DataclassParams)  # type: ignore[attr-defined]
     for name in params.__slots__:
         setattr(params, name, options.get(name, name == "match_args"))
@@ -256,7 +258,7 @@ def make_params(options: Dict[str, Any]) -> Any:
 
 
 def reduce_sentinel(sentinel: Any) -> Any:
-    """Reduce ``dataclasses.MISSING`` and its like by their names: they are told apart by identity."""
+    """Reduce ``dataclasses.MISSING`` or ``KW_ONLY`` by its name: such sentinels are compared by identity."""
     return getattr, (dataclasses, SENTINELS[type(sentinel)])
 
 
@@ -266,7 +268,7 @@ SENTINELS = {
 
 
 def _annotation(field: Any) -> Any:
-    # A text would be looked up in the notebook's module, which isn't there yet.
+    # A string would be looked up in the notebook's module, which doesn't exist yet.
     if field._field_type.name == "_FIELD_CLASSVAR":
         return typing.ClassVar
     if field._field_type.name == "_FIELD_INITVAR" and isinstance(field.type, str):
@@ -278,7 +280,7 @@ def _annotation(field: Any) -> Any:
 
 
 def reduce_redirect(redirect: Any) -> Any:
-    """Reduce what finds a member of an enum, or an attribute of that name, since Python 3.11."""
+    """Reduce an ``enum.property`` (Python 3.11), which finds an enum's member or an attribute of its name."""
     own = dict(vars(redirect))
     return (
         make_redirect,
@@ -291,22 +293,22 @@ def reduce_redirect(redirect: Any) -> Any:
 
 
 def make_redirect(*functions: Any) -> Any:
-    """Make an ``enum.property``, or before Python 3.11 what stood in its place."""
+    """Make an ``enum.property``, or before Python 3.11 its predecessor."""
     return getattr(enum, "property", types.DynamicClassAttribute)(*functions)
 
 
 def fill_redirect(redirect: Any, own: Dict[str, Any]) -> None:
-    """Set its attributes."""
+    """Set the attributes of an ``enum.property``."""
     vars(redirect).update(own)
 
 
 def reduce_boundary(boundary: Any) -> Any:
-    """Reduce what a flag does with bits that it hasn't."""
+    """Reduce an ``enum.FlagBoundary``: what a flag does with bits that it doesn't define."""
     return make_boundary, (boundary.name,)
 
 
 def make_boundary(name: str) -> Any:
-    """Return it by its name; None before Python 3.11."""
+    """Return an ``enum.FlagBoundary`` by its name; None before Python 3.11."""
     return getattr(getattr(enum, "FlagBoundary", None), name, None)
 
 
@@ -330,7 +332,7 @@ def fill_enum(cls: Any, attributes: Dict[str, Any]) -> Dict[str, Any]:
     for index, (name, member) in enumerate(members.items()):
         if redirects:
             vars(member).setdefault("_sort_order_", index)
-            # ``cls`` finds a member by its name, as its metaclass does, also where a base has that name.
+            # Make ``cls`` find a member by its name, as its metaclass does, even if a base has that name.
             below = [vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)]
             if below:
                 functions = [getattr(below[0], attr, None) for attr in ("fget", "fset", "fdel")]
@@ -363,5 +365,5 @@ def _is_bit(value: Any) -> bool:
 
 
 def _of_enums(value: Any) -> bool:
-    """Whether an attribute is one that the metaclass gives enums: a method of Python's own."""
+    """Whether the enum metaclass added an attribute: it is a method of Python's own."""
     return callable(value) and getattr(value, "__module__", None) in (None, "builtins", "enum")

@@ -1,13 +1,13 @@
-"""Code that comes from another Python: compiled from its source, at the same lines.
+"""Code from another Python: compiled from its source, at the same lines.
 
-Bytecode is for one minor version of Python. A pickle holds the bytecode of its functions, and each code in it
-has a number there. Where another Python may load the pickle, a *table* comes with it: the statements that the
-functions were defined by, with the lines blank in between, and for each number which of the functions in them
-it is, counted as the syntax tree has them. Both ends find the code of a function in a tree in the same way
-(:func:`functions`); who makes the table has checked that the source compiles to that very bytecode.
+Bytecode is for one minor version of Python. A pickle holds the bytecode of its functions, and numbers each
+code object. If another Python may load the pickle, a *table* comes with it: the statements that define the
+functions, with blank lines in between, and for each number, which of the functions in them it is, in the
+order of the syntax tree. Both ends find the code of a function in a tree in the same way (:func:`functions`);
+the process that makes the table checks that the source compiles to that very bytecode.
 
-What has no source is made as a function that says so when it is called: whoever sends such a table to a node
-refuses that before (``lacking``).
+Code without a source becomes a function that raises an error when it is called; a table with such code
+(``lacking``) is refused before it is sent to a node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 HERE = "%d.%d" % sys.version_info[:2]
 home = HERE  # the Python that this process's values go to
-ANCHOR = "<cell>"  # the function whose globals are what a cell reads: nobody calls it
+ANCHOR = "<cell>"  # the function whose globals are those that a cell reads: it is never called
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
@@ -40,7 +40,7 @@ _KINDS = 0x04 | 0x08 | 0x20 | 0x80 | 0x100 | 0x200
 
 _SAME = ("co_name", "co_firstlineno", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_freevars")
 _NAMES = ("co_names", "co_varnames", "co_cellvars", "co_freevars")
-# What Python 3.14 makes of `"%s" % x`, and of `any(... for ...)` and the like.
+# Names that Python 3.14 adds to compile `"%s" % x`, `any(... for ...)` and the like.
 _ADDED = frozenset(("format", "all", "any", "tuple", "list", "set"))
 
 _loading = threading.local()
@@ -58,8 +58,8 @@ class SourceError(Exception):
 def functions(text: str, filename: str, features: Tuple[str, ...] = ()) -> List[Optional[types.CodeType]]:
     """Return the code of each function and lambda in a module's ``text``, in the order of its syntax tree.
 
-    None stands for one that Python leaves out (below ``if 0``). ``features`` are those of ``__future__`` that
-    are on without standing in the text. Raises ``SyntaxError`` and ``ValueError`` as ``compile`` does.
+    None stands for one that Python leaves out (below ``if 0``). ``features`` are those of ``__future__`` to
+    turn on although the text doesn't. Raises ``SyntaxError`` and ``ValueError`` as ``compile`` does.
     """
     flags = _FLAGS
     for name in features:
@@ -68,7 +68,7 @@ def functions(text: str, filename: str, features: Tuple[str, ...] = ()) -> List[
         warnings.simplefilter("ignore")
         tree = ast.parse(text, filename)
         real = compile(tree, filename, "exec", flags, True)
-        # Once more with a name or line of its own for each: what shares its line, or is equal, is told apart.
+        # Again, with a unique name or line for each: functions may be equal or share a line.
         last = text.count("\n") + 2
         nodes = list(_functions(tree))
         for index, node in enumerate(nodes):
@@ -96,7 +96,7 @@ def _functions(node: ast.AST) -> Iterator[Any]:
 
 
 def _pairs(one: types.CodeType, other: types.CodeType) -> Iterator[Tuple[types.CodeType, types.CodeType]]:
-    """Yield what two compilations of one tree load as code, in pairs."""
+    """Yield the code objects that two compilations of one tree load, in pairs."""
     loaded = list(_loaded(one)), list(_loaded(other))
     if len(loaded[0]) == len(loaded[1]):
         for pair in zip(*loaded):
@@ -114,7 +114,7 @@ def _loaded(code: types.CodeType) -> Iterator[types.CodeType]:
             yield code.co_consts[argument]
 
 
-# Where code is sent
+# In the process that sends code
 
 
 class Codes:
@@ -122,11 +122,11 @@ class Codes:
 
     def __init__(self) -> None:
         self._codes: List[types.CodeType] = []
-        self._inner: Set[int] = set()  # what is part of other code
-        self._made: Set[int] = set()  # what class makers wrote, and write again
+        self._inner: Set[int] = set()  # ids of code that is part of other code
+        self._made: Set[int] = set()  # ids of code that class makers generated, and generate again
 
     def add(self, code: types.CodeType) -> int:
-        """Note code that is pickled; return its number."""
+        """Record code that is pickled; return its number."""
         self._codes.append(code)
         self._inner.update(
             id(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)
@@ -134,11 +134,11 @@ class Codes:
         return len(self._codes) - 1
 
     def made(self, code: types.CodeType) -> None:
-        """Note the code of a method that the other Python's class makers write anew (``generated.py``)."""
+        """Record the code of a method that another Python's class makers generate anew (``generated.py``)."""
         self._made.add(id(code))
 
     def table(self, *cells: Tuple[str, str]) -> Dict[str, Any]:
-        """Return the table, as JSON has it; ``cells`` are names and texts of what runs there as text."""
+        """Return the table as JSON data; ``cells`` are the names and texts of cells that are sent as text."""
         together: Dict[Tuple[str, Tuple[str, ...]], List[int]] = {}
         for number, code in enumerate(self._codes):
             if id(code) not in self._made:
@@ -154,7 +154,7 @@ class Codes:
             codes = [self._codes[number] for number in numbers]
             lines = {code.co_firstlineno for code in codes}
             best: Tuple[str, List[Optional[int]]] = "", [None] * len(codes)
-            # Since Python 3.12 a method of a name that the same module imports is called in another way: a
+            # Since Python 3.12, a method call on a name that the same module imports compiles differently: a
             # script's functions were compiled with the imports, a cell's statements each by itself.
             for text, imports in ((text, imports) for text in _texts(filename) for imports in (False, True)):
                 try:
@@ -185,15 +185,15 @@ class Codes:
 
 
 def front(table: Dict[str, Any]) -> bytes:
-    """Return what stands before a pickle whose code is in ``table``."""
+    """Return the bytes to put before a pickle whose code is in ``table``."""
     return ahead(_Front(json.dumps(table)))
 
 
 def ahead(value: Any, out_of_band: Any = None) -> bytes:
-    """Return the pickle of ``value`` to stand before another, which is loaded as one with it."""
+    """Return the pickle of ``value`` to put before another pickle, so that the two load as one."""
     out = io.BytesIO()
     pickler = pickle.Pickler(out, protocol=5, buffer_callback=out_of_band)
-    pickler.fast = True  # without a memo, whose numbers would be those of the pickle behind
+    pickler.fast = True  # without a memo: the following pickle uses the same memo numbers
     pickler.dump(value)
     return out.getvalue()[:-1] + pickle.POP
 
@@ -213,16 +213,16 @@ def _texts(filename: str) -> Iterator[str]:
     try:
         with tokenize.open(filename) as file:
             text = file.read()
-    except (OSError, SyntaxError, ValueError):  # no file; none of Python's
+    except (OSError, SyntaxError, ValueError):  # no file, or not Python
         return
     if text != "".join(lines):  # it was edited since, and imported again
         yield text
 
 
 def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
-    """Return ``text`` with the statements alone that stand at the lines ``wanted``, each at its lines.
+    """Return ``text`` with only the statements at the lines ``wanted``, at their original lines.
 
-    With ``imports`` those stay, too, that import something at the top of the module.
+    With ``imports``, top-level statements of the module that import something stay, too.
     """
     spans = []
     for statement in ast.parse(text).body:
@@ -236,7 +236,7 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
         spans.append((first, statement.end_lineno or first))
     kept: Set[int] = set()
     before = -1
-    while len(kept) != before:  # what shares a line with a statement that is kept is kept as well
+    while len(kept) != before:  # statements that share a line with a kept one are kept as well
         before = len(kept)
         for first, last in spans:
             lines = range(first, last + 1)
@@ -246,18 +246,18 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
     return "\n".join(line if number in kept else "" for number, line in numbered).rstrip() + "\n"
 
 
-# Where it arrives
+# In the process that loads it
 
 
 class Missing:
-    """Code that can't be had here: how the other Python describes it, and why."""
+    """Code that isn't available here: its attributes in the other Python, and why it is missing."""
 
     def __init__(self, described: Dict[str, Any], why: str) -> None:
         self.described = described
         self._why = why
 
     def function(self, space: Dict[str, Any]) -> Any:
-        """Make a function that raises why once it is called; :func:`stands_in` tells it from others."""
+        """Make a function that raises the reason when it is called; :func:`stands_in` recognizes it."""
         name = self.described["co_name"]
         namespace: Dict[str, Any] = {}
         exec("def made(*args, **kwargs):\n    raise RuntimeError(%r)" % self._why, namespace)
@@ -295,14 +295,14 @@ class _Table:
             raise SourceError(_refused(file, exc, HERE)) from exc
         if compiled is None or not _alike(described, compiled):
             raise SourceError(
-                "%s (line %d of %s) is compiled by Python %s to other code than by Python %s"
+                "%s (line %d of %s) compiles to different code on Python %s than on Python %s"
                 % (described["co_name"], described["co_firstlineno"], file["name"], HERE, self._python)
             )
         return compiled
 
 
 def begin(text: str) -> None:
-    """Take in the table of the pickle that this thread is loading."""
+    """Register the table of the pickle that this thread is loading."""
     table = json.loads(text)
     for file in table["files"]:
         if file["name"] not in linecache.cache:
@@ -313,28 +313,28 @@ def begin(text: str) -> None:
 
 
 def forget() -> None:
-    """Forget what this thread failed to load."""
+    """Forget the tables of pickles that this thread failed to load."""
     _loading.__dict__.clear()
 
 
 def code(python: str, number: int, described: Dict[str, Any]) -> Any:
-    """Return the code with that number in the pickle that is being loaded; a ``Missing`` without source.
+    """Return the code with that number in the pickle that is being loaded; ``Missing`` if it has no source.
 
-    ``described`` are its attributes in ``python``. Raises ``SourceError`` where its source gives other code.
+    ``described`` are its attributes in ``python``. Raises ``SourceError`` if its source gives other code.
     """
     tables = _loading.__dict__.get("tables")
     if not tables:
         return Missing(described, _without_source(described, python))
     loaded = tables[-1].code(number, described)
-    if not tables[-1].left:  # each is asked for once, so this was the last
+    if not tables[-1].left:  # each code is requested once, so this was the last
         tables.pop()
     return loaded
 
 
 def check(table: Dict[str, Any], python: str = HERE) -> None:
-    """Raise ``SourceError`` where ``python`` can't compile the code of ``table``.
+    """Raise ``SourceError`` if ``python`` can't compile the code of ``table``.
 
-    Of another one than this it is known which syntax it doesn't have, not all that it refuses.
+    For a Python other than this one, only syntax that it lacks is detected, not all that it refuses.
     """
     names = table["lacking"]
     if names:
@@ -378,7 +378,7 @@ def _without_source(described: Dict[str, Any], python: str) -> str:
 
 
 def _alike(described: Dict[str, Any], code: types.CodeType) -> bool:
-    """Whether code of another Python and of this one have the same place, parameters and names."""
+    """Whether another Python's code and this Python's have the same place, parameters and names."""
     if any(described[name] != getattr(code, name) for name in _SAME):
         return False
     many = code.co_argcount + code.co_kwonlyargcount
@@ -389,7 +389,7 @@ def _alike(described: Dict[str, Any], code: types.CodeType) -> bool:
 
 
 def _names(code: Any) -> Set[str]:
-    """Return the names that code and what is in it uses, but those that some Pythons' compilers add."""
+    """Return the names that code and its nested code use, except those that some Pythons' compilers add."""
     if isinstance(code, Missing):
         code = code.described
     if not isinstance(code, dict):

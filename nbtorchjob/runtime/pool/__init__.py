@@ -3,10 +3,9 @@
 Theory of operation
 ===================
 
-All that brings a turn to its nodes, puts it in order and ends it is the lab's (``lab/lab.py``). Where a lab's
-ranks run a turn themselves, a pool's zygotes fork ranks for it (``zygote.py``). These are what they would be
-in a job with pods of its own, except that torch is imported already. Their payload is a job's, with the
-program.
+The lab's code (``lab/lab.py``) brings a turn to its nodes, orders it and ends it. Where a lab's ranks run a
+turn themselves, a pool's zygotes fork ranks for it (``zygote.py``). These ranks are as in a job with pods of
+its own, except that torch is imported already. Their payload is a job's, with the program.
 
     in a lab                                      in a pool
     --------------------------------------------  -----------------------------------------------------------
@@ -16,13 +15,13 @@ program.
     local modules stay for later turns            they go with the job
     one turn runs at a time                       jobs of fewer nodes run side by side, each on its own
 
-The lead gives nodes to the first job in the line as soon as enough of them are free, and says so
-(``TurnPlaced``): nobody overtakes. A job that is sent again has the number that it was sent with first, by
-which the line is sorted. Until it is placed a job has no nodes, though its payload lies on all of them.
-Between nodes and zygotes ranks are numbered as the pool's. In what is told of a job, and in its own
-processes, they are counted from 0.
+The lead gives nodes to the first job in the line as soon as enough of them are free, and reports that
+(``TurnPlaced``): no job overtakes another. The line is sorted by the jobs' numbers; a job that is sent again
+keeps its first number. Until it is placed, a job has no nodes, though its payload is on all of them. Between
+nodes and zygotes, ranks have the pool's numbers. In a job's events, and in its own processes, they are
+counted from 0.
 
-When all ranks of a node are through with a turn, it is cleared; the node is free after that:
+When all ranks of a node are through with a turn, the turn is cleared; after that the node is free:
 
     _here.done   until                       then
     -----------  --------------------------  ---------------------------------------------------------------
@@ -32,12 +31,11 @@ When all ranks of a node are through with a turn, it is cleared; the node is fre
                                              and the agent puts the files back (``ground.py``)
     restore-R    it has                      ``_end_here``: the lead hears that this node is through
 
-A node where a rank has failed has the others stop, by the nodes' store ("stop" in ``relay.py``): in a
+A node where a rank has failed stops the others through the nodes' store ("stop" in ``relay.py``): in a
 collective their ranks would wait for ever.
 
-A node whose files can't be put back is *worn*, and a fresh pod is to take its place. That takes all nodes
-with it, as torch's nodes begin anew together: the lead begins no job any more, and has the node end once
-none runs.
+A node whose files can't be put back is *worn*, and a fresh pod is to take its place. All nodes then begin
+anew with it, as torch's nodes do: the lead starts no more jobs, and tells the node to end once none runs.
 """
 
 from __future__ import annotations
@@ -79,15 +77,15 @@ class Pool(Lab):
     """A node's part of a pool."""
 
     def __init__(self, *args: Any) -> None:
-        self._processes: Dict[int, int] = {}  # of the job's ranks here
-        self._ranks_of: List[int] = []  # the pool's ranks that the job here has, in the order of its own
-        self._port = 0  # that is free for it here
+        self._processes: Dict[int, int] = {}  # of the job's ranks on this node
+        self._ranks_of: List[int] = []  # the pool's ranks that the job uses, in the order of its own ranks
+        self._port = 0  # a free one for the job on this node
         self._due_at: Dict[int, float] = {}  # when the deadlines of running jobs are over, by round
-        self._ended: Dict[int, int] = {}  # rounds that are to end, with the deadline, in seconds, or 0
+        self._ended: Dict[int, int] = {}  # rounds that are to end, with the deadline in seconds, or 0
         self._worn: Set[int] = set()  # nodes that are to be replaced
-        self._groups: Dict[int, Tuple[str, int]] = {}  # of runs, with how many of it may run at a time
-        self._early: Dict[int, str] = {}  # what runs have reported that ends them
-        super().__init__(*args)  # whose thread uses these
+        self._groups: Dict[int, Tuple[str, int]] = {}  # of runs, with how many runs may go on at a time
+        self._early: Dict[int, str] = {}  # the reports that end runs early
+        super().__init__(*args)  # its thread uses these
         self._program = Payload(self._path).checksums().get(_MODULES)
 
     def _begin(self, base: Base) -> None:
@@ -97,7 +95,7 @@ class Pool(Lab):
     def _ranks(self, base: Base, asked: Dict[str, Any]) -> List[int]:
         ranks, many = super()._ranks(base, asked), asked["nodes"]
         if many > len(base.nodes):
-            raise Refused("it has %d nodes, and not %d" % (len(base.nodes), many))
+            raise Refused("it has %d nodes, not %d" % (len(base.nodes), many))
         return ranks[: len(ranks) * many // len(base.nodes)]
 
     def _nodes_for(self, base: Base, ranks: Sequence[int]) -> List[int]:
@@ -235,7 +233,7 @@ class Pool(Lab):
             super()._over_here(here)
 
     def _order(self, here: _Here, what: str, zygotes: Sequence[int]) -> None:
-        """Have these zygotes do something more before the turn is through here."""
+        """Give zygotes one more order before the turn is through on this node."""
         self._here = here._replace(done=what, left=set(zygotes))
         for rank in zygotes:
             self._standing.tell(rank, {"round": what})
@@ -281,7 +279,7 @@ class Pool(Lab):
         super()._through(node, round_)
         if turn is not None and round_ not in self._running and turn.number:
             self._groups.pop(round_, None)
-            self._stop(round_)  # nobody need watch it any more
+            self._stop(round_)  # nodes need no longer watch it
         elif turn is not None and turn.left:
             self._next()  # this node is free
 
@@ -307,7 +305,7 @@ class Pool(Lab):
 
 
 class Worn(Exception):
-    """A job left what only a fresh pod is free of, such as a changed file of the image."""
+    """A job left something that only a fresh pod gets rid of, such as a changed file of the image."""
 
 
 class PoolKeeper(Keeper):
@@ -321,14 +319,14 @@ class PoolKeeper(Keeper):
         self._ground: Optional[Ground] = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
-        if self._ground is not None:  # what a job had left when they ended nobody has cleared
+        if self._ground is not None:  # what a job had left when they ended wasn't cleared
             raise Worn("the processes of its jobs have ended")
         self._ground = self._look_at_ground()
         return super()._start_workers(worker_group)
 
     @contextmanager
     def saving(self) -> Iterator[checkpoints.Saved]:
-        """See the base class. Each job saves at a place of its own: here it is tried whether it can."""
+        """See the base class. Each job saves to its own place; this only checks that saving works."""
         checkpoints.sender(os.environ.get(checkpoints.CHECKPOINTS, "")).finish()
         try:
             yield self.saved
@@ -339,7 +337,7 @@ class PoolKeeper(Keeper):
     def restore(self, over: Callable[[], None], then: Callable[[bool], None]) -> None:
         """End a job in another thread: send its checkpoints, call ``over``, and put the node's files back.
 
-        ``then`` is called with whether that takes a fresh pod.
+        ``then`` is called with whether a fresh pod is needed.
         """
 
         def act() -> None:
@@ -348,11 +346,14 @@ class PoolKeeper(Keeper):
             over()
             try:
                 changed = self._ground.restore()
-            except Exception as exc:  # whatever it is, the pool would wait for this node for ever
+            except Exception as exc:  # of any kind: else the pool would wait for this node for ever
                 changed = [repr(exc)]
             if changed:
                 more = " and %d more" % len(changed[_NAMED:]) if changed[_NAMED:] else ""
-                self._left = "a job left what can't be put back: %s%s" % (", ".join(changed[:_NAMED]), more)
+                self._left = "a job left changes that can't be undone: %s%s" % (
+                    ", ".join(changed[:_NAMED]),
+                    more,
+                )
                 with suppress(OSError):  # a full disk
                     emit("Notice", text="node %d has to be replaced: %s" % (self._node, self._left))
             then(bool(changed))
@@ -365,7 +366,7 @@ class PoolKeeper(Keeper):
         self.wake()
 
     def look_after(self, round_: int, pids: Dict[int, int]) -> None:
-        """Take in the processes of a job's ranks on this node, by rank; called in the thread of the lab."""
+        """Watch the processes of a job's ranks on this node, by rank; called in the thread of the lab."""
         self._meter.every = EVERY
         self._lookout.enter(round_, self._folder_of(round_), pids, self._peers)
         self._meter.begin(round_, pids)
@@ -373,7 +374,7 @@ class PoolKeeper(Keeper):
     def enter_job(
         self, round_: int, ranks: Sequence[int], all_ranks: Sequence[int], nodes: Sequence[int], id_: str
     ) -> None:
-        """Begin the job of that id, which these ranks of this node run, of ``all_ranks`` on ``nodes``."""
+        """Begin the job ``id_``: ``ranks`` run it on this node, out of ``all_ranks`` on ``nodes``."""
         self.saved = checkpoints.sender(checkpoints.of_job(id_))
         self._peers.go_with(nodes)
         self.enter_turn(round_, ranks, all_ranks)
@@ -385,7 +386,7 @@ class PoolKeeper(Keeper):
         self._lookout.enter(self._round, folder, {}, self._peers)
         self._meter.begin(self._round, {})
         super().leave_turn()
-        if not self.leaving:  # jobs on other nodes may save: here is nobody who does
+        if not self.leaving:  # jobs on other nodes may save, but nothing on this one
             self._peers.go_with([self._node])
             idle = os.path.join(self._folder, "idle")
             os.makedirs(idle, exist_ok=True)
@@ -400,7 +401,7 @@ class PoolKeeper(Keeper):
 def keeper(
     payload: Payload, key: bytes, folder: str, files: str, node: int
 ) -> Tuple[Callable[..., NodeAgent], Callable[..., None], Callable[[worker.Rank], None]]:
-    """Return the same for a pool's node as ``lab/keeper`` does for a lab's."""
+    """Return for a pool's node what ``lab/keeper`` returns for a lab's."""
     pool = Pool(payload.header, payload.path, key, folder, files, node)
     unseen = bool(os.environ.get(injected.UNSEEN))
     ground = partial(Ground, folder, **payload.header["lab"]["ground"], unseen=unseen)

@@ -25,18 +25,18 @@ CANNOT_STOP = "the ranks of this job can't stop: start it with --debug-wait 300"
 
 
 def pass_over(*args: Any, **kwargs: Any) -> Any:
-    """Stand for ``breakpoint()`` in a rank without a debugger, which Python's own would end: nobody types."""
+    """Replace ``breakpoint()`` in a rank without a debugger: Python's own, without input, would end it."""
     if os.environ.get("PYTHONBREAKPOINT"):
         return sys.__breakpointhook__(*args, **kwargs)
-    warnings.warn(f"breakpoint() is passed over: {CANNOT_STOP}", stacklevel=2)
+    warnings.warn(f"breakpoint() is ignored: {CANNOT_STOP}", stacklevel=2)
     return None
 
 
 def run(call: dict[str, Any], path: str = "") -> Any:
     """Return the function's result (awaited, if it is async) or the cell's last expression.
 
-    ``call`` is what ``nbtorchjob.capture`` pickled, ``path`` the payload it is of. Raises what the user's
-    code raises.
+    ``call`` was pickled by ``nbtorchjob.capture``; ``path`` is the payload that contains it. Raises whatever
+    the user's code raises.
     """
     namespace = namespace_of(call)
     sys.argv = list(call["argv"])
@@ -45,11 +45,11 @@ def run(call: dict[str, Any], path: str = "") -> Any:
 
 
 def replay_in(namespace: dict[str, Any]) -> Any:
-    """Return what makes the swaps of earlier attempts again (``swapping.Replay``), if there were any."""
+    """Return a ``swapping.Replay`` of the swaps of earlier attempts, or None if there were none."""
     kept = os.environ.get(KEPT_AT, "")
     if not os.path.isdir(kept):
         return None
-    from nbtorchjob.runtime.rank import swapping  # late: it travels only where code may be swapped
+    from nbtorchjob.runtime.rank import swapping  # imported late: it travels only if code may be swapped
 
     return swapping.Replay(swapping.earlier(kept), namespace)
 
@@ -57,9 +57,9 @@ def replay_in(namespace: dict[str, Any]) -> Any:
 def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> Any:
     """Return what the function returns, or the cell's last expression; the cell runs in ``namespace``.
 
-    ``replay`` is what makes swaps again as the code that they change is defined (``swapping.Replay``).
+    ``replay`` makes swaps again as the code that they change is defined (``swapping.Replay``).
     """
-    # Set this process up as the notebook's is, whatever a lab's turn before has set.
+    # Set this process up like the notebook's, whatever an earlier turn of a lab has set.
     settings = call.get("carried", {})
     logging = call.get("logging", {})
     if settings or logging or f"{__package__}.carried" in sys.modules:
@@ -79,12 +79,12 @@ def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> 
 
 
 def is_mine(cell: dict[str, Any]) -> bool:
-    """Whether a cell is for this rank: of several cells some are for a few ranks alone."""
+    """Whether a cell is for this rank: among several cells, some may be for only a few ranks."""
     return not cell.get("ranks") or int(os.environ["RANK"]) in cell["ranks"]
 
 
 def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``__main__`` holds before the call: what the notebook's functions and the cell see."""
+    """Return the names of ``__main__`` before the call, which the notebook's functions and the cell see."""
     function = call["namespace"] if "namespace" in call else call["function"]
     namespace: dict[str, Any] = getattr(getattr(function, "func", function), "__globals__", {})
     if namespace.get("__name__") != "__main__":
@@ -95,11 +95,11 @@ def namespace_of(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def become_main(namespace: dict[str, Any], path: str) -> None:
-    """Have this process's ``__main__`` be one whose attributes are ``namespace``.
+    """Make this process's ``__main__`` a module whose attributes are ``namespace``.
 
-    Pickling by name (``torch.save``, collectives of objects) and ``typing.get_type_hints`` look the
-    notebook's classes up there, and multiprocessing the file that makes it again in a process that it
-    starts (``spawned.py``). The cell itself sees no ``__file__``, as in a notebook.
+    Pickling by name (``torch.save``, collectives of objects) and ``typing.get_type_hints`` look up the
+    notebook's classes there, and multiprocessing the file that recreates it in a process that it starts
+    (``spawned.py``). The cell itself sees no ``__file__``, as in a notebook.
     """
 
     class Main(types.ModuleType):
@@ -137,14 +137,14 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any, later: l
         values = dict(values, **call["kwargs"])
         parameters = inspect.signature(function).parameters.values()
         ahead = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
-        # One without a value has a default: the host saw to that.
+        # A parameter without a value has a default: that was checked when the call was captured.
         args = [values.pop(p.name) if p.name in values else p.default for p in ahead]
         return _finished(function(*args, **values))
     return namespace.pop(_VALUE, None)
 
 
 def show(text: str, filename: str) -> None:
-    """Have tracebacks show the lines of a cell."""
+    """Make tracebacks show the lines of a cell."""
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
 
 

@@ -1,14 +1,14 @@
 """The values of an optimizer that a job's owner changes while it trains: ``lr`` and the like in its groups.
 
-An optimizer keeps such values in its ``param_groups``, where a global that its maker read doesn't reach them.
-One is named by a global that holds it, or as ``optimizer``, where a rank has only one: a local of a running
-function, or one that Trainer or Lightning made, has no name here.
+An optimizer keeps such values in its ``param_groups``: changing the global that they came from has no effect.
+An optimizer is named by a global that holds it, or as ``optimizer`` if a rank has only one: a local of a
+running function, or an optimizer that Trainer or Lightning made, has no name here.
 
-With schedulers (``torch.optim.lr_scheduler``, 2.13) a schedule goes on from the new learning rate: what it
-works its rates out from is scaled as that is.
+With schedulers (``torch.optim.lr_scheduler``, 2.13), a schedule goes on from the new learning rate: the
+values that it computes its rates from are scaled like the rate.
 
-In an attempt that starts anew a value is set at the first step of the optimizer, once a checkpoint is loaded.
-The group is marked, so that a value that comes with a checkpoint isn't set again: its schedule has gone on.
+In a new attempt, a value is set at the first step of the optimizer, once a checkpoint is loaded. The group is
+marked, so that a value that comes with a checkpoint isn't set again: its schedule has gone on.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any, Callable, Dict, Iterable, List, Tuple
 from nbtorchjob.runtime.api.points import MARK
 
 ANY = "optimizer"
-# What torch's optimizers keep in their groups, for whoever takes one for a global.
+# Values that torch's optimizers keep in their groups, in case a user takes one for a global.
 VALUES = frozenset(("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "rho"))
 _SCALED = ("initial_lr", "max_lr", "min_lr")  # of a group, by schedulers (OneCycleLR, 2.13)
 _BASES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")  # of a scheduler
 
 
 class CannotSetError(Exception):
-    """An optimizer's value can't be changed as asked; the message is one line that says why."""
+    """An optimizer's value can't be changed as requested; the message is one line that says why."""
 
     __module__ = "nbtorchjob"
 
 
 class Setting:
-    """One value that is to be set: ``path`` names an optimizer and the value, as in ``optimizer.lr``."""
+    """A value to set: ``path`` names an optimizer and the value, as in ``optimizer.lr``."""
 
     def __init__(self, path: str, value: Any, space: Dict[str, Any]) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Setting:
         lacking = [group for group in groups if self.key not in group]
         if lacking:
             known = ", ".join(sorted(key for key in lacking[0] if key != "params" and key != MARK))
-            raise CannotSetError("%s: it has no %s, but %s" % (self.path, self.key, known))
+            raise CannotSetError("%s: it has no %s, only %s" % (self.path, self.key, known))
         values = [_plain(group[self.key]) for group in groups]
         if any(value != values[0] for value in values):
             raise CannotSetError(
@@ -76,15 +76,17 @@ class Setting:
         if not alike:
             raise CannotSetError("%s is %r, and can't become %r" % (self.path, values[0], self._value))
         if self.key == "lr" and values[0] == 0 and self._schedulers():
-            raise CannotSetError("%s: its schedule has it at 0 now; try again some steps later" % self.path)
+            raise CannotSetError(
+                "%s: its schedule has set it to 0 for now; try again some steps later" % self.path
+            )
         return bool(values[0] != self._value)
 
     def _only_one(self) -> Any:
-        """Return this process's optimizer, but for those that wrap one. Raises ``CannotSetError``."""
+        """Return this process's only optimizer, not counting wrappers. Raises ``CannotSetError``."""
         base = getattr(sys.modules.get("torch.optim"), "Optimizer", ())
         some = _living(base)
         if len(some) > 1:
-            some = []  # nothing is to hold on to those that nobody uses any more
+            some = []  # keep no references to those that are no longer in use
             gc.collect()
             some = _living(base)
         some = [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
@@ -95,11 +97,11 @@ class Setting:
         return some[0]
 
     def apply(self) -> Callable[[], None]:
-        """Set the value; return what puts back what was there."""
+        """Set the value; return a function that restores the old one."""
         undo: List[Callable[[], None]] = []
         groups, before = self._optimizer.param_groups, self.current()
         if self.key == "lr" and before:
-            # First: the rate's own tensor may be among what a scheduler has.
+            # First: a scheduler may hold the rate's own tensor.
             for group in groups:
                 _scale(group, _SCALED, self._value / before, undo)
             for scheduler in self._schedulers():
@@ -119,7 +121,7 @@ class Setting:
         return put_back
 
     def mark(self, swap: str) -> Callable[[], None]:
-        """Note in the groups that a swap has set it there; return what takes that back."""
+        """Mark in the groups that a swap has set the value; return a function that removes the mark."""
         groups = self._optimizer.param_groups
         for group in groups:
             group.setdefault(MARK, []).append(swap)
@@ -131,7 +133,7 @@ class Setting:
         return unmark
 
     def marked(self, swap: str) -> bool:
-        """Whether that swap has set it already, as a checkpoint that was loaded since tells."""
+        """Whether that swap has already set the value, by the marks in a checkpoint that was loaded since."""
         return any(swap in group.get(MARK, ()) for group in self._optimizer.param_groups)
 
     def current(self) -> Any:
@@ -145,7 +147,7 @@ class Setting:
 
 
 def again(settings: List[Tuple[str, Setting]]) -> None:
-    """Set values that earlier attempts have set, by their swaps' ids, as their optimizers first step."""
+    """Set the values that earlier attempts set, by their swaps' ids, when their optimizers first step."""
     from torch.optim import optimizer
 
     left = list(settings)
@@ -153,7 +155,7 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
     def step(stepping: Any, args: Any, kwargs: Any) -> None:
         if not left:
             return
-        # DCP steps a new optimizer with a rate of 0, to see its state, ahead of loading one.
+        # DCP steps a new optimizer with a rate of 0, to get its state, before it loads one.
         rates = [_plain(group.get("lr", 1)) for group in stepping.param_groups]
         for one in list(left) if any(rates) else ():
             swap, setting = one
@@ -167,7 +169,7 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
                     setting.apply()
                     setting.mark(swap)
 
-    # It stays: torch goes through all hooks at a step, which fails where one removes itself.
+    # The hook stays: torch iterates over all hooks at a step, which fails if one removes itself.
     optimizer.register_optimizer_step_pre_hook(step)
 
 
@@ -180,7 +182,7 @@ def _plain(value: Any) -> Any:
 
 
 def _scale(place: Dict[str, Any], keys: Iterable[str], factor: float, undo: List[Callable[[], None]]) -> None:
-    """Put rates, and lists of rates, times ``factor`` in their places; a tensor itself stays as it is."""
+    """Multiply rates, and lists of rates, by ``factor``; tensors are replaced, not changed in place."""
     for key in keys:
         value: Any = place.get(key)
         rates = value if isinstance(value, list) else [value]

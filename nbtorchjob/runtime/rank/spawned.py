@@ -1,12 +1,12 @@
 """``__main__`` in a process that a rank's code starts with "spawn" or "forkserver".
 
 multiprocessing makes such a process run the file of its parent's ``__main__`` under the name ``__mp_main__``
-(``multiprocessing.spawn``, CPython 3.14); a rank's is the payload. What the notebook's functions and the
-cell see is unpickled there again, and these parts of the cell run:
+(``multiprocessing.spawn``, CPython 3.14); a rank's is the payload. The names that the notebook's functions
+and the cell see are unpickled there again, and these parts of the cell run:
 
 - what precedes ``if __name__ == "__main__":``, if it has that line to keep the rest from such a process;
 - else its imports, functions, classes, and the variables that it sets without calling anything;
-- and so do those of later cells that the rank has run, if it stays (``turns.py``), and those of swaps.
+- and the same parts of later cells that the rank has run, if it stays (``turns.py``), and of swaps.
 
 A lookup of a name that only the rest of the cell sets fails with that reason, also in the rank's failure.
 """
@@ -41,19 +41,19 @@ _LAST_WORDS = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception)(?:: .*)?$", re.MULT
 _PLACE = re.compile(r"^  File \"(.+)\", line (\d+), in .+$", re.MULTILINE)
 _BELOW_PLACE = 3  # lines: the error's, and before it the source's and its marks
 _TAIL = 1 << 16
-CELLS = "NBTORCHJOB_CELLS"  # a file of what a rank that stays has run later
+CELLS = "NBTORCHJOB_CELLS"  # the path of a file with the later cells of a rank that stays
 
 Later = Callable[[Dict[str, Any]], Iterable[str]]
 
 
 def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: ()) -> None:
-    """Make the globals ``names`` those of ``__mp_main__`` for the payload at ``path``, and no others.
+    """Replace the globals ``names`` by those of ``__mp_main__`` for the payload at ``path``.
 
-    ``later`` defines what came later, and returns the names that this sets.
+    ``later`` defines what later cells define, and returns the names that they set.
     """
     from nbtorchjob.runtime.objects import (
         rebuilt,
-    )  # late: a node's first process imports this module for nothing
+    )  # imported late: a node's first process imports this module without using it
 
     payload = Payload(path)
     payload.show_sources()
@@ -76,7 +76,7 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
 
     def __getattr__(name: str) -> Any:
         if name in own_names:
-            # No AttributeError: pickle would replace it by a text of its own.
+            # Not an AttributeError: pickle would replace its message.
             raise LookupError(_why(name))
         raise AttributeError("module '__main__' has no attribute %r" % name)
 
@@ -97,7 +97,7 @@ def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterable[str]:
         whole = compile(tree, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
         flags |= whole.co_flags & _FUTURE
         for stmt in filter(_is_quiet, tree.body):
-            # The rest of the cell may set what it needs; a lookup of it explains that.
+            # It may need what the rest of the cell sets; a lookup of its names explains that.
             with suppress(Exception):
                 call.execute(ast.Module([stmt], []), filename, flags, space)
     for node in ast.walk(tree):
@@ -116,7 +116,7 @@ def _is_guard(stmt: ast.stmt) -> bool:
 
 
 def _is_quiet(stmt: ast.stmt) -> bool:
-    """Whether it only defines something, and may run again."""
+    """Whether a statement only defines something, and may run again."""
     if isinstance(stmt, (ast.Assign, ast.AnnAssign)):
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
         if any(isinstance(node, (ast.Attribute, ast.Subscript)) for t in targets for node in ast.walk(t)):
@@ -138,13 +138,13 @@ def _is_quiet(stmt: ast.stmt) -> bool:
 
 def _why(name: str) -> str:
     return (
-        "%r is set by what the cell does, which a process started with spawn or forkserver doesn't do again: "
+        "%r is set by code of the cell that a process started with spawn or forkserver doesn't run again: "
         "pass it as an argument, or set it in an earlier cell of the notebook" % name
     )
 
 
 _LOADER = os.path.join("torch", "utils", "data", "dataloader.py")
-_END_S = 5.0  # for a worker to end whose connections have: on a busy machine the kernel takes its time
+_END_S = 5.0  # for a worker to end after its connections: the kernel of a busy machine takes its time
 _UNPICKLES = "reduction.pickle.load(from_parent)"  # in a traceback of multiprocessing's (CPython 3.8 to 3.14)
 _UNPICKLED = (
     "exited with code %d as it couldn't unpickle its dataset or the loader's functions, which must work in a "
@@ -158,9 +158,9 @@ _CURES = {
 
 
 def notes(exc: BaseException, log: str) -> List[str]:
-    """Return what is known of a process that the rank started, where ``exc`` reports only that it failed.
+    """Return details on a process that the rank started, if ``exc`` reports only that the process failed.
 
-    Its last words are in the rank's ``log``, as it has the rank's stderr.
+    Its last words are in the rank's ``log``, as it shares the rank's stderr.
     """
     text, main = errors.text_of(exc), sys.modules["__main__"]
     reasons = [_why(name) for name in sorted(set(_UNDEFINED.findall(text))) if hasattr(main, name)]
@@ -170,9 +170,9 @@ def notes(exc: BaseException, log: str) -> List[str]:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
             tail = file.read().decode(errors="replace")
     last = ["That process said: %s" % _placed(words, tail) for words in list(_LAST_WORDS.finditer(tail))[-1:]]
-    exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see what it said in the log"
+    exited = _UNPICKLED if _UNPICKLES in tail else "exited with code %d: see its output in the log"
     for frame, _ in traceback.walk_tb(errors.traceback_of(exc)):
-        # Other objects than torch's aren't asked: their `__getattr__` may raise, and hide the failure.
+        # Only torch's objects are inspected: the `__getattr__` of others may raise, and hide the failure.
         loader = frame.f_locals.get("self") if frame.f_code.co_filename.endswith(_LOADER) else None
         workers = getattr(loader, "_workers", ())
         if isinstance(workers, list) and workers:
@@ -184,7 +184,7 @@ def notes(exc: BaseException, log: str) -> List[str]:
 
 
 def _placed(words: re.Match[str], text: str) -> str:
-    """Return an error's line with where it was raised; that of a semaphore that is gone names nothing."""
+    """Return an error's line and where it was raised: the line for a lost semaphore, alone, names nothing."""
     places = list(_PLACE.finditer(text, 0, words.start()))
     if not places or text.count("\n", places[-1].end(), words.start()) > _BELOW_PLACE:
         return words.group()
@@ -192,16 +192,16 @@ def _placed(words: re.Match[str], text: str) -> str:
 
 
 def _ended_workers(workers: List[Any], exc: BaseException, exited: str) -> List[str]:
-    """Return how workers of a DataLoader ended that was asked for its next batch.
+    """Return how the workers of a DataLoader ended while it was getting its next batch.
 
-    What torch raises is often just the end of a connection: to the worker that was to send a file's
-    number along with its batch.
+    torch often reports just the end of a connection: to the worker that was to send a file descriptor along
+    with its batch.
     """
     if errors.is_a(exc, EOFError, ConnectionError):
         until = time.monotonic() + _END_S
         closed = connection.wait([worker.sentinel for worker in workers], _END_S)
         for worker in workers:
-            if worker.sentinel in closed:  # one file among others that are closed before it has ended
+            if worker.sentinel in closed:  # its sentinel is a file, and may be closed before it has ended
                 worker.join(max(0.0, until - time.monotonic()))
     ended = []
     for number, worker in enumerate(workers):

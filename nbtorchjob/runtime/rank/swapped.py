@@ -1,14 +1,14 @@
-"""Other code for a rank that runs: what a cell of definitions changes in ``__main__``, and its undoing.
+"""New code for a running rank: what a cell of definitions changes in ``__main__``, and how to undo that.
 
-The cell runs in the rank's own namespace, so that all it defines finds its globals there; then that is put
-back as it was. What the cell has set is compared with what was there, and refused where it can't take its
-place. So far nothing has changed, and once all ranks of the job have come so far, each makes the change.
+The cell runs in the rank's own namespace, so that its definitions find their globals there; then the
+namespace is restored. Each value that the cell set is compared with the old one, and refused if it can't take
+its place. Up to here nothing has changed; once all ranks of the job are this far, each makes the change.
 
-Functions and classes stay the objects that they are, and get the new one's code and methods: whoever holds on
-to one, a DataLoader, a hook, a compiled function, an instance, goes on with the new code. The class as the
-cell has defined it is thrown away then, so the objects that the cell made of it, and the classes that it
-derived from it, are given to the one that stays. Anything else takes the place of what the name stood for, as
-a function or class of a module does, which other code uses, too.
+Functions and classes stay the same objects, and get the new code and methods: anything that refers to one, a
+DataLoader, a hook, a compiled function, an instance, goes on with the new code. The class that the cell
+defined is then discarded, so its instances and subclasses that the cell made are moved to the class that
+stays. For anything else, the name gets the new value; so it does for a function or class of a module, which
+other code uses, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COPIED = ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__annotatio
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 _CODE = (types.FunctionType, type)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-# Of a class's namespace, what belongs to the class itself, or was worked out for it.
+# Names in a class's namespace that belong to the class itself, or were computed for it.
 _OWN = frozenset(
     ("__dict__", "__weakref__", "__module__", "__qualname__", "__slots__", "_abc_impl", "__orig_bases__")
 )
@@ -48,7 +48,7 @@ _NOT_FOR_EXISTING = "%s has %s, which existing objects can't get: give it anothe
 
 
 class CannotSwapError(Exception):
-    """What stands there can't be changed as asked; the message is one line that says why."""
+    """The rank's code can't be changed as requested; the message is one line that says why."""
 
     __module__ = "nbtorchjob"
 
@@ -64,7 +64,7 @@ class LackingNamesError(CannotSwapError):
 
 
 class Tried(NamedTuple):
-    """A function with new code, and what its name stood for: itself, with its ``attributes`` of then."""
+    """A function with new code, and the old value of its name: maybe itself, with its old ``attributes``."""
 
     function: Any
     old: Any
@@ -72,23 +72,23 @@ class Tried(NamedTuple):
 
 
 class Change:
-    """What is to be changed in the namespace ``space``, by name."""
+    """The changes to make in the namespace ``space``, by name."""
 
     def __init__(self, space: Dict[str, Any]) -> None:
-        self.words: Dict[str, Any] = {}  # what the swap's payload says of it
+        self.words: Dict[str, Any] = {}  # how the payload describes the swap
         self.hows: Dict[str, str] = {}
         self.functions: List[Tried] = []
-        self.compiled = False  # whether what torch has compiled is going to be compiled anew
+        self.compiled = False  # whether code that torch has compiled will be compiled anew
         self._settings: List[optimizers.Setting] = []
         self._space = space
         self._new: Dict[str, Any] = {}
-        self._brought: Set[str] = set()  # modules that came with the cell, and that it has imported
+        self._brought: Set[str] = set()  # modules that came with the cell and that it imported
         self._undo: List[Callable[[], None]] = []
 
     def prepare(self, path: str, modules: str = "") -> None:
-        """Find out what a payload changes, and change nothing; local modules lie in the folder ``modules``.
+        """Find out what a payload changes, but change nothing; local modules are in the folder ``modules``.
 
-        Raises what its cell raises, ``LackingNamesError``, and ``CannotSwapError``.
+        Raises whatever its cell raises, ``LackingNamesError``, and ``CannotSwapError``.
         """
         payload, space = Payload(path), self._space
         self.words = payload.header["swap"]
@@ -101,7 +101,7 @@ class Change:
         in_place = _modules(self.words.get("in_place", ()))
         _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})
         payload.show_sources()
-        importlib.invalidate_caches()  # what came with the cell lies there since a moment ago
+        importlib.invalidate_caches()  # files that came with the cell were written just now
         before, imported = dict(space), set(sys.modules)
         try:
             content = Names(space, ()).load(payload)
@@ -130,14 +130,14 @@ class Change:
         )
 
     def take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
-        """Take what a cell has set, and check that each can take the place of what is there."""
+        """Record the values that a cell has set, and check that each can take the place of the old one."""
         self._new = {
             name: value
             for name, value in after.items()
             if not name.startswith("__") and before.get(name, _GONE) is not value
         }
         pairs = {name: (before[name], new) for name, new in self._new.items() if name in before}
-        stays: Dict[int, Any] = {}  # by the identity of what is thrown away
+        stays: Dict[int, Any] = {}  # by the id of the object that is discarded
         for old, new in pairs.values():
             if _keeps_object(old, new):
                 stays.setdefault(id(new), old)
@@ -147,16 +147,16 @@ class Change:
         _adopt([new for _, new in pairs.values() if isinstance(stays.get(id(new)), type)], stays)
         for name, new in self._new.items():
             if name not in pairs or not _keeps_object(*pairs[name]):
-                self._new[name] = stays.get(id(new), new)  # another name for it
+                self._new[name] = stays.get(id(new), new)  # another name for the object that stays
 
     def apply(self) -> None:
-        """Make the change. Where this raises, :meth:`undo` puts back what was changed."""
+        """Make the change. If this raises, :meth:`undo` restores what was changed."""
         for name, new in self._new.items():
             self._bind(name, new)
         for setting in self._settings:
             self._undo.append(setting.apply())
             self._undo.append(setting.mark(self.words["id"]))
-        # Have ``report()`` tell the numbers that were swapped, as they are then
+        # Make ``report()`` include the numbers that were swapped, with their values at the time
         watched: Dict[str, Callable[[], Any]] = {
             name: partial(self._space.get, name)
             for name in self.words["sets"]
@@ -174,17 +174,17 @@ class Change:
         self._recompile()
 
     def keep(self) -> None:
-        """Forget how to undo it, and what it took for that: old values may be big."""
+        """Discard what it takes to undo the change: old values may be big."""
         self._undo.clear()
         self._new.clear()
 
     def drop(self) -> None:
-        """Leave nothing of what was prepared: a module that came with it may be another one the next time."""
+        """Discard what was prepared: a module that came with it may be a different one the next time."""
         for name in self._brought:
             sys.modules.pop(name, None)
 
     def undo(self) -> None:
-        """Put all back that was changed."""
+        """Undo the change."""
         while self._undo:
             self._undo.pop()()
         self._recompile()
@@ -201,7 +201,7 @@ class Change:
         if _keeps_object(old, new):
             if isinstance(new, type):
                 for cell in _class_cells(vars(new).values(), new):
-                    cell.cell_contents = old  # what `super()` finds
+                    cell.cell_contents = old  # which `super()` uses
                 for attribute, value in list(vars(new).items()):
                     if attribute in _OWN or isinstance(value, _SLOTS):
                         continue
@@ -258,7 +258,7 @@ def _give(function: Any, attributes: Dict[str, Any]) -> None:
 
 
 def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
-    """Put a namespace back, of which other threads may read meanwhile what hasn't changed."""
+    """Restore a namespace, while other threads may read the names that haven't changed."""
     for name in [name for name in space if name not in before]:
         del space[name]
     for name, value in before.items():
@@ -267,16 +267,16 @@ def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
 
 
 def _keeps_object(old: Any, new: Any) -> bool:
-    """Whether what a name stands for stays the object that it is, and gets the new one's code or methods."""
+    """Whether a name keeps its object, which gets the new one's code or methods."""
     if isinstance(old, type) and isinstance(new, type):
         return _is_mine(old) and _is_mine(new) and old is not new
     return _interchangeable(getattr(old, _COMPILED, old), new)
 
 
 def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
-    """Give objects of ``classes``, and what derives from these, to the classes that stay.
+    """Move instances and subclasses of ``classes`` to the classes that stay.
 
-    Raises ``CannotSwapError`` where Python can't.
+    Raises ``CannotSwapError`` if Python can't.
     """
     try:
         for new in classes:
@@ -284,27 +284,27 @@ def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
                 if id(derived) not in stays:
                     derived.__bases__ = tuple(stays.get(id(base), base) for base in derived.__bases__)
         of = {id(new) for new in classes}
-        for value in gc.get_objects() if classes else ():  # whatever holds them
+        for value in gc.get_objects() if classes else ():  # wherever they are held
             if id(type(value)) in of:
                 # Not through the class, which may forbid it, as one that is frozen does.
                 base: Any = type if isinstance(value, type) else object
                 base.__setattr__(value, "__class__", stays[id(type(value))])
     except TypeError as exc:
-        text = "what the cell derives from a class that changes can't be of the one that is there: %s"
+        text = "the cell's subclasses and objects of a changed class can't use the existing class: %s"
         raise CannotSwapError(text % exc) from exc
 
 
 def _modules(files: Iterable[str]) -> Dict[str, str]:
-    """Return the names of the modules among some files, by file."""
+    """Return the module names of the Python files among ``files``, by file."""
     code = [file for file in files if file.endswith(".py")]
     return {file: re.sub(r"(/__init__)?\.py$", "", file).replace("/", ".") for file in code}
 
 
-began = 0.0  # when this rank did, in seconds of the clock
+began = 0.0  # when this rank began, as `time.time` has it
 
 
 def _is_newer(module: str) -> bool:
-    """Whether a module that ranks import from where it lies has changed since they began."""
+    """Whether a module that ranks import in place has changed since they began."""
     path = getattr(sys.modules.get(module), "__file__", None)
     return path is not None and os.path.exists(path) and os.path.getmtime(path) > began
 
@@ -312,7 +312,7 @@ def _is_newer(module: str) -> bool:
 def _refuse_imported(edited: Dict[str, str]) -> None:
     for file, module in edited.items():
         if module in sys.modules:
-            text = "%s has changed since the ranks imported it: define in the cell what is to be new"
+            text = "%s has changed since the ranks imported it: put the new definitions into the cell"
             raise CannotSwapError(text % file)
 
 
@@ -330,7 +330,7 @@ def _slots(cls: Any) -> Any:
 
 
 def _interchangeable(old: Any, new: Any) -> bool:
-    """Whether one function can be given the other's code: it has the same globals and free variables."""
+    """Whether one function can get the other's code: the two have the same globals and free variables."""
     return (
         isinstance(old, types.FunctionType)
         and isinstance(new, types.FunctionType)
@@ -343,9 +343,9 @@ def _interchangeable(old: Any, new: Any) -> bool:
 
 
 def _check_class(name: str, old: type, new: Any, stays: Dict[int, Any]) -> None:
-    """Raise ``CannotSwapError`` where a value can't take the place of a class.
+    """Raise ``CannotSwapError`` if a value can't take the place of a class.
 
-    ``stays`` are the objects that stay what they are, by the identity of what the cell has for them.
+    ``stays`` are the objects that stay, by the ids of the cell's objects that they stand in for.
     """
     if not isinstance(new, type):
         raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
@@ -364,7 +364,7 @@ def _check_class(name: str, old: type, new: Any, stays: Dict[int, Any]) -> None:
 
 
 def _class_cells(values: Any, cls: Any) -> Iterator[Any]:
-    """Yield the variables of a class's methods that hold the class itself."""
+    """Yield the closure variables of a class's methods that hold the class itself."""
     waiting, seen = list(values), set()
     while waiting:
         member = waiting.pop()
@@ -395,7 +395,7 @@ def _how(old: Any, new: Any, running: Set[Any]) -> str:
 
 
 def _content(value: Any) -> Any:
-    """Return what is equal for functions, or classes, that do the same."""
+    """Return a value that is equal for functions, or classes, that do the same."""
     value = getattr(value, _COMPILED, value)
     if isinstance(value, (classmethod, staticmethod)):
         return type(value), _content(value.__func__)

@@ -1,4 +1,4 @@
-"""How a rank takes part in a swap: at a call that all ranks of the job make together (``api/points.py``).
+"""A rank's part in a swap: it happens at a call that all ranks of the job make together (``api/points.py``).
 
     the rank                                            READY       the nodes have decided
     --------------------------------------------------  ----------  -----------------------
@@ -11,20 +11,21 @@
     puts back what was there, and goes on with that     SETTLED     BACK, in TRIAL
 
 A rank that has CHANGED waits until the change stays on all ranks. With ``--or-back`` it goes on instead, and
-each new function is on trial. A stand-in makes the first call of one on this rank, and waits until it is
-known how the others' went; a rank that makes none holds nobody up, and settles the change at its next point.
+the new functions are on trial. A stand-in makes the first call of one on this rank, and waits for the outcome
+on the other ranks; a rank that makes no such call delays none of them, and settles the change at its next
+point.
 
     the first call returned, and the rank waits         WENT_WELL
     it raised, and the rank waits                       RAISED
 
-READY, VERDICT and TRIAL hold the swap's number, too. A node begins no other swap before its ranks have acted
-on GO, so a rank that finds a newer number in VERDICT was dropped. TRIAL is overwritten only after all ranks
-have come to the call of a newer swap, where each first settles what was on trial.
+READY, VERDICT and TRIAL also hold the swap's number. A node begins no other swap before its ranks have acted
+on GO, so if a rank finds a newer number in VERDICT, its swap was dropped. TRIAL is overwritten only after all
+ranks have reached the call of a newer swap, where each first settles the change on trial.
 
-An attempt that starts anew makes the changes of those before it again (``Replay``). Each is made as soon as
-what it changes stands there, and what it is made of: after the last statement of the cell, loops left out,
-that sets a name which the change sets, or ahead of the last loop one which it reads. Of several cells that
-is the last statement of all of them.
+A new attempt makes the changes of earlier attempts again (``Replay``). Each is made as soon as the values
+exist that it changes or reads: after the last statement of the cell, outside of loops, that sets a name which
+the change sets, or, ahead of the last loop, one which it reads. With several cells, that is the last such
+statement in any of them.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ from nbtorchjob.runtime.store.payload import FILES, Payload
 
 PREPARED, REFUSED, CHANGED, WENT_WELL, RAISED, SETTLED = range(1, 7)
 GO, DROP, STAYS, BACK = range(1, 5)
-STEP = 8  # between two swaps' numbers
+STEP = 8  # the distance between two swaps' numbers
 
 
 def payload_of(folder: str, number: int) -> str:
-    """Return where a node leaves the payload of a swap, in its round's folder."""
+    """Return the path in a round's folder where a node puts the payload of a swap."""
     return os.path.join(folder, "swap-%d.payload" % number)
 
 
 def outcome_of(folder: str, number: int, rank: int) -> str:
-    """Return where a node's rank, from 0, leaves how a swap went there."""
+    """Return the path where a node's rank, from 0, writes the outcome of a swap."""
     return os.path.join(folder, "swap-%d-rank-%d.json" % (number, rank))
 
 
 def install() -> None:
-    """Have this rank take part in swaps."""
+    """Make this rank take part in swaps."""
 
     def settle() -> None:
         for trial in _trials[-1:]:
@@ -94,10 +95,10 @@ def _swap(number: int, count: int) -> None:
     trial = _Trial(number, change, record)
     try:
         change.apply()
-    except Exception as exc:  # what nothing foretold
+    except Exception as exc:  # one that `prepare` didn't foresee
         change.undo()
         _tell(number, RAISED, {**record, **_described(exc)})
-        if trial.wait() == STAYS:  # on the other ranks, which this one can't go on with
+        if trial.wait() == STAYS:  # on the other ranks, and this one can't go on with them
             raise
         chance.put_back()
         return
@@ -107,7 +108,7 @@ def _swap(number: int, count: int) -> None:
     if not change.words["or_back"] and trial.wait() == BACK:
         chance.put_back()
         return
-    names = ", ".join(name for name, how in change.hows.items() if how != SAME) or "nothing: all is as it was"
+    names = ", ".join(name for name, how in change.hows.items() if how != SAME) or "nothing (no change)"
     where = points.NAMES[page[points.KIND]]
     streams.say("nbtorchjob: swapped %s at call %d of %s\n" % (names, count, where))
     streams.flush()
@@ -130,7 +131,7 @@ def _tell(number: int, what: int, record: Dict[str, Any]) -> None:
 
 
 def _verdict(number: int) -> int:
-    """Wait for what the nodes decide; return GO or DROP."""
+    """Wait for the nodes' decision; return GO or DROP."""
     page = points.page
     assert page is not None
     while True:
@@ -141,7 +142,7 @@ def _verdict(number: int) -> int:
 
 
 class _Trial:
-    """A change that was made, until it is known whether it stays."""
+    """A change that was made, until it is decided whether it stays."""
 
     def __init__(self, number: int, change: Change, record: Dict[str, Any]) -> None:
         self._number = number
@@ -154,14 +155,14 @@ class _Trial:
         self._outcome = 0
 
     def begin(self) -> None:
-        """Have stand-ins called in place of the new functions."""
+        """Put stand-ins in place of the new functions."""
         for tried in self._change.functions:
             own = tried.function
             names, rest = own.__globals__, (own.__name__, own.__defaults__, own.__closure__)
             new = types.FunctionType(own.__code__, names, *rest)
             new.__kwdefaults__ = own.__kwdefaults__
             self._new.append(new)
-        _trials.append(self)  # ahead of what calls it, maybe in another thread
+        _trials.append(self)  # before a stand-in is called, maybe in another thread
         for index, tried in enumerate(self._change.functions):
             # Code that calls :func:`call_tried`, for a function with the same free variables
             trial = len(_trials) - 1
@@ -178,7 +179,7 @@ class _Trial:
             tried.function.__code__ = stand_in
 
     def call(self, index: int, args: Any, kwargs: Any) -> Any:
-        """Make the call of a function."""
+        """Call a function on trial."""
         tried, new = self._change.functions[index], self._new[index]
         if self._calling:  # by another function on trial
             return new(*args, **kwargs)
@@ -202,7 +203,7 @@ class _Trial:
         return tried.old(*args, **kwargs)
 
     def wait(self) -> int:
-        """Wait until it is known whether the change stays; return STAYS or BACK."""
+        """Wait until it is decided whether the change stays; return STAYS or BACK."""
         outcome = self.settle()
         while not outcome:  # another thread may settle it, at a point
             time.sleep(points.PAUSE_S)
@@ -210,13 +211,13 @@ class _Trial:
         return outcome
 
     def settle(self) -> int:
-        """Keep the change or put back what was there, as decided; return that, and 0 before it is."""
+        """Keep or undo the change, as decided; return the decision, or 0 while there is none."""
         decision = self._outcome
         if not decision:
             assert self._page is not None
             number, decision = divmod(self._page[TRIAL], STEP)
             if number != self._number:
-                # In a round that is over nobody decides any more, and a forked process waits for nobody.
+                # A round that is over gets no more decisions, and a forked process doesn't wait for one.
                 decision = 0 if points.page is self._page else STAYS
         if not decision:
             return 0
@@ -226,7 +227,7 @@ class _Trial:
                     tried.function.__code__ = new.__code__
                 if decision == BACK:
                     self._change.undo()
-                    streams.say("nbtorchjob: what was swapped is put back\n")
+                    streams.say("nbtorchjob: the old code was put back\n")
                     streams.flush()
                 else:
                     self._change.keep()
@@ -236,19 +237,19 @@ class _Trial:
         return self._outcome
 
 
-_trials: List[_Trial] = []  # of which the last one alone may be unsettled
+_trials: List[_Trial] = []  # only the last one may be unsettled
 
 
 def call_tried(trial: int, index: int, args: Any, kwargs: Any) -> Any:
-    """Make a call of a function on trial."""
+    """Call the function on trial with that index."""
     return _trials[trial].call(index, args, kwargs)
 
 
 class _Randomness:
-    """Where this process's random numbers stand, so that what is dropped has drawn none."""
+    """The states of this process's random number generators, so that dropped code has drawn no numbers."""
 
     def __init__(self) -> None:
-        self._states: List[Tuple[Any, Any]] = []  # what sets the state of a module here that draws, and that
+        self._states: List[Tuple[Any, Any]] = []  # each with the function that sets it
         for name, get, set_ in (
             ("random", "getstate", "setstate"),
             ("numpy.random", "get_state", "set_state"),
@@ -256,25 +257,25 @@ class _Randomness:
             ("torch.cuda", "get_rng_state_all", "set_rng_state_all"),
         ):
             module = sys.modules.get(name)
-            # To ask torch.cuda for its state initializes it, which fails where there is no GPU.
+            # Getting the state of torch.cuda initializes it, which fails without a GPU.
             if module is not None and getattr(module, "is_initialized", lambda: True)():
                 self._states.append((getattr(module, set_), getattr(module, get)()))
 
     def put_back(self) -> None:
-        """Go on with the numbers from there."""
+        """Restore the states."""
         for set_, state in self._states:
             set_(state)
 
 
 def earlier(folder: str) -> List[str]:
-    """Return the payloads of the swaps in a folder, in their order."""
+    """Return the payloads of the swaps in a folder, in order."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     numbers = sorted(int(name.partition(".")[0]) for name in names if re.match(r"\d+\.payload$", name))
     return [os.path.join(folder, "%d.payload" % number) for number in numbers]
 
 
 class Replay:
-    """Makes earlier changes again, each once what it changes stands in the namespace ``space``."""
+    """Makes earlier changes again, each once the names that it concerns are set in ``space``."""
 
     def __init__(self, paths: List[str], space: Dict[str, Any]) -> None:
         self._space = space
@@ -294,9 +295,9 @@ class Replay:
             optimizers.again(settings)
 
     def advance(self, awaited: Iterable[str], ahead: Iterable[str] = ()) -> None:
-        """Make those changes that concern none of the names that are yet to be set.
+        """Make the changes that concern none of the names that are yet to be set.
 
-        ``ahead`` are those of the ``awaited`` that are set ahead of the cell's last loop.
+        ``ahead`` are the names in ``awaited`` that are set ahead of the cell's last loop.
         """
         left, self._left = self._left, []
         sets, reads = set(awaited), set(ahead)
@@ -308,11 +309,11 @@ class Replay:
                 except NameError:
                     if not awaited:
                         raise
-                except Exception:  # of what has another value by then, such as None
+                except Exception:  # a name may have another value until then, such as None
                     if not ahead:
                         raise
             self._left.append((statement, content))
-            sets |= set_by(statement)  # changes are made in their order
+            sets |= set_by(statement)  # changes are made in order
             reads |= set_by(statement)
 
     def _make(self, statement: ast.stmt, content: Dict[str, Any]) -> None:
@@ -327,9 +328,10 @@ class Replay:
         change.apply()
 
     def define(self, is_quiet: Callable[[ast.stmt], bool]) -> Iterator[str]:
-        """Make those changes that only define something, in a process that a rank has started.
+        """Make the changes that only define something, in a process that a rank has started.
 
-        Yield the names of all. Where one isn't made its names go: what they stand for is out of date.
+        Yield the names that all changes set. If a change isn't made, its names are removed: their values are
+        out of date.
         """
         for statement, content in self._left:
             names = set_by(statement)
@@ -338,13 +340,13 @@ class Replay:
                 if is_quiet(statement):
                     self._make(statement, content)
                     continue
-            except Exception:  # it reads what only the rank has
+            except Exception:  # it reads something that only the rank has
                 pass
             for name in names:
                 self._space.pop(name, None)
 
     def into(self, tree: ast.Module, later: Iterable[Dict[str, Any]] = ()) -> str:
-        """Have a cell's statements call :meth:`advance` by a name; return the name.
+        """Add calls of :meth:`advance` by a name to a cell's statements; return the name.
 
         ``later`` are the cells that come after it.
         """
@@ -361,15 +363,15 @@ _AGAIN = "<again>"  # no name that a cell can spell
 class _Later(NamedTuple):
     """The names that are set after a place in the code, and those that are set ahead of its last loop.
 
-    In that loop the code ran that a swap has changed: what it read had been set.
+    The code that a swap changed ran in that loop: the names that it read had been set.
     """
 
     names: FrozenSet[str] = frozenset()
     ahead: FrozenSet[str] = frozenset()
-    loops: bool = False  # whether one follows
+    loops: bool = False  # whether a loop follows
 
     def before(self, *statements: ast.stmt) -> "_Later":
-        """Return the same for the place before these statements."""
+        """Return the names for the place before these statements."""
         names, ahead, loops = self
         for statement in reversed(statements):
             if not loops and any(isinstance(node, LOOPS) for node in walk(statement, *FUNCTIONS)):
@@ -402,13 +404,13 @@ def _advance(later: _Later, after: ast.stmt) -> ast.stmt:
 
 
 def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
-    """Yield where the branches of a statement are, each with the statements that are run after it."""
+    """Yield the places of a statement's branches, each with the statements that run after the branch."""
     branching: Any = statement
     if isinstance(statement, (ast.If, ast.With, ast.AsyncWith)):
         yield branching, "body", []
         if isinstance(statement, ast.If):
             yield branching, "orelse", []
-    elif hasattr(statement, "handlers"):  # `try`, of which there are two
+    elif hasattr(statement, "handlers"):  # `try` or `try` with `except*`
         final = branching.finalbody
         yield branching, "body", [*branching.orelse, *final]
         yield branching, "orelse", final

@@ -1,6 +1,6 @@
-"""The one node of a job that has no other: nobody to meet, to tell or to lose.
+"""The only node of a job: it has no others to meet, tell or lose.
 
-What several nodes need besides (``rendezvous.py``, ``peers.py``) travels only with their jobs.
+What several nodes need in addition (``rendezvous.py``, ``peers.py``) travels only with jobs that have them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nbtorchjob.runtime.rendezvous import groups
 
 
 class PeersEnded(RendezvousError):  # type: ignore[misc]
-    """This node has to end with ``code``, because of another one; the text is "" if that one tells why.
+    """This node has to end with ``code`` because of another; the text is "" if that other node reports why.
 
-    A rendezvous error, as torch's thread that keeps a node alive in a rendezvous expects no other.
+    A rendezvous error, as torch's thread that keeps a node alive in a rendezvous expects no other kind.
     """
 
     def __init__(self, code: int, text: str = "") -> None:
@@ -32,19 +32,19 @@ class PeersEnded(RendezvousError):  # type: ignore[misc]
 
 
 def store_may_be_gone(*others: "Type[Exception]") -> "suppress":
-    """Leave off a step if the store can't be reached (torch: ``RuntimeError``), or for ``others``.
+    """Skip a step if the store can't be reached (torch: ``RuntimeError``), or for ``others``.
 
-    Nothing else has to be done about it: the thread of :class:`Peers` that looks at the store ends the node.
+    Nothing else needs to be done: the thread of :class:`Peers` that looks at the store ends the node.
     """
     return suppress(RuntimeError, *others)
 
 
 class Alone:
-    """The peers of a job of one node: nobody to tell, nobody to lose."""
+    """The peers of a job of one node: none."""
 
     peer_lost = False
-    replaces = -1  # the newest round that another node of this one's number was in before; -1 for none
-    patience = 0.5  # seconds from a collective's failure to the word of a rank on the same node
+    replaces = -1  # the newest round of an earlier node with this node's number; -1 for none
+    patience = 0.5  # seconds from a collective's failure until a rank on the same node reports the reason
     on_sample_wanted: "Callable[[str], None]" = staticmethod(lambda why: None)  # called in another thread
     on_end: "Callable[[], None]" = staticmethod(lambda: None)  # called before ranks end because of a peer
 
@@ -52,10 +52,10 @@ class Alone:
         """Go on as ``node``, one of the ``nodes`` (by rank) of round ``number``."""
 
     def go_with(self, nodes: Sequence[int]) -> None:
-        """Agree with these nodes of the round alone from now on: they run one job of a pool."""
+        """Agree only with these nodes of the round from now on: they run one job of a pool."""
 
     def lose_peer(self) -> None:
-        """Take in that another node of this round is gone."""
+        """Record that another node of this round is gone."""
 
     def check(self) -> None:
         """Raise ``PeersEnded`` once this node has to end."""
@@ -68,43 +68,43 @@ class Alone:
         """Have the other nodes of this round take a sample."""
 
     on_gather: "Callable[[Callable[[Dict[str, Any]], None]], None]" = staticmethod(lambda give: None)
-    """Called in another thread, with what takes a record of what this node does."""
+    """Called in another thread, with a function that takes a record of what this node does."""
 
     def gather(self, seconds: float) -> "Iterator[Tuple[int, bytes]]":
         """Yield what each other node of this round does: its number, and a record as compressed JSON."""
         return iter(())
 
     def show_sample(self, record: Dict[str, Any]) -> None:
-        """Have other nodes of this round tell this one's sample as well."""
+        """Have other nodes of this round emit this one's sample as well."""
 
     asks = False  # whether ranks of another node call ``leaving()``
-    leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when it was told
-    joins = False  # whether they do so for a node that waits to join, and not because one is about to end
+    leaves: Optional[float] = None  # how many seconds ranks had to leave this round, when that was announced
+    joins = False  # whether ranks leave because a node waits to join, not because one is about to end
 
     def say_asks(self) -> None:
         """Tell the other nodes that ranks of this one call ``leaving()``."""
 
     def want_leave(self, seconds: float, *, joins: bool = False) -> None:
-        """Tell the other nodes that a node is about to end, or ``joins``; ranks have so many seconds."""
+        """Tell the other nodes that a node is about to end, or ``joins``; ranks have ``seconds`` to leave."""
         self.leaves = seconds
 
     def say(self, word: str, value: str, *, everywhere: bool = False) -> "Optional[list[str]]":
-        """Say it for this node in this round; return what all nodes have said, None until they have.
+        """Write a word for this node in this round; return what all nodes wrote, None until they have.
 
-        Of a pool these are the nodes of its job, unless it is ``everywhere``.
+        In a pool these are the nodes of its job, unless ``everywhere`` is set.
         """
         return [value]
 
     def have_said(self, word: str) -> "list[bool]":
-        """Return which nodes of this round have said it."""
+        """Return for each node of this round whether it has written the word."""
         return [True]
 
     def decide(self, word: str, value: str) -> str:
-        """Say it for all nodes of this round, unless another one has; return what stands."""
+        """Write a word for all nodes of this round, unless another node has; return its value."""
         return value
 
     def heard(self, word: str) -> str:
-        """Return what was said for all nodes of this round; "" as long as nobody has."""
+        """Return the word written for all nodes of this round; "" until a node has written it."""
         return ""
 
     def others_done(self) -> bool:
@@ -115,7 +115,7 @@ class Alone:
         """Wait until the ranks of all nodes have returned, ``limit`` seconds at most."""
 
     def close(self) -> None:
-        """End, once the others have read the last word if the store goes with this node."""
+        """End; if the store ends with this node, wait until the others have read the last word."""
 
     def pulse(self, limit: float) -> Optional[PeersEnded]:
         """Return why this node has to end, if its main thread hasn't come to ``check`` for ``limit`` seconds.
@@ -155,7 +155,7 @@ class Solo(RendezvousHandler):  # type: ignore[misc]
         """See the base class."""
 
     def num_nodes_waiting(self) -> int:
-        """Nobody ever joins."""
+        """Return 0: no node ever joins."""
         return 0
 
     def get_run_id(self) -> str:

@@ -1,7 +1,7 @@
 """How the agents of a job find each other: they meet in a store of node 0 or of the supervisor.
 
-torch unpickles whatever lies in the store under a name that is always the same. Here what is
-unpickled was pickled by this very process, a moment before.
+torch unpickles whatever is in the store under a fixed name. Here the state is stored as JSON, and only what
+this very process has just pickled is unpickled.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from nbtorchjob.runtime.rendezvous.alone import PeersEnded
 from nbtorchjob.runtime.rendezvous.peers import END, PREFIX, Peers
 from nbtorchjob.runtime.rendezvous.signed import SignedStore
 
-_QUIET_S = 5.0  # of waiting, before it is told
+_QUIET_S = 5.0  # of waiting, before a notice
 _AGAIN_S = 1.0  # between two looks for a new node 0
-_FORMER_S = 120.0  # for the pods of a job that had the name before to end
+_FORMER_S = 120.0  # for the pods of an earlier job of the same name to end
 
 _Met = TypeVar("_Met")
 
 
 class Endpoint:
-    """``host:port``; the stores it gives are signed with ``key``.
+    """``host:port``; the stores that it opens are signed with ``key``.
 
-    Once it is served or joined, ``address`` is this node's own, to listen at; "" where that isn't known.
+    Once it is served or joined, ``address`` is the one where this node can listen; "" if that is unknown.
     """
 
     def __init__(self, text: str, timeout: timedelta, key: bytes) -> None:
@@ -60,7 +60,7 @@ class Endpoint:
         self.address = ""
 
     def serve(self) -> SignedStore:
-        """Open the store, which lives as long as the result does."""
+        """Open the store, which lives as long as the result."""
         host, port = self._where
         self.address = groups.own_address(host)
         if not self.address:
@@ -70,15 +70,15 @@ class Endpoint:
         return SignedStore(groups.serve_store(self.address, port, self._timeout), self._key)
 
     def join(self, limit: float, enter: Callable[[SignedStore], _Met]) -> _Met:
-        """Return what ``enter`` makes of the store; one where a job has ended is of a node 0 to be replaced.
+        """Return what ``enter`` makes of the store; wait for a new node 0 if the store's attempt has ended.
 
-        So is one that goes away meanwhile, and for a while one that isn't signed by this job: a name may lead
-        to pods of the job that had it before as long as those end (a Service of JobSet's 0.12 selects them, a
-        resolver remembers them). All other connections of this node go to the address that has
-        answered. Its name may be unknown for a while again: Volcano deletes the Service of a job that is
-        suspended, and makes a new one when it is resumed (1.15).
+        It also waits if the store goes away meanwhile, and for a while if the store isn't signed by this job:
+        while the pods of an earlier job of the same name end, the name may lead to them (a Service of JobSet
+        0.12 selects them, a resolver caches them). All other connections of this node go to the address that
+        has answered. The name may become unknown for a while: Volcano deletes the Service of a suspended job,
+        and creates a new one when the job is resumed (1.15).
 
-        Raises ``PeersEnded`` where the job has ended, ``TimeoutError`` after ``limit`` seconds.
+        Raises ``PeersEnded`` if the job has ended, ``TimeoutError`` after ``limit`` seconds.
         """
         began = time.monotonic()
         until = began + limit
@@ -86,7 +86,7 @@ class Endpoint:
             self._found, self.address = _await(*self._where, until - time.monotonic())
             try:
                 store = self.connect()
-                # Where what is there isn't this job's: the code to ``wait`` for another node 0, or
+                # If the store isn't this job's: the code that makes it wait for another node 0, or
                 # ``PeersEnded``.
                 words = store.below(PREFIX)
                 wait = time.monotonic() < began + _FORMER_S
@@ -99,7 +99,7 @@ class Endpoint:
                     code = exits.INFRASTRUCTURE_ERROR
                 if code is None:
                     return enter(store)
-            except (RuntimeError, RendezvousConnectionError):  # torch's, for a connection that ends
+            except (RuntimeError, RendezvousConnectionError):  # torch raises these when a connection ends
                 code = exits.INFRASTRUCTURE_ERROR
             if code not in exits.AGAIN:
                 raise PeersEnded(code)
@@ -108,15 +108,16 @@ class Endpoint:
             time.sleep(_AGAIN_S)
 
     def connect(self) -> SignedStore:
-        """Open a connection of its own: on a shared one, what is said waits behind what is waited for."""
+        """Open a new connection: on a shared one, writes would wait behind a blocking read."""
         store: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
         return SignedStore(store, self._key)
 
 
 def _await(host: str, port: int, limit: float) -> Tuple[Tuple[str, int], str]:
-    """Wait for node 0: its pod may be late, and a name is known only once its pod is ready.
+    """Wait for node 0: its pod may be late, and its name can be resolved only once the pod is ready.
 
-    Gives the address that has answered, and this node's own. Raises ``TimeoutError`` after ``limit`` seconds.
+    Returns the address that has answered, and this node's own. Raises ``TimeoutError`` after ``limit``
+    seconds.
     """
     began, noted, pause = time.monotonic(), False, 0.05
     while True:
@@ -140,7 +141,7 @@ _TAG = "$"
 
 
 class Meeting(C10dRendezvousBackend):  # type: ignore[misc]
-    """Holds the state of the rendezvous; whoever waits in it for others learns here that they are gone."""
+    """Holds the state of the rendezvous, and ends a node that waits in it for others that are gone."""
 
     def __init__(self, store: Any, run_id: str, peers: Peers) -> None:
         super().__init__(store, run_id)
@@ -163,21 +164,19 @@ def _pickled(text: bytes) -> bytes:
 
 
 def encode(state: Any) -> bytes:
-    """Write a rendezvous' state; raises ``TypeError`` for what another torch may have put there."""
+    """Encode a rendezvous' state; raises ``TypeError`` for values that another version of torch may use."""
     return json.dumps(_plain(vars(state)), sort_keys=True).encode()
 
 
 def decode(text: bytes) -> Any:
-    """Read what :func:`encode` wrote. Raises ``RendezvousStateError``."""
+    """Decode what :func:`encode` wrote. Raises ``RendezvousStateError``."""
     state = _RendezvousState()
     try:
         fields = _rebuilt(json.loads(text.decode()))
         if fields.keys() != vars(state).keys():
             raise ValueError("it has %s" % ", ".join(sorted(fields)))
-    except Exception as exc:  # whatever another version wrote
-        raise RendezvousStateError(
-            "what the nodes of the job know of each other is damaged: %s" % exc
-        ) from exc
+    except Exception as exc:  # another version may have written anything
+        raise RendezvousStateError("the rendezvous state that the nodes share is damaged: %s" % exc) from exc
     vars(state).update(fields)
     return state
 
@@ -214,8 +213,8 @@ def _rebuilt(value: Any) -> Any:
     return _NodeDesc(addr, pid, local_id)
 
 
-# c10d reads other keys than the "timeout" of flytekit's defaults. With a node range
-# the first rendezvous waits for late nodes for torch's 30 s, which is longer than most of them need.
+# c10d ignores the "timeout" of flytekit's defaults, and reads other keys. With a node range, the first
+# rendezvous would wait torch's 30 s for late nodes, which is longer than most need.
 DEFAULTS = {
     "join_timeout": 900,
     "last_call_timeout": 15,
@@ -234,8 +233,8 @@ _SHORTEST_S = 0.005
 class Watched(RendezvousHandler):  # type: ignore[misc]
     """A c10d rendezvous that also restarts the group when a peer is known to be gone.
 
-    c10d notices a lost node only as a failed collective, which counts against ``max_restarts``; a
-    change of membership doesn't. So a loss that is certain is reported to the agent as such a change.
+    c10d notices a lost node only as a failed collective, which counts against ``max_restarts``, while a
+    change of membership doesn't. So a certain loss is reported to the agent as such a change.
     """
 
     def __init__(self, where: Endpoint, meet: Callable[[], Tuple[RendezvousHandler, Peers]]) -> None:
@@ -264,8 +263,8 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
                     break
             except (PeersEnded, RuntimeError, RendezvousConnectionError) as exc:
                 # A Job starts a node anew while the others still end, which may take them 15 s or more
-                # (Kubernetes 1.36). Such a node belongs to the next peers, not to the ending ones, of which
-                # it may see no more than that their store goes.
+                # (Kubernetes 1.36). Such a node belongs to the next peers, not to the ending ones, and may
+                # notice only that the store of these goes away.
                 code = exc.code if isinstance(exc, PeersEnded) else exits.INFRASTRUCTURE_ERROR
                 late = self.peers.replaces >= 0 and not self.peers.joined
                 if not late or code not in exits.AGAIN:
@@ -305,9 +304,9 @@ class Watched(RendezvousHandler):  # type: ignore[misc]
 
 @contextmanager
 def _fresh_looks(handler: Any) -> Iterator[None]:
-    """Have each look for the other nodes ask the store, where torch's own answers anew once a second.
+    """Have every look for the other nodes ask the store; torch caches the answer for a second.
 
-    That is for an agent that runs its ranks and asks now and then who else has come.
+    That cache is meant for an agent that runs its ranks and only sometimes asks for new nodes.
     """
     seconds = torch_versions.ANSWERS_FOR_S.get(handler)
     torch_versions.ANSWERS_FOR_S.set(handler, 0)
@@ -320,7 +319,7 @@ def _fresh_looks(handler: Any) -> Iterator[None]:
 class _Pause:
     """Waits between two looks for the other nodes: a tenth of the time since the first one.
 
-    torch's own take a second, as long as two nodes of one machine take for everything else together.
+    torch's own pauses take a second, as long as two nodes of one machine need for everything else.
     """
 
     def __init__(self) -> None:
@@ -343,17 +342,17 @@ def dynamic(
     """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf.
 
     They recognize each other by ``key``. Raises ``PeersEnded`` if the job has ended, ``TimeoutError`` if
-    there is nobody to meet.
+    no other agent comes.
     """
-    os.environ[torch_versions.OWN_STORE] = "1"  # ``Watched`` opens one a round
+    os.environ[torch_versions.OWN_STORE] = "1"  # ``Watched`` opens one per round
     torch_versions.METHOD_NAME.replace(_calling)
     conf = {**DEFAULTS, **configs}
     where = Endpoint(endpoint, timedelta(seconds=int(conf["read_timeout"])), key)
-    # Passed, not guessed as torch does: a pod may start before its own name can be resolved.
+    # Passed in, not guessed as torch does: a pod may start before its own name can be resolved.
     hosted = bool(int(conf.get("is_host", 0)))
 
     def enter(store: SignedStore) -> Tuple[RendezvousHandler, Peers]:
-        # On a connection of their own: heartbeats would otherwise wait behind this node's wait for another.
+        # A separate connection: heartbeats would otherwise wait behind this node's wait for another.
         other = where.connect()
         peers = Peers(
             store,
@@ -391,7 +390,7 @@ def dynamic(
 def _calling(depth: int = 2) -> str:
     """Name a calling function for the events of torch's rendezvous, which go nowhere.
 
-    torch's own reads the sources of the whole stack at each step, for which it looks through all
+    torch's version reads the sources of the whole stack at each step, for which it looks through all
     modules: 0.1 to 0.2 s in a zipapp. On a busy machine nodes then miss their heartbeats.
     """
     return sys._getframe(depth).f_code.co_name

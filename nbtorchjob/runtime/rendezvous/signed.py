@@ -1,12 +1,12 @@
 """A store in which only values signed with the job's key count.
 
-torch's TCPStore authenticates nobody, and its keys are the same in every job: whoever reaches
+torch's TCPStore has no authentication, and its keys are the same in every job: anyone who reaches
 its port may write what agents then act on. So a value carries an HMAC-SHA256 over its name and itself,
 and is used only once that has been checked. An old value of the same job under its own name passes:
-whoever replays one can disturb a job, and no more.
+replaying one can disturb a job, but no more.
 
-Whoever reaches that port may also read. What nobody else may know is sealed (``objects/wire``), and then
-marked as every value is.
+Anyone who reaches that port may also read. Confidential values are sealed (``objects/wire``), and then
+signed like every other value.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MARK = 32  # bytes, in front of each value
 
 
 class SignedStore(Store):  # type: ignore[misc]
-    """Wraps ``store``; the agents of one job, and nobody else, have ``key``.
+    """Wraps ``store``; only the agents of one job have ``key``.
 
-    Reading raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` of it knows
-    only its C++ side, and doesn't keep it alive: somebody else has to.
+    Reading raises ``PeersEnded`` for a value that no agent of this job wrote. A ``PrefixStore`` on top of it
+    refers only to its C++ side: keep another reference to it, or it is freed.
     """
 
     def __init__(self, store: Any, key: bytes) -> None:
@@ -37,7 +37,7 @@ class SignedStore(Store):  # type: ignore[misc]
         self._key = key
 
     def below(self, prefix: str) -> SignedStore:
-        """Return the part of it whose names have this prefix, as a ``PrefixStore`` does."""
+        """Return the part of the store whose names have this prefix, like a ``PrefixStore``."""
         return SignedStore(PrefixStore(prefix, self._store), derived(self._key, "below", prefix))
 
     def set(self, name: str, value: Union[bytes, str]) -> None:
@@ -49,11 +49,11 @@ class SignedStore(Store):  # type: ignore[misc]
         return self._checked(name, self._store.get(name))
 
     def seal(self, name: str, value: bytes) -> None:
-        """Set a value that only agents of this job can read, by :meth:`unseal`."""
+        """Set a value that only agents of this job can read, with :meth:`unseal`."""
         self.set(name, sealed(value, derived(self._key, "seal")))
 
     def unseal(self, name: str) -> bytes:
-        """Return what was sealed under this name; raises ``PeersEnded`` as reading does."""
+        """Return what was sealed under this name; raises ``PeersEnded`` like any read."""
         return unsealed(self.get(name), derived(self._key, "seal"))
 
     def compare_set(self, name: str, expected: Union[bytes, str], desired: Union[bytes, str]) -> bytes:
@@ -96,7 +96,7 @@ class SignedStore(Store):  # type: ignore[misc]
     def _checked(self, name: str, signed: bytes) -> bytes:
         data = signed[_MARK:]
         if not hmac.compare_digest(signed[:_MARK], self._mark(name, data)):
-            text = "somebody who isn't of this job wrote to the store where its nodes meet: %s isn't signed"
+            text = "something outside this job wrote to the store where its nodes meet: %s isn't signed"
             raise PeersEnded(exits.INFRASTRUCTURE_ERROR, text % name)
         return data
 

@@ -1,7 +1,7 @@
 """Stands in for a payload too big for one Secret: a host mounts this text as ``job.pyz``.
 
-Beside it lie the payload's parts (``part-000``, …), or ``payload.url``: a line that says where a store
-has it, and one with its SHA-256 in hex. It runs by itself, on any image with Python.
+Beside it are the payload's parts (``part-000``, …), or ``payload.url`` with two lines: the payload's URL in
+a store, and its SHA-256 in hex. It is self-contained, and runs on any image with Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(folder: str) -> None:
-    """Put the payload of ``folder`` together and become it."""
+    """Assemble the payload from ``folder``, and replace this process with it."""
     for number in _STOP:
         signal.signal(number, lambda *_: os._exit(_CANCELLED))
     try:
@@ -30,9 +30,9 @@ def main(folder: str) -> None:
         with open(target, "wb") as file:
             _write(folder, file)
     except Exception as exc:  # whatever a store's library raises
-        sys.stderr.write("nbtorchjob: the payload can't be had: %s: %s\n" % (type(exc).__name__, exc))
+        sys.stderr.write("nbtorchjob: the payload can't be fetched: %s: %s\n" % (type(exc).__name__, exc))
         sys.exit(_CONFIG_ERROR)
-    # Between two programs nobody would handle a signal: the payload finds it waiting.
+    # During the exec no handler is installed: a signal stays pending until the payload handles it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     os.execv(sys.executable, [sys.executable, target, *sys.argv[1:]])
 

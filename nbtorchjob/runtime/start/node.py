@@ -1,4 +1,4 @@
-"""One node: checks the payload, joins the others, runs its ranks, and exits with a telling code."""
+"""One node: checks the payload, joins the others, runs its ranks, and exits with a meaningful code."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from nbtorchjob.runtime.store.payload import Payload, PayloadError
 KEY_FILE = "NBTORCHJOB_KEY_FILE"
 WARM = "NBTORCHJOB_WARM"
 
-# So that a rank whose peer is gone ends by itself where no agent could say so. On: a failed or timed
-# out collective ends the process, and so does a monitor whose watchdog is stuck in a call to CUDA;
+# These make a rank whose peer is gone end by itself if no agent can tell it. The first two are on: a failed
+# or timed-out collective ends the process, and so does the monitor of a watchdog stuck in a CUDA call;
 # torch waits 480 s for that watchdog, Flyte 300. After a time-out torch keeps the rank for four times the
-# last number, 60 s by default, so that all write the recorder's dumps, which nobody reads here.
+# last number, 60 s by default, so that all ranks write the recorder's dumps, which aren't used here.
 _NCCL = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
@@ -39,7 +39,7 @@ _NCCL = {
 
 
 class _Stopped(Exception):
-    """SIGTERM or SIGINT came before torch's agent took the signals over."""
+    """SIGTERM or SIGINT arrived before torch's agent installed its handlers."""
 
 
 def main(path: str) -> int:
@@ -66,9 +66,9 @@ def main(path: str) -> int:
         payload.verify(key)
         code = _run(payload, node, key)
         if code == exits.OK and node >= injected.launch(payload.header["launch"])["nodes"][1]:
-            # A spare node never ends well: it waits until a signal handler raises. A Job makes one for each
-            # node that it has lost for good, and it has failed once the lost and those that ended well are
-            # all that it has, before it asks whether node 0 ended well (Kubernetes 1.36).
+            # A spare node never succeeds: it waits until a signal handler raises. A Job creates one for each
+            # node that it has lost for good, and fails once all its nodes are lost or have succeeded, before
+            # it checks whether node 0 succeeded (Kubernetes 1.36).
             while True:
                 signal.pause()
         return code
@@ -76,14 +76,14 @@ def main(path: str) -> int:
         if isinstance(exc, _Stopped):
             return exits.CANCELLED
         if isinstance(exc, (PayloadError, ImportError)):
-            again = getattr(exc, "again", False)  # as where an index can't be reached
+            again = getattr(exc, "again", False)  # for example if an index can't be reached
             code = getattr(exc, "code", exits.RECOVERABLE_ERROR if again else exits.CONFIG_ERROR)
             return exits.CANCELLED if _behind(exc, _Stopped) else _tell(exc, node, code)
         try:
             from torch.distributed.elastic.multiprocessing.api import SignalException
 
             from nbtorchjob.runtime.rendezvous.alone import PeersEnded
-        except Exception:  # a torch that goes with other packages than there are
+        except Exception:  # a torch that needs other packages than the installed ones
             return _tell(exc, node, exits.CONFIG_ERROR)
         if isinstance(exc, PeersEnded):
             return _tell(exc, node, exc.code) if str(exc) else exc.code
@@ -93,7 +93,7 @@ def main(path: str) -> int:
 
 
 def _behind(exc: Optional[BaseException], *signals: Type[BaseException]) -> bool:
-    """Whether it is a signal, or came of one: what a signal interrupts may fail in its own way."""
+    """Whether ``exc`` is a signal, or was caused by one: interrupted code may raise an error of its own."""
     while exc is not None and not isinstance(exc, signals):
         exc = exc.__cause__ or exc.__context__
     return exc is not None
@@ -107,7 +107,7 @@ def _tell(exc: Exception, node: int, code: int) -> int:
 
 
 def _check_run() -> None:
-    """Raise ``PayloadError`` where what this node's host mounted is another run's than the node's own.
+    """Raise ``PayloadError`` if this node's host mounted the payload of another run than the node's.
 
     A kubelet keeps an immutable Secret by its name while any pod on its host refers to it (Kubernetes 1.36).
     """
@@ -118,11 +118,11 @@ def _check_run() -> None:
         with open(path, encoding="utf-8") as file:
             mounted = file.read()
     except OSError as exc:
-        raise PayloadError("which run the payload is for can't be read: %s" % exc) from exc
+        raise PayloadError("the file that names the payload's run can't be read: %s" % exc) from exc
     if mounted != own:
         raise PayloadError(
-            "this node is of run %s, but its host mounted the payload of run %s, whose name it has: "
-            "nothing of that was run; submit the job again" % (own, mounted)
+            "this node is of run %s, but its host mounted the payload of run %s, which has the "
+            "same name: none of it was run; submit the job again" % (own, mounted)
         )
 
 
@@ -131,7 +131,7 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     folder = os.environ.get(FOLDER) or tempfile.mkdtemp(prefix="nbtorchjob-")
     compilers.lead(os.environ, os.path.join(folder, "compiled"))
     fetching_s = _provide(payload, node, folder, key)
-    gc.disable()  # imports leave hardly any: torch takes three quarters of the time
+    gc.disable()  # imports leave hardly any garbage: without gc torch's takes three quarters of the time
     _check_torch()
     import torch
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -154,9 +154,9 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
     sys.path.insert(1, modules)
     _set_defaults(launch["nproc"])
-    # Ranks of "spawn" come from the template as well, which saves a torch import each, 2 s and more. Only
-    # where the local backend started a node fresh, for a variable that libraries read as they load, so do
-    # its ranks.
+    # Ranks of "spawn" are forked from the template as well, which saves each a torch import, 2 s and more.
+    # The exception: if the local backend started a node fresh, because of a variable that libraries read as
+    # they load, its ranks start fresh, too.
     warm = launch["start_method"] == "forkserver" or (
         launch["start_method"] == "spawn" and (os.environ.pop(WARM, None) or STREAM in os.environ)
     )
@@ -169,15 +169,15 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     make, enter, act = NodeAgent, worker.run_rank, worker.call_once
     if payload.header["lab"]:
         if payload.header["lab"]["fresh"]:
-            from nbtorchjob.runtime.pool import keeper  # it travels with pools alone
+            from nbtorchjob.runtime.pool import keeper  # only pools' payloads have it
         else:
-            from nbtorchjob.runtime.lab.keeper import keeper  # and this with both
+            from nbtorchjob.runtime.lab.keeper import keeper  # labs' and pools' payloads have it
         make, enter, act = keeper(payload, key or b"", folder, modules, node)
     spec = WorkerSpec(
         role="default",
         local_world_size=launch["nproc"],
         entrypoint=enter,
-        # Without a key nobody waits for the value. The zeros are ``NodeAgent``'s.
+        # Without a key nothing waits for the value. ``NodeAgent`` fills in the zeros.
         args=(payload.path, folder, key or os.urandom(32), 0, 0, 0, act),
         rdzv_handler=rendezvous,
         max_restarts=launch["max_restarts"],
@@ -199,35 +199,35 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
         lookout=lookout,
     )
     if payload.header["swaps"] and key:
-        from nbtorchjob.runtime.node.swaps import Swaps  # it travels with code that passes points alone
+        from nbtorchjob.runtime.node.swaps import Swaps  # only payloads whose code passes points have it
 
         agent.swaps = Swaps(node, folder, modules, key, keeps=not payload.header["lab"])
         agent.swaps.wake = agent.wake
         agent.swaps.kept.begin_with(payload)
-    if key:  # which a node that was started by hand needn't have
+    if key:  # a node that was started by hand may have none
         own_key = questions.node_key(key, injected.run(), node)
         _answer_questions(folder, own_key, lookout, agent, debug=payload.header["debug"])
     emit("NodeMeets", node=node)
     signal.signal(PEER_LOST, lambda *_: rendezvous.peers.lose_peer())
     with artifacts.sending(key), agent.saving() as agent.saved, artifacts.telling_saved():
         try:
-            agent.run()  # gives no result for a spare node that was never needed
+            agent.run()  # returns no result for a spare node that was never needed
         except SignalException:
             if agent.code != exits.LEFT:
                 raise
         finally:
             answering.close(folder)
             lookout.close()
-            rendezvous.peers.close()  # the other nodes needn't wait for what is sent to a store
+            rendezvous.peers.close()  # the other nodes needn't wait for uploads to a store
             processes.end_template()
     return int(agent.code)
 
 
 def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> float:
-    """Install what was asked for, and lay data and files where ranks find them; return how long data took.
+    """Install packages, and put data and files where ranks find them; return how long others may fetch data.
 
-    It tells what is here, and refuses a call that needs something else. All modules are imported late: each
-    travels only where it is needed.
+    Reports what the node has, and refuses a call that needs something else. All modules are imported late:
+    only payloads that need them have them.
     """
     needs, data, fetching_s = payload.header.get("needs"), payload.header.get("data"), 0.0
     if needs is None:  # of a job on its user's own machine
@@ -253,9 +253,9 @@ def _provide(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> 
 
 
 def _set_defaults(nproc: int) -> None:
-    """Set what the variables of ranks are where nobody has set them."""
+    """Set the defaults of ranks' environment variables."""
     if nproc > 1:
-        # torchrun's rule: with many ranks a node, threads of each would fight over the cores.
+        # torchrun's rule: with several ranks on a node, their threads would compete for the cores.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name, value in _NCCL.items():
         os.environ.setdefault(name, value)
@@ -264,7 +264,7 @@ def _set_defaults(nproc: int) -> None:
 
 
 def _answer_questions(folder: str, key: bytes, lookout: Any, agent: Any, *, debug: bool) -> None:
-    """Answer what this node is asked, in a thread: so the template has to be forked by now."""
+    """Answer questions to this node in a thread, so the template must have been forked before."""
 
     def late(module: str) -> answering.Handler:  # it comes with the question
         return lambda asked: importlib.import_module("nbtorchjob.runtime.ask." + module).answer(asked)
@@ -277,18 +277,18 @@ def _answer_questions(folder: str, key: bytes, lookout: Any, agent: Any, *, debu
         **agent.questions,
     }
     if debug:
-        from nbtorchjob.runtime.debug import bridge  # late: it travels only where it is needed
+        from nbtorchjob.runtime.debug import bridge  # late: only payloads that need it have it
 
         handlers.update(bridge.handlers(folder))
     try:
         answering.serve(folder, key, handlers)
-    except OSError as exc:  # a file system without sockets: the job goes on without
+    except OSError as exc:  # a file system without sockets: the job goes on
         sys.stderr.write("nbtorchjob: this node can't be asked anything: %s\n" % exc)
 
 
 def _install(payload: Payload, node: int, folder: str, key: Optional[bytes]) -> None:
     if payload.header["packages"]:
-        from nbtorchjob.runtime.install import packages  # late: it doesn't travel to others
+        from nbtorchjob.runtime.install import packages  # late: other payloads don't have it
 
         packages.provide(payload, folder, node, key, warm=bool(os.environ.get(WARM)))
 
@@ -300,20 +300,22 @@ def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes], fetchin
         return alone.Solo(launch["run_id"])
     if not launch["endpoint"]:
         raise PayloadError(
-            "this is one of %d nodes, and nothing says where they meet: set PET_RDZV_ENDPOINT to HOST:PORT"
+            "this is one of %d nodes, but their meeting point is unknown: set PET_RDZV_ENDPOINT to HOST:PORT"
             % launch["nodes"][1]
         )
     if not key:
-        raise PayloadError("the nodes of a job know each other by its key: set %s to its file" % KEY_FILE)
+        raise PayloadError(
+            "the nodes of a job recognize each other by its key: set %s to the key's file" % KEY_FILE
+        )
     try:
-        from nbtorchjob.runtime.rendezvous import rendezvous  # late: it travels only where it is needed
+        from nbtorchjob.runtime.rendezvous import rendezvous  # late: only payloads that need it have it
     except ModuleNotFoundError:
         raise PayloadError(
             "this is one of %d nodes, and the job was submitted for one: submit it with --nnodes %d"
             % (launch["nodes"][1], launch["nodes"][1])
         ) from None
     run_id, addr = launch["run_id"], injected.local_addr()
-    # What was written in one attempt, or by the job that this one repeats, passes for nothing in another.
+    # What was written in another attempt, or by the job that this one repeats, doesn't count in this one.
     own = wire.derived(key, "nodes", injected.run(), os.environ.get(injected.ATTEMPT, ""), run_id)
     conf = {"is_host": node == 0, **launch["conf"]}
     usual_s = rendezvous.DEFAULTS["join_timeout"]
@@ -326,10 +328,10 @@ _plain = 0  # how many loggers there were when all had plain formats
 
 
 def plain_logging() -> None:
-    """Have torch log plainly; where the process that this one was forked from has seen to it, that does.
+    """Make torch log plainly, unless the process that this one was forked from already does.
 
-    torch's own formatter imports torch._dynamo for the first error it prints: a second that a failed
-    job would wait for.
+    torch's own formatter imports torch._dynamo for the first error that it prints, which delays a failed job
+    by a second.
     """
     global _plain
     import logging
@@ -339,7 +341,7 @@ def plain_logging() -> None:
     if len(logging.root.manager.loggerDict) == _plain:
         return
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    # It calls a rank's failure "exit code 211" in a traceback of its own; ``NodeAgent`` has told it.
+    # It logs a rank's failure as "exit code 211", with its own traceback; ``NodeAgent`` has reported it.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     names = [name for name in logging.root.manager.loggerDict if name.startswith(torch.__name__)]
     for name in names:

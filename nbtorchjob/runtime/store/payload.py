@@ -2,14 +2,14 @@
 
     raw buffers (each at a multiple of 64 bytes) | HMAC-SHA256 of the archive | zip archive with __main__.py
 
-Python runs a zip that something else precedes (zipimport looks for the archive's end), so one file
-is both the program and the memory that ranks map. Buffers lie outside the archive because zipimport
-can't read the zip64 form that archives above 2 GiB need (CPython 3.11). The signature is of all bytes
-of the archive, the program's and its directory's too; the header in it has the digests of buffers
+Python runs a zip archive even if other data precedes it (zipimport looks for the archive's end), so one
+file is both the program and the memory that ranks map. Buffers lie outside the archive because zipimport
+can't read the zip64 form that archives above 2 GiB need (CPython 3.11). The signature covers all bytes
+of the archive, including the program and the directory; the header in it has the digests of buffers
 that leave this machine.
 
-All runs of a group have one payload. What each is *given*, a few names with their values, comes in its node's
-environment: pickled, and signed with the job's key. It is laid over what the payload calls.
+All runs of a group have one payload. The values that each run is *given*, for a few names, come in its node's
+environment: pickled, and signed with the job's key. They are added to the payload's call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SWAPS = "swaps/"  # payloads of swaps that the job begins with, by number from 1
 GIVEN = "NBTORCHJOB_GIVEN"  # in the environment
 SHIPPED, CONTENT = "shipped.json", "shipped.bin"  # see ``shipped.py``
 
-# What reading an archive raises whose bytes were changed; a flag of a member may ask for what zipfile lacks.
+# Errors from reading an archive whose bytes were changed; a member's flag may need a feature zipfile lacks.
 _DAMAGE = (OSError, KeyError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
@@ -80,7 +80,7 @@ class Payload:
         return [mapped[at["offset"] : at["offset"] + at["size"]] for at in buffers]
 
     def call(self) -> bytes:
-        """Return the pickle of the call, with the sources of its code where this is another Python."""
+        """Return the pickle of the call, with the sources of its code if this is another Python."""
         sources.home = self._python
         if self._python == sources.HERE:
             return self.read(CALL)
@@ -100,7 +100,7 @@ class Payload:
         return texts
 
     def show_sources(self) -> List[str]:
-        """Have tracebacks show the lines of those cells; return their file names."""
+        """Make tracebacks show the lines of those cells; return their file names."""
         sources = self.sources()
         for filename, text in sources.items():
             linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
@@ -115,7 +115,7 @@ class Payload:
                 self.write(name, target)
 
     def differing(self, folder: str) -> Dict[str, bool]:
-        """Return the notebook's local modules that aren't so in a folder, and whether others are there."""
+        """Return the notebook's local modules that a folder lacks (False) or has in another form (True)."""
         files = {}
         for name, checksum in self.checksums().items():
             if name.startswith(FILES) and not name.endswith("/"):
@@ -130,7 +130,7 @@ class Payload:
         return files
 
     def write(self, name: str, path: str) -> None:
-        """Write one member of the archive to a file, which may be run if it was so on the host."""
+        """Write one member of the archive to a file, which is executable if it was so on the host."""
         with open(path, "wb") as file:
             file.write(self.read(name))
         os.chmod(path, self._zip.getinfo(name).external_attr >> 16)
@@ -138,7 +138,7 @@ class Payload:
     def verify(self, key: Optional[bytes]) -> None:
         """Raise ``PayloadError`` unless this is what the host packed, and can run on this Python.
 
-        Without a key only damage is found, not forgery.
+        Without a key, only damage is detected, not forgery.
         """
         if self.header.get("format") != FORMAT:
             raise PayloadError("the payload has format %s" % self.header.get("format"))
@@ -147,7 +147,7 @@ class Payload:
         # Code objects are bytecode: it differs between minor versions, and loading it may crash.
         if self._python != sources.HERE:
             try:
-                # Without it the image had the notebook's Python when the job was sent.
+                # Without `CODE`, the image had the notebook's Python when the job was sent.
                 if CODE not in self._zip.namelist():
                     raise sources.SourceError("the code was sent as bytecode alone")
                 sources.check(self._code())
@@ -163,7 +163,7 @@ class Payload:
     def verify_signature(self, key: bytes) -> None:
         """Raise ``PayloadError`` unless the archive, its program included, was signed with ``key``.
 
-        What a program says of itself proves little: who starts it asks this first, where it can.
+        A program's check of itself proves little: if possible, the process that starts it calls this first.
         """
         begin = min(member.header_offset for member in self._zip.infolist())
         with open(self.path, "rb") as file:
@@ -178,16 +178,16 @@ class Payload:
 
 
 def signed_given(pickled: bytes, key: bytes) -> str:
-    """Return what a node is told of a run: a pickle of names and values, signed, as text."""
+    """Return the text that gives a node the values of a run: a pickle of names and values, signed."""
     return base64.b64encode(sign(pickled, key) + pickled).decode()
 
 
 def lay_given(call: Dict[str, Any], key: Optional[bytes]) -> None:
-    """Give a call what this run is given: a function as arguments, a cell as variables.
+    """Add the values that this run is given to a call: to a function as arguments, to a cell as variables.
 
-    Without a ``key`` it isn't checked: a process that a rank starts has it of that rank, which has done so.
+    Without a ``key``, they aren't checked: a process that a rank starts has them from the rank, which did so.
     """
-    from nbtorchjob.runtime.objects import rebuilt  # late: a node's first process imports this for nothing
+    from nbtorchjob.runtime.objects import rebuilt  # late: a node's first process has no use for it
 
     text = os.environ.get(GIVEN, "")
     try:
@@ -195,9 +195,9 @@ def lay_given(call: Dict[str, Any], key: Optional[bytes]) -> None:
         mark, pickled = data[:MARK], data[MARK:]
         good = key is None or hmac.compare_digest(sign(pickled, key), mark)
     except (binascii.Error, WireError) as exc:
-        raise PayloadError("what this run is given can't be read: %s" % exc) from exc
+        raise PayloadError("the values given to this run can't be read: %s" % exc) from exc
     if not good or not pickled:
-        raise PayloadError("what this run is given isn't signed with this job's key")
+        raise PayloadError("the values given to this run aren't signed with this job's key")
     values: Dict[str, Any] = rebuilt.loads(pickled, [])["given"]
     if "function" in call:
         call["kwargs"].update(values)

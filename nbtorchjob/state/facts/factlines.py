@@ -1,7 +1,7 @@
 """Facts as lines of JSON, as nodes write them, and which of them are believed.
 
-A fact comes from what runs in a job, which may be somebody else's: one whose numbers make no sense, or that
-is longer than any, is ``Refused``.
+A fact comes from what runs in a job, which may be somebody else's: a fact whose numbers make no sense, or
+that is too long, is ``Refused``.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _TYPES: dict[str, type] = {type_.__name__: type_ for type_ in get_args(Event)}
 
 
 def to_json(event: Event) -> dict[str, Any]:
-    """Return what :func:`from_json` takes; not for the bytes of a log."""
+    """Return the record that :func:`from_json` takes; not for the bytes of a log."""
     return {"event": type(event).__name__, **asdict(event)}
 
 
-# What is raised for JSON that is no such line, for text that isn't JSON, or for facts that contradict others.
+# Raised for JSON that isn't such a line, for text that isn't JSON, or for facts that contradict others.
 UNREADABLE = (
     *(ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError),
     ArithmeticError,
@@ -63,7 +63,7 @@ class _Bound(NamedTuple):
     items: int | None = None
 
 
-# Bounds by a field's name: a fact that says more would take memory of whoever looks, or break a drawing.
+# Bounds by field name: a fact beyond them would use up a reader's memory, or break a drawing.
 _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("time", "since", "sent"), _Bound(1e11)),  # the year 5138
     **dict.fromkeys(("node", "rank", "peer", "index", "cores", "files"), _Bound(1 << 20)),
@@ -91,7 +91,7 @@ _BOUNDS: Mapping[str, _Bound] = {
     **dict.fromkeys(("distributions", "installed", "modules"), _Bound(items=8192)),
     "data": _Bound(items=16),
 }
-# What a fact says nothing without: its readers take the first or the least of it, or look it up.
+# Fields that must not be empty: readers take their first or least item, or look them up.
 _NEEDED: Mapping[type, tuple[str, ...]] = {
     WorkersStarted: ("ranks",),
     TurnTaken: ("ranks", "nodes"),
@@ -108,7 +108,7 @@ _NEEDED: Mapping[type, tuple[str, ...]] = {
     CheckoutTold: ("commit",),
     EnvironmentTold: ("python",),
 }
-# Fields that are lists in JSON, with the class of their items where that is one.
+# Fields that are lists in JSON, with the class of their items where these are objects.
 _SEQUENCES: Mapping[str, type | None] = {
     **dict.fromkeys(("ranks", "nodes", "failed", "pushed", "modules", "packages", "changed", "tags")),
     "samples": RankSample,
@@ -116,19 +116,19 @@ _SEQUENCES: Mapping[str, type | None] = {
     "gpus": GpuUse,
     "paid": AttemptPaid,
 }
-_DEEPEST = 16  # exceptions behind each other
+_DEEPEST = 16  # exceptions in a chain of causes
 _MOST_WHY = 160
 
 
 def from_json(record: dict[str, Any]) -> Event:
-    """Rebuild an event from the line a node wrote (``runtime/facts``); raises one of ``UNREADABLE``.
+    """Rebuild an event from the line that a node wrote (``runtime/facts``).
 
-    That is also raised for numbers that make no sense, such as a time that is no finite number.
+    Raises one of ``UNREADABLE``, also for numbers that make no sense, such as a time that isn't finite.
     """
     values = dict(record)
     type_ = _TYPES[values.pop("event")]
     if "error" in values:
-        # Without a time of its own it is another one each time it is read.
+        # An error without a time of its own would be a different one each time it is read.
         values["error"] = _sane_error(Error.from_json({"time": values["time"], **values["error"]}))
     sequences, ranges = _bounded(type_)
     for name, part in sequences:
@@ -142,7 +142,7 @@ def from_json(record: dict[str, Any]) -> Event:
     known = checked(type_, values)
     for name, least, most in ranges:
         value: Any = known.get(name)
-        # Most are numbers: to look at those here takes half the time, and a wide job tells 100,000.
+        # Most are numbers: checking those here takes half the time, and a wide job reports 100,000 facts.
         if not (type(value) in (int, float) and least <= value <= most):
             sane(name, value)
     for name in _NEEDED.get(type_, ()):
@@ -154,7 +154,7 @@ def from_json(record: dict[str, Any]) -> Event:
 
 @cache
 def _bounded(type_: type) -> tuple[list[tuple[str, type | None]], list[tuple[str, float, float]]]:
-    """Return the fields of a kind of fact that are sequences, and those whose numbers have bounds."""
+    """Return the fields of a type of fact that are sequences, and those whose numbers have bounds."""
     names = [item.name for item in fields(type_)]
     bounds = [(name, _BOUNDS[name]) for name in names if name in _BOUNDS]
     return (
@@ -164,7 +164,7 @@ def _bounded(type_: type) -> tuple[list[tuple[str, type | None]], list[tuple[str
 
 
 def believed(record: Any, line: bytes = b"") -> Event | None:
-    """Return a record's event: ``Refused`` for one that can't be, None for one of a later version.
+    """Return a record's event: ``Refused`` if it can't be one, None for an event of a later version.
 
     ``line`` is the record as it was written, where that is known.
     """
@@ -181,9 +181,9 @@ _decode = json.JSONDecoder().raw_decode  # ``loads`` looks for the encoding firs
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Event]:
-    """Yield the events that lines of JSON tell, as :func:`believed` does.
+    """Yield the events in lines of JSON, as :func:`believed` returns them.
 
-    Half a line, from when a disk was full, says nothing: ``runtime/facts`` goes on with a whole one.
+    Half a line, written when a disk was full, is skipped: ``runtime/facts`` goes on with a whole one.
     """
     for line in lines:
         event: Event | None = None
@@ -212,7 +212,7 @@ def sane(name: str, value: T) -> T:
         return value
     numbers: Iterable[Any] = _numbers(value) if isinstance(value, tuple) else (value,)
     for number in numbers if bound.most < math.inf else ():
-        if not bound.least <= number <= bound.most:  # nor is NaN
+        if not bound.least <= number <= bound.most:  # also true of NaN
             raise ValueError(f"its {name} is {number!r:.40}")
     if bound.items is not None and isinstance(value, tuple | Mapping) and len(value) > bound.items:
         raise ValueError(f"it has {len(value):,} {name}")
@@ -228,7 +228,7 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 def _sane_parts(record: T) -> T:
-    """Return a dataclass all of whose numbers make sense, those of its parts too; raises ``ValueError``."""
+    """Return a dataclass after checking its numbers and those of its parts; raises ``ValueError``."""
     for name, value in vars(record).items():
         sane(name, value)
         for part in value if isinstance(value, tuple) else ():
@@ -238,15 +238,15 @@ def _sane_parts(record: T) -> T:
 
 
 def _sane_error(error: Error, depth: int = 0) -> Error:
-    """Return an error whose parts are of the types that they should be; raises one of ``UNREADABLE``."""
+    """Return an error after checking the types of its parts; raises one of ``UNREADABLE``."""
     checked(Error, vars(error))
     sane("time", error.time)
     if len(error.frames) > MAX_FRAMES + 1 or len(error.notes) > MAX_NOTES or depth > _DEEPEST:
-        raise ValueError("its error is longer than any")
+        raise ValueError("its error is longer than allowed")
     for frame in error.frames:
         checked(Frame, vars(frame))
     if error.cause is not None:
         _sane_error(error.cause, depth + 1)
     if depth == 0 and error.variables_size > MAX_VARIABLES:
-        raise ValueError("its variables are longer than any")
+        raise ValueError("its variables are longer than allowed")
     return error

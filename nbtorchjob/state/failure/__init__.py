@@ -1,6 +1,6 @@
-"""Why something ended or waits: what was seen of it in, a cause in plain words out (pure).
+"""Explain why something ended or waits: from observed facts to a cause in plain words (pure).
 
-All that is known of signs lies in one table (``table.py``); the functions here find an event's row in it.
+All knowledge of signs is in one table (``table.py``); the functions here find an event's row in it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ __all__ = [
 ]
 
 
-# What a container's or pod's reason adds to an exit code; the others only repeat it.
+# Reasons of containers and pods that add nothing to the exit code.
 _SAY_NOTHING = ("", "Completed", "Error")
-# Where a code means that a signal ended a process; above are those of our own agent.
+# Exit codes that mean that a signal ended a process; higher ones are those of nbtorchjob's agent.
 _SIGNAL_CODES = range(129, 193)
 
 
 def tells(event: ev.NodeExited) -> bool:
-    """Whether the cluster said more of an end than the exit code does."""
+    """Whether the cluster said more about an end than the exit code does."""
     return event.reason not in _SAY_NOTHING
 
 
@@ -70,11 +70,11 @@ def of_end(event: ev.NodeExited) -> Reason:
         return _read(table.ENDS, event.reason, event.text)
     reason = of_signal(event.signal, event.text) if event.signal else of_agent(event.code)
     words = event.text.strip()
-    return replace(reason, hint=f"Its last words: {words}") if words and not reason.hint else reason
+    return replace(reason, hint=f"Its last message: {words}") if words and not reason.hint else reason
 
 
 def of_agent(code: int | None) -> Reason:
-    """Explain why a node ended with ``code``: ours (``runtime/facts/exits``), a container's, or unseen."""
+    """Explain why a node ended with ``code``: its agent's (``runtime/facts/exits``) or its container's."""
     if code is not None and code in _SIGNAL_CODES:
         return of_signal(code - 128)
     return _read(table.CODES, str(code))
@@ -93,7 +93,7 @@ def of_agent_error(code: int, error: Error) -> Reason:
 
 
 def of_signal(number: int, log: str = "") -> Reason:
-    """Explain why a signal ended a process; ``log`` is the end of what it wrote."""
+    """Explain why a signal ended a process; ``log`` is the end of its log."""
     try:
         name = Signals(number).name
     except ValueError:
@@ -123,7 +123,7 @@ def of_disruption(event: ev.NodeDisrupted) -> Reason:
 
 
 def of_gone() -> Reason:
-    """Explain why a node ended whose pod is gone, if nothing else tells of its end."""
+    """Explain why a node ended if its pod is gone and there is no other fact about its end."""
     return _read(table.TAKEN, table.VANISHED)
 
 
@@ -133,20 +133,20 @@ def of_queue(word: str, text: str) -> Reason:
 
 
 def of_deadline(seconds: int | None = None) -> Reason:
-    """State that a job ran longer than its deadline, of that many seconds where they are known."""
+    """State that a job ran longer than its deadline, with its ``seconds`` where they are known."""
     reason = _read(table.VERDICTS, table.DEADLINE_EXCEEDED)
     return replace(reason, line=f"{reason.line} of {seconds} s") if seconds is not None else reason
 
 
 def of_start(word: str, text: str, seconds: float | None = None) -> Reason:
-    """Describe what held an attempt back for too long: the cluster's word for it, and what it said."""
+    """Describe what held an attempt back for too long, given the cluster's word for it and its message."""
     row = find(table.WAITS, word, text)
-    limit = "so long as it might" if seconds is None else f"for {seconds:g} s"
-    return Reason(Cause.DEADLINE, f"held back {limit}, and ended: {text}", row.hint if row else "")
+    limit = "until its time limit" if seconds is None else f"for {seconds:g} s"
+    return Reason(Cause.DEADLINE, f"was held back {limit}, and ended: {text}", row.hint if row else "")
 
 
 def of_waiting(event: ev.Waiting, waited_s: float = math.inf) -> Reason:
-    """Describe whose fault it is that something has waited for so long; ``Cause.WAIT`` is nobody's."""
+    """Describe whose fault it is that something has waited for ``waited_s``; ``Cause.WAIT`` is nobody's."""
     between = event.stage is ev.Stage.RESTARTING
     row = find(table.ENDS, event.reason, event.text) if between and event.reason else None
     row = row if row and row.cause is not Cause.UNKNOWN else find(table.WAITS, event.reason, event.text)
@@ -157,13 +157,13 @@ def of_waiting(event: ev.Waiting, waited_s: float = math.inf) -> Reason:
 
 
 def trouble(reason: str, message: str) -> str:
-    """Describe in plain words what is wrong with something that waits for that reason."""
+    """Describe in plain words what is wrong with something that waits for ``reason``."""
     row = find(table.WAITS, reason, message)
     return reason if row is None else row.say(reason, message)
 
 
 def _read(rows: Iterable[Row], word: str, text: str = "") -> Reason:
-    # The last row of these parts of the table fits all there is.
+    # The last row of each of these parts of the table fits anything.
     row = find(rows, word, text)
     assert row is not None, word
     return row.reason(word, text)

@@ -1,7 +1,7 @@
-"""The table of causes: what is seen of an end or a wait -> whose fault it is, what to say, what to do.
+"""The table of causes: the sign of an end or a wait -> whose fault it is, what to say, what to do.
 
-The signs are those of Kubernetes 1.36 and containerd 2.1, and of torch. Of the rows that fit the first one
-counts; ``Row`` documents the columns. What no row fits is shown as it is.
+The signs are those of Kubernetes 1.36 and containerd 2.1, and of torch. The first row that fits counts;
+``Row`` documents the columns. A sign that no row fits is shown as it is.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from nbtorchjob.state.facts.events import DEACTIVATED, DELETED, GIVEN_UP
 
 
 class Cause(Enum):
-    """Whose it was."""
+    """Whose fault an end or a wait is."""
 
     USER = "user"  # the code, or what it needs
-    CONFIG = "config"  # the job as asked for can't run there
+    CONFIG = "config"  # the job as requested can't run there
     INFRA = "infrastructure"  # the machine, the network, somebody else's preemption
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
-    WAIT = "wait"  # nobody's: it goes on by itself
+    WAIT = "wait"  # nobody's fault: it goes on by itself
     UNKNOWN = "unknown"
 
 
 class Reason(FrozenDataclass):
     """A cause, one line that says what happened, and one that says what to do about it.
 
-    ``crash`` tells what a signal ended, or the kernel for its memory, from what raised or exited.
+    ``crash`` is True for a process that a signal ended, or the kernel over memory, and False for one that
+    raised or exited.
     """
 
     cause: Cause
@@ -43,10 +44,10 @@ class Reason(FrozenDataclass):
 class Row(FrozenDataclass):
     """What a sign means.
 
-    ``word`` and ``text`` are patterns: of the whole sign, and of a part of what was said with it. In
-    ``line``, ``{word}`` stands for the sign, ``{text}`` for what was said, ``{name}`` for the first
-    thing in quotes there with a blank before it, and ``text``'s named groups for themselves, also in
-    ``hint``. What waits may do so for ``grace_s`` seconds before it is anybody's fault.
+    ``word`` and ``text`` are patterns: for the whole sign, and for a part of the message with it. In
+    ``line``, ``{word}`` stands for the sign, ``{text}`` for the message, ``{name}`` for a blank and the first
+    quoted text in the message, and the named groups of ``text`` for what they match, also in ``hint``. A
+    wait may last for ``grace_s`` seconds before it is anyone's fault.
     """
 
     word: str
@@ -58,11 +59,11 @@ class Row(FrozenDataclass):
     crash: bool = False
 
     def fits(self, word: str, text: str) -> bool:
-        """Whether it is the row of this sign."""
+        """Whether the row fits a sign and its message."""
         return bool(re.fullmatch(self.word, word, re.DOTALL)) and self._match(text) is not None
 
     def reason(self, word: str, text: str) -> Reason:
-        """Return its cause with its line filled in."""
+        """Return its cause, with its line and hint filled in."""
         match = self._match(text)
         hint = self.hint.format(**match.groupdict()) if match and match.groupdict() else self.hint
         return Reason(self.cause, self.say(word, text), hint, self.crash)
@@ -79,23 +80,24 @@ class Row(FrozenDataclass):
 
 
 def find(rows: Iterable[Row], word: str, text: str = "") -> Row | None:
-    """Return the first row that fits a sign and what was said with it; None where none does."""
+    """Return the first row that fits a sign and its message; None where none does."""
     return next((row for row in rows if row.fits(word, text)), None)
 
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
-NEVER_STARTED = "NeverStarted"  # our word: of an attempt that was held back for longer than it may be
-INIT_FAILED = "InitContainerFailed"  # our word: the cluster has none
-PODS_REFUSED = "PodsRefused"  # ours: of an operator that can't ask for pods, whatever it calls that
-AGENT_KILLED = "AgentKilled"  # ours, of a node on this machine
-VANISHED = "Vanished"  # ours, of a pod that is no longer there
-NO_LIMIT = "it has no limit"  # ours, of a container that ran out of memory
+# nbtorchjob's own words, as clusters have no common one:
+NEVER_STARTED = "NeverStarted"  # an attempt was held back for longer than allowed
+INIT_FAILED = "InitContainerFailed"
+PODS_REFUSED = "PodsRefused"  # an operator can't request pods, whatever it calls that
+AGENT_KILLED = "AgentKilled"  # of a node on this machine
+VANISHED = "Vanished"  # a pod no longer exists
+NO_LIMIT = "it has no limit"  # a container ran out of memory
 
 _USER, _CONFIG, _INFRA, _UNKNOWN, _WAIT = Cause.USER, Cause.CONFIG, Cause.INFRA, Cause.UNKNOWN, Cause.WAIT
 
 # What to do, where several rows say the same.
-_TOLD = "It got SIGTERM, and nobody cancelled the job."
-_NOTICED = "It got SIGTERM, or its host was about to end, and nobody cancelled the job."
+_TOLD = "It received SIGTERM, but the job was not cancelled."
+_NOTICED = "It received SIGTERM, or its host was about to end, but the job was not cancelled."
 _AGAIN = "Nothing is wrong with the code: run it again."
 _GREEDY = (
     "Pods that use more than they requested are evicted first: raise --memory or "
@@ -110,29 +112,30 @@ _DISK = "Write less, or ask for more with --limit ephemeral-storage=SIZE."
 _FULL = f"The disk is full: free some space on the disk with the job's folder. On a cluster: {_DISK}"
 _FILES = (
     "Raise the limit where Jupyter or the command is started (ulimit -n 65536), on a cluster in the image or "
-    "its runtime. Fewer ranks a node need fewer files."
+    "its runtime. Fewer ranks per node need fewer files."
 )
 _PROCESSES = (
-    "Use fewer ranks a node, or raise the limit: ulimit -u, and on a cluster the limit on processes of a pod."
+    "Use fewer ranks per node, or raise the limit: ulimit -u, or on a cluster the pod's limit on processes."
 )
-_LATER_THERE = "End what holds them, or choose another host."
+_LATER_THERE = "End the processes that hold them open, or choose another host."
 _SLOW = "If it is just slow, raise timeout= of init_process_group."
-_HUNG = f"A rank hung, or not all took part: their logs show where each was. {_SLOW}"
+_HUNG = f"A rank hung, or not all ranks took part: their logs show where each was. {_SLOW}"
 _STUCK = (
-    "A CUDA call hung, or something held Python's lock for long: "
+    "A CUDA call hung, or something held the GIL for too long: "
     "raise the timeout with --env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=N."
 )
 _NATIVE = "A native library gave up; with NCCL, most likely a collective timed out: see the rank's log."
 _MISMATCH = (
-    "Ranks called it with other sizes or types, or called different collectives. gloo ends who gets the "
-    "data, which may be right; with --env TORCH_DISTRIBUTED_DEBUG=DETAIL torch says what each one called."
+    "Ranks called it with different sizes or types, or called different collectives. gloo aborts the rank "
+    "that receives the data, which may not be at fault; with --env TORCH_DISTRIBUTED_DEBUG=DETAIL torch "
+    "reports what each rank called."
 )
 _SEGFAULT = (
     "A native extension accessed invalid memory: the rank's log has the stack below 'Current thread', its "
     "innermost call first."
 )
 _GONE = "No node is known to be lost: do all ranks take part in the same collectives, equally often?"
-# What is left to say where it is known what each rank called.
+# What to say instead where it is known what each rank called.
 KNOWN = {_MISMATCH: "", _GONE: "", _HUNG: _SLOW}
 _LEFT = "The code called sys.exit or os._exit: a rank succeeds by returning, or with sys.exit(0)."
 _PYTHON = "Is there a python in the image?"
@@ -151,33 +154,34 @@ _ADMITTED_LATER = "Nothing is wrong with the code: it is admitted again when the
 _UNINSTALLED = "its packages can't be installed"
 _NO_DATA = "its data can't be fetched"
 _INDEX = (
-    "Where they come from, and with what credentials, the node's own settings say: "
+    "The node's own settings say where packages come from, and with what credentials: "
     "PIP_INDEX_URL, UV_INDEX_URL, pip.conf."
 )
 
 _SPAWNED = (
-    "A process that is started with spawn or forkserver gets functions by their names: define it with def, "
-    "in a cell and not in a function."
+    "A process that is started with spawn or forkserver finds a function by its name: define it with def, "
+    "in a cell and not inside a function."
 )
 
-# One thing to the kubelet, which shows the first at each try and the second between tries.
+# The same to the kubelet, which shows the first at each try and the second between tries.
 _PULLS = "ErrImagePull|ImagePullBackOff"
 _NO_IMAGE = "its image{name} can't be pulled"
 _GRACE_S = 180.0  # Flyte's: a first pull may fail while a registry or a network comes up
 
 # fmt: off
-# What a job's operator says of its end.
+# What a job's operator says about its end.
 VERDICTS = (
     Row(DEADLINE_EXCEEDED, Cause.DEADLINE, "ran longer than its deadline", _LATER),
 )
 
-# Who takes a pod away: its DisruptionTarget condition, or a bare deletion.
+# What takes a pod away: the reason of its DisruptionTarget condition, or a bare deletion.
 TAKEN = (
     Row("PreemptionByScheduler", _INFRA, "preempted by a pod of higher priority", _AGAIN),
     Row("DeletionByTaintManager", _INFRA, "taken from a host that was lost or tainted", _AGAIN),
     Row("EvictionByEvictionAPI", _INFRA, "evicted, as when a host is drained", _AGAIN),
     Row("DeletionByPodGC", _INFRA, "lost with its host, which no longer exists", _AGAIN),
-    Row("TerminationByKubelet", _INFRA, "ended by a host that ran short of something or shuts down", _AGAIN),
+    Row("TerminationByKubelet", _INFRA,
+        "ended by its host, which ran short of a resource or is shutting down", _AGAIN),
     Row(DELETED, _INFRA, "its pod was deleted", _AGAIN),
     Row(VANISHED, _INFRA, "its pod disappeared (killed)", _AGAIN),
     Row(".*", _INFRA, "its pod was taken away ({word})", _AGAIN),
@@ -198,7 +202,7 @@ QUEUES = (
         text=r"quota for (?P<what>\S+) in .*request \((?P<asked>[^)]+)\) > maximum capacity \((?P<all>\w+)"),
     Row("Pending", _WAIT, "{more} more {what} must be free in its queue's quota",
         text=r"insufficient unused quota for (?P<what>\S+) in flavor \S+, (?P<more>\S+) more needed"),
-    Row("Pending", _WAIT, "", text="[Tt]he workload is deactivated"),  # it was, until a moment ago
+    Row("Pending", _WAIT, "", text="[Tt]he workload is deactivated"),  # it was deactivated until a moment ago
     Row("Pending|Preempted", _INFRA, "preempted by a job of higher priority in its queue", _ADMITTED_LATER,
         text="due to prioritization in the ClusterQueue"),
     Row("Pending|Preempted", _INFRA, "preempted: its queue had borrowed quota that its owner took back",
@@ -208,19 +212,19 @@ QUEUES = (
     Row("Pending|Preempted", _INFRA, "preempted by another job in its queue: {text}", _ADMITTED_LATER,
         text="Preempted to accommodate"),
     Row("PodsReadyTimeout", _INFRA, "its pods weren't all ready in time, and its queue took its quota back",
-        "It is tried again later: find out what its pods waited for."),
+        "It is tried again later: find out why its pods weren't ready."),
     Row("(?:Cluster|Local)QueueStopped", _INFRA, "its queue was closed and emptied",
         "It is admitted again when an administrator opens the queue."),
     Row("NodeFailures", _INFRA, "a host of its topology failed", _ADMITTED_LATER),
     Row("AdmissionCheck", _INFRA, "an admission check of its queue took its quota back", _ADMITTED_LATER),
-    Row(DEACTIVATED, _WAIT, "somebody deactivated it in its queue", "Resume it to have it admitted again."),
+    Row(DEACTIVATED, _WAIT, "it was deactivated in its queue", "Resume it to have it admitted again."),
     Row(f"{GIVEN_UP}MaximumExecutionTimeExceeded", Cause.DEADLINE,
         "ran longer than its maximum execution time in its queue",
         "Raise the label kueue.x-k8s.io/max-exec-time-seconds, or make the work smaller."),
     Row(f"{GIVEN_UP}RequeuingLimitExceeded", Cause.DEADLINE,
-        "its queue gave it up: again and again its pods weren't all ready in time",
-        "Find out what its pods waited for; does a host have room for each?"),
-    Row(f"{GIVEN_UP}.*", Cause.DEADLINE, "its queue gave it up ({word}): {text}"),
+        "its queue gave up on it: too often, its pods weren't all ready in time",
+        "Find out why its pods weren't ready: does a host have room for each?"),
+    Row(f"{GIVEN_UP}.*", Cause.DEADLINE, "its queue gave up on it ({word}): {text}"),
     Row(".*", _WAIT, "{text}"),
 )
 
@@ -245,27 +249,27 @@ ENDS = (
         text=r"e: (?P<what>\S+), requested: (?P<asked>\d+), used: (?P<used>\d+), capacity: (?P<all>\d+)"),
     Row("OutOf.+|NodeAffinity|NodePorts|UnexpectedAdmissionError|Topology.+", _INFRA,
         "its host refused it ({word}): {text}", _AGAIN),
-    # There a node is its agent; what kills one by itself isn't the code, which runs in its ranks.
+    # On this machine a node is its agent. The code runs in the ranks, so it isn't what killed the agent.
     Row(AGENT_KILLED, _INFRA, "its agent was killed: {text}", _AGAIN),
     Row(DEADLINE_EXCEEDED, Cause.DEADLINE, "ran longer than its pod's deadline", _LATER),
     Row("OOMKilled", _USER, "used up the memory of its host (OOMKilled)",
         "It has no limit: --memory reserves memory on its host.", text=NO_LIMIT, crash=True),
     Row("OOMKilled", _USER, "used more memory than its limit (OOMKilled): {text}",
         "Raise --memory, or use a smaller batch or fewer ranks.", crash=True),
-    # Also of every pod that is deleted before its container started.
+    # Also shown for every pod that is deleted before its container started.
     Row("ContainerStatusUnknown", _INFRA, "its container was lost (killed)", _AGAIN),
     Row("StartError|ContainerCannotRun", _CONFIG, "its container can't start: {text}", _PYTHON),
     Row(INIT_FAILED, _CONFIG, "failed before its start: {text}", "See the init container's log."),
-    Row(".+", _UNKNOWN, "ended, and its cluster says no more than {word}: {text}"),
+    Row(".+", _UNKNOWN, "ended, and its cluster only says {word}: {text}"),
 )
 
-# The signal that ended a process; what is said with it is the end of its log.
+# The signal that ended a process; the message is the end of its log.
 SIGNALS = (
     Row("SIGKILL", _UNKNOWN, "killed by SIGKILL", _KILLED, crash=True),
-    Row("SIGTERM", _USER, "ended by SIGTERM", "Its node wasn't taken away: it came from the job, or by hand.",
-        crash=True),
+    Row("SIGTERM", _USER, "ended by SIGTERM",
+        "Its node wasn't taken away: the signal was sent by the job, or by hand.", crash=True),
     Row("SIGBUS", _USER, "killed by SIGBUS", f"Most likely shared memory is full. {_SHM}", crash=True),
-    # As faulthandler writes it, which torch enables: the next thread's first line has a parenthesis, too.
+    # As written by faulthandler, which torch enables: the next thread's first line has a parenthesis, too.
     Row("SIGSEGV", _USER, "crashed with SIGSEGV in Cell In[{cell}], line {number}", _SEGFAULT, crash=True,
         text=r'Current thread [^(]+\(most recent call first\):[^(]*?'
         r'File "<torchjob cell (?P<cell>\d+)>", line (?P<number>\d+)'),
@@ -276,17 +280,17 @@ SIGNALS = (
         text="collective operation timeout"),
     Row("SIGABRT", _USER, "aborted by SIGABRT: NCCL's watchdog got stuck", _STUCK, crash=True,
         text="watchdog got stuck|Heartbeat monitor timed out"),
-    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective got data of another size than its own", _MISMATCH,
+    Row("SIGABRT", _USER, "aborted by SIGABRT: a collective received data of an unexpected size", _MISMATCH,
         crash=True, text="Received data size doesn't match expected size"),
     Row("SIGABRT", _USER, "aborted by SIGABRT", _NATIVE, crash=True),
     Row(".*", _USER, "ended by {word}", crash=True),
 )
 
-# The exit code of a node: our agent's, then a container's own; None where nobody saw it.
+# The exit code of a node: first the agent's, then a container's own; None where it is unknown.
 CODES = (
     Row(str(exits.USER_ERROR), _USER, "the code failed"),
     Row(str(exits.CONFIG_ERROR), _CONFIG, "the payload can't run on this node"),
-    # Maybe no crash, but its agent says that another try may end as another try after a crash may.
+    # Maybe not a crash, but its agent says that another try may succeed, as after a crash.
     Row(str(exits.RECOVERABLE_ERROR), _USER, "the code failed, and may be tried again", crash=True),
     Row(str(exits.INFRASTRUCTURE_ERROR), _INFRA, "the rendezvous failed or a peer was lost", _AGAIN),
     Row(str(exits.CANCELLED), _INFRA, "the node was told to end", _TOLD),
@@ -316,14 +320,15 @@ NODE_ERRORS = (
         text=r"MiB are free|the disk of .* is full"),
     Row(rf"{exits.CONFIG_ERROR} (?:.*\.)?DataError", _CONFIG, _NO_DATA),
     Row(rf"{exits.RECOVERABLE_ERROR} (?:.*\.)?DataError", _UNKNOWN, _NO_DATA,
-        "What was fetched stays for the next try."),
+        "What was fetched so far is kept for the next attempt."),
 )
 
-# What ``runtime/node/shortage`` notes of an exception that ended a node's agent: what its machine refused.
+# What the machine refused, as ``runtime/node/shortage`` notes on an exception that ended a node's agent.
 SHORTAGES = (
     Row(".*", _CONFIG, "a process may have only {most} files open there", _FILES,
         text=r"may have this many files open: (?P<most>\d+) \(RLIMIT"),
-    Row(".*", _INFRA, "its machine has as many files open as it may", _LATER_THERE, text=r"\(fs\.file-max\)"),
+    Row(".*", _INFRA, "its machine has reached its limit on open files", _LATER_THERE,
+        text=r"\(fs\.file-max\)"),
     Row(".*", _INFRA, "it may start no more processes or threads", _PROCESSES,
         text="no more processes or threads may be started"),
     Row(".*", _INFRA, "it has no memory for another process", _MEMORY, text="there is no memory for it"),
@@ -344,7 +349,7 @@ AGENT_ERRORS = (
     Row(".*", _UNKNOWN, "the node's agent failed"),
 )
 
-# The exit code of a rank that told of no exception.
+# The exit code of a rank that reported no exception.
 RANK_CODES = (
     Row(str(exits.UNSEEN), _UNKNOWN, "disappeared (killed)",
         f"It called os._exit(255), or the process that started it was killed. {_KILLED}", crash=True),
@@ -356,10 +361,10 @@ ERRORS = (
     Row(".*OutOfMemoryError", _USER, "{word}", _ACCELERATOR),
     Row(".*", _USER, "{word}", _ACCELERATOR, text=r"\b(?:CUDA|HIP|MPS|XPU)\b[\w ]*:? out of memory"),
     Row(".*", _USER, "{word}",
-        "Most likely an index was out of range. A GPU says so late: with --env CUDA_LAUNCH_BLOCKING=1 the "
+        "Most likely an index was out of range. A GPU reports it late: with --env CUDA_LAUNCH_BLOCKING=1 the "
         "traceback has the right line.",
         text="device-side assert triggered|illegal memory access|misaligned address"),
-    Row(".*", _USER, "{word}", "Each node's GPUs are cuda:0 to one less than it has: use cuda:LOCAL_RANK.",
+    Row(".*", _USER, "{word}", "A node with N GPUs has cuda:0 to cuda:N-1: use cuda:LOCAL_RANK.",
         text="invalid device ordinal"),
     Row(".*", _USER, "{word}", f"Shared memory is full. {_SHM}",
         text=r"[Bb]us error|unable to \w+ shared memory|to file </torch_|/dev/shm/nccl|No space.*/dev/shm"),
@@ -373,13 +378,13 @@ ERRORS = (
         text=f"name '(?P<what>{'|'.join(rank_api.__all__)})' is not defined"),
     Row("ModuleNotFoundError", _USER, "{word}",
         "A module beside the notebook travels if the code names it: import {what} in the cell. "
-        "An installed one has to be in the image, or asked for with --package.",
+        "An installed package has to be in the image, or requested with --package.",
         text=r"No module named '(?P<what>[\w.]+)'"),
     Row("AttributeError", _USER, "{word}", "If that is a module: import {home}.{what} in the cell.",
         text=r"^module '(?P<home>[\w.]+)' has no attribute '(?P<what>\w+)'$"),
     Row("EOFError", _USER, "{word}", "A rank has no keyboard: set a variable in the notebook.",
         text="EOF when reading a line"),
-    # multiprocessing's, without a word: a pipe's, a queue's, that of a tensor which a worker sends.
+    # multiprocessing's, without a message: from a pipe, a queue, or a tensor that a worker sends.
     Row("EOFError", _USER, "{word}",
         "A process that this rank exchanged data with has ended, such as a DataLoader's worker: see the log.",
         text="^$"),
@@ -394,7 +399,7 @@ ERRORS = (
     Row(".*", _USER, "{word}",
         "The ranks have no GPU, or a torch without NCCL: init_process_group('gloo') works there.",
         text="doesn't have NCCL built in|ProcessGroupNCCL is only supported with GPUs"),
-    # NCCL has one type for all it says; what isn't about a peer comes before PEERS.
+    # NCCL raises one type for everything; the rows here, which aren't about a peer, come before PEERS.
     Row("DistBackendError", _CONFIG, "{word}", "Give each rank a GPU of its own: set_device(LOCAL_RANK).",
         text="Duplicate GPU detected"),
     Row("DistBackendError", _UNKNOWN, "{word}", "NCCL failed; for a detailed log, use --env NCCL_DEBUG=INFO.",
@@ -404,11 +409,11 @@ ERRORS = (
 # The type of an exception, and the line that raised it; no row where there is nothing to add.
 LINES = (
     Row("KeyError", _USER, "{word}",
-        "On ranks globals() has what the code that travels names: name the variable in the cell.",
+        "On ranks, globals() has only what the submitted code names: name the variable in the cell.",
         text=r"\bglobals\(\)"),
 )
 
-# An exception that only says that another rank is gone, where nothing else is known.
+# An exception that only says that another rank is gone, if nothing else is known.
 PEERS = (Row(".*", _UNKNOWN, "a peer left", _GONE),)
 
 # Why something doesn't run yet.
@@ -438,7 +443,7 @@ WAITS = (
     Row("CreateContainerError", _CONFIG, "its container can't be created",
         "The container runtime refuses the container: see its message.", grace_s=_GRACE_S),
     Row("RunContainerError", _CONFIG, "its container can't start", _PYTHON, grace_s=_GRACE_S),
-    # How it ended stands in the last end, which is a fact of its own.
+    # How it ended is a fact of its own: the container's last end.
     Row("CrashLoopBackOff", _WAIT, "its container ended, and is started again"),
     Row("FailedMount", _WAIT, "a volume isn't ready yet", text="failed to sync|not registered"),
     Row("FailedMount", _CONFIG, "a volume can't be mounted", _MOUNT, grace_s=_GRACE_S),

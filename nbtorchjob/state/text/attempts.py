@@ -1,4 +1,4 @@
-"""What was tried, why it failed and what follows; and what a lab does, how long it idles, what it lost.
+"""Texts on attempts: why each failed and what follows; and on labs: what they do, lose, and when they end.
 
 The text is clean (``words.clean``) and bounded, but not escaped.
 """
@@ -31,14 +31,14 @@ from nbtorchjob.text.words import (
     size,
 )
 
-_LATE_S = 10.0  # who follows a job takes a moment to start what is due
+_LATE_S = 10.0  # a follower takes a moment to start an attempt that is due
 _MAX_PAST = 5
 _MAX_WHY = 160
 _MAX_TEXT = 300
 
 
 def pending(state: JobState, now: float) -> list[str]:
-    """Explain why the job doesn't run as it should: what comes next, who left, what waits for whom."""
+    """Explain why the job doesn't run as it should: what comes next, which nodes left, what it waits for."""
     if state.phase.terminal:
         return []
     texts = (
@@ -56,20 +56,20 @@ def pending(state: JobState, now: float) -> list[str]:
 
 
 def use(attempt: Attempt, state: JobState) -> str:
-    """Return ``preemption 1 of 3``: what the attempt's end used; empty where it used nothing."""
+    """Return what the attempt's end used, as ``preemption 1 of 3``; empty where it used nothing."""
     spent = next((row for row in state.budgets if row.budget is attempt.budget), None)
     if spent is None:
         return ""
     tried = (other for other in state.attempts if other.number <= attempt.number)
     alike = [other for other in tried if other.budget is attempt.budget]
-    paid = len(alike) <= spent.used  # the last attempt of a job that has ended paid for no other one
+    paid = len(alike) <= spent.used  # the last attempt of an ended job paid for no further one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
 
 
 def saved(attempt: Attempt, state: JobState) -> str:
-    """Return ``saved at step 1,204`` of an attempt whose ranks left as a node was to end, else nothing.
+    """Return ``saved at step 1,204`` for an attempt whose ranks left as a node was about to end; else "".
 
-    Once there is another attempt, it says that this went on from there.
+    Once there is a later attempt, the text adds that it went on from there.
     """
     if attempt.left is None:
         return ""
@@ -87,7 +87,7 @@ def why(attempt: Attempt, state: JobState) -> str:
 
 
 def reason(attempt: Attempt, state: JobState) -> str:
-    """Explain why an attempt ended, and of the newest what to do about it; empty as :func:`why` is."""
+    """Explain why an attempt ended and, for the newest, what to do about it; empty where :func:`why` is."""
     failed = attempt.failure
     if failed is None or attempt.number < state.attempts[-1].number:
         return why(attempt, state)
@@ -103,7 +103,7 @@ def coming(state: JobState, now: float) -> str:
     where = " on a host that isn't preemptible" if plan.on_demand else ""
     if now < plan.at:
         starts = f"starts in {duration(plan.at - now)}"
-    # This machine's supervisor starts what is due; on a cluster that takes somebody who follows the job.
+    # This machine's supervisor starts what is due; on a cluster that takes a follower of the job.
     elif now < plan.at + _LATE_S or not state.info.cluster:
         starts = "is about to start"
     else:
@@ -141,7 +141,7 @@ def exhausted(state: JobState) -> str:
 
 
 def past(state: JobState) -> list[str]:
-    """Return a line for each attempt but the newest, newest first: how long, why it ended, what it used."""
+    """Return a line for each earlier attempt, newest first: how long it took, why it ended, what it used."""
     before = state.attempts[:-1]
     shown = []
     for attempt in reversed(before[-_MAX_PAST:]):
@@ -154,7 +154,7 @@ def past(state: JobState) -> list[str]:
 
 
 def span(attempt: Attempt, now: float | None) -> str:
-    """Describe how long an attempt took, or until ``now`` where it goes on; empty where nobody knows."""
+    """Describe how long an attempt took, until ``now`` if it still runs; empty where that is unknown."""
     end = attempt.end if attempt.end is not None else now
     return duration(end - attempt.start) if attempt.start is not None and end is not None else ""
 
@@ -163,7 +163,7 @@ MOST_BYTES = 5_000  # of a traceback; a longer one loses its middle
 
 
 def lines(state: JobState) -> list[str]:
-    """Return who failed first and how, its traceback, the cause, and what failed beside it."""
+    """Return which rank or node failed first and how, its traceback, the cause, and what else failed."""
     failure, out = state.failure, []
     if failure is not None:
         out = [facts.heading(failure, state)]
@@ -177,7 +177,7 @@ def lines(state: JobState) -> list[str]:
 
 
 def turn_causes(state: JobState) -> Mapping[int, str]:
-    """Return why each round but the first began, by its number: ``node 1 lost``, ``restart 2``."""
+    """Return why each round after the first began, by its number: ``node 1 lost``, ``restart 2``."""
     rounds: dict[int, dict[int, tuple[Node, WorkersStarted]]] = {}
     for node in state.nodes.values():
         for workers in node.workers:
@@ -186,7 +186,7 @@ def turn_causes(state: JobState) -> Mapping[int, str]:
 
 
 def setback(state: JobState) -> str:
-    """Say from where the ranks go on after they were started again, until they have caught up."""
+    """Say where the ranks go on from after they were started again, until they have caught up."""
     setback = progress.setback(state)
     if setback is None or state.phase is not Phase.RUNNING:
         return ""
@@ -216,7 +216,7 @@ def _turn(
         yield "started again"
 
 
-WHY: Mapping[str, str] = {"asked": "its end was asked for", "idle": "nobody used it"}
+WHY: Mapping[str, str] = {"asked": "its end was requested", "idle": "it was idle"}
 IDLE = "idle"
 _MAX_WHOSE, _MAX_NAMED = 80, 4
 
@@ -229,7 +229,7 @@ def doing(state: JobState, now: float) -> str:
 
 
 def doing_now(state: JobState) -> str:
-    """Return the same without a time."""
+    """Return what :func:`doing` does, without the idle time."""
     if state.info.lab is None or state.phase.terminal:
         return ""
     since = turns.idle_since(state)
@@ -248,14 +248,14 @@ def doing_now(state: JobState) -> str:
 
 
 def lab_lines(state: JobState, now: float) -> list[str]:
-    """Return what a lab's card says of it: whose cell runs, what it has run and holds, and when it ends."""
+    """Return the lines on a lab's card: whose cell runs, what the lab has run and holds, and when it ends."""
     if state.info.lab is None:
         return []
     known, what = turns.turns(state), turns.what_of(state.info)
     running = turns.running(state) if not state.suspended else []
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
-        return [f"{count(len(known), what)}{f'; it ended as {why}' if why else ''}"]
+        return [f"{count(len(known), what)}{f'; it ended because {why}' if why else ''}"]
     named = [line(turn.whose, _MAX_WHOSE) for turn in running if turn.taken.by or turn.nodes]
     whose = [*named[:_MAX_NAMED], *([f"{len(named) - _MAX_NAMED} more"] if named[_MAX_NAMED:] else [])]
     parts = [f"{', '.join(whose)} run{'s' if len(running) == 1 else ''}"] if whose else []
@@ -267,14 +267,14 @@ def lab_lines(state: JobState, now: float) -> list[str]:
 
 
 def memory(state: JobState) -> int:
-    """Return the bytes that a lab's ranks were known to hold last, on GPUs where they hold any there."""
+    """Return the bytes that a lab's ranks last reported to hold: on GPUs, or in memory if none there."""
     uses = [use.newest for use in state.uses.values()]
     gpus = sum(gpu.memory for use in uses for gpu in use.gpus)
     return gpus or sum(rank.resident for use in uses for rank in use.uses)
 
 
 def ends(state: JobState, now: float) -> str:
-    """Return when a lab that nobody uses will end; "" where it won't."""
+    """Return when an idle lab will end, in words; "" where it won't."""
     if state.phase.terminal:
         return ""
     at, limit = turns.ends_at(state), state.info.lab
@@ -284,7 +284,7 @@ def ends(state: JobState, now: float) -> str:
 
 
 def lost(state: JobState) -> str:
-    """Say of a lab's turn that its ranks are gone, and what they held; "" where they stay."""
+    """Say that a turn's lab has lost its ranks, with all they held; "" where it hasn't."""
     verdict = state.verdict
     if verdict is None or verdict.reason not in (turns.ANEW, turns.UNREAD):
         return ""
@@ -292,14 +292,14 @@ def lost(state: JobState) -> str:
 
 
 def ended(state: JobState) -> str:
-    """Say why a lab has ended, behind that it has; "" where that says nothing more."""
+    """Say why a lab has ended, in parentheses to follow that it has; "" where there is nothing to add."""
     if state.lab_ends is not None:
         return f" ({WHY.get(state.lab_ends.why, line(state.lab_ends.why, 40))})"
     return "" if state.failure is None else f" ({line(state.failure.reason.line, 120)})"
 
 
 def began_anew(state: JobState) -> Iterator[str]:
-    """Tell who sends the first cell after a lab's ranks began anew that they are empty."""
+    """Yield a warning for the first cell after a lab's ranks began anew: they are empty."""
     sent = (turn for turn in reversed(state.turns) if turn.id)
     last = next(sent, state.turns[-1] if state.turns else None)
     if last is not None and last.base < state.round:
@@ -307,11 +307,11 @@ def began_anew(state: JobState) -> Iterator[str]:
 
 
 def anew(state: JobState) -> str:
-    """Say that a lab's ranks began anew, and what that means to who uses it."""
+    """Say that a lab's ranks began anew, and what that means for its users."""
     times = [w.time for node in state.nodes.values() for w in node.workers if w.round == state.round]
     at = clock(min(times, default=0.0), max(times, default=0.0))
     ranks = f"the ranks of {state.info.name} began anew at {at}, {count(state.world_size, 'rank')}"
-    # Kubernetes makes new pods of a Job that is resumed, which can't know that there were others.
+    # Kubernetes makes new pods for a resumed Job, which can't know that there were turns before.
     if any(turn.base == state.round for turn in state.turns if not turn.id):
         return f"{ranks}, and ran its first cell again: what other cells set is gone"
-    return f"{ranks}: what former cells set is gone, and init_process_group is to be called again"
+    return f"{ranks}: what earlier cells set is gone, and init_process_group must be called again"

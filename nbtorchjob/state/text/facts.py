@@ -1,4 +1,4 @@
-"""What a job's state says, in words: the sentences that the card and the plain text share.
+"""A job's state in words: the sentences that the card and the plain text share.
 
 The text is clean (``words.clean``) and bounded, but not escaped.
 """
@@ -41,15 +41,15 @@ from nbtorchjob.text.words import (
 
 QUEUED, STALLED, LEAVING, DEBUGGING = "QUEUED", "STALLED", "LEAVING", "DEBUGGING"
 HUNG, RETRYING, DELETED, WAITING = "HUNG", "RETRYING", "DELETED", "WAITING"
-# In which somebody should act or know.
+# The words for states that a user should act on, or know of.
 ATTENTION = frozenset((HUNG, STALLED, LEAVING, DEBUGGING, RETRYING, WAITING))
 MAX_GROUPS = 8
-_NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # of distributions
+_NOTABLE = ("torch", "numpy", "transformers", "lightning", "accelerate", "peft")  # distributions
 _MOST_FILES = 6
 _MAX_WAITS = 4
 _MAX_STOPS = 4
 _MAX_WAIT = 200
-_WAITED_S = 10.0  # a pool, or a pod on a host that has its image, may take so long to start
+_WAITED_S = 10.0  # a pool, or a pod on a host that has its image, may take that long to start
 _MAX_READ = 4_000
 _MAX_OUTPUT = 10
 _MAX_NOTICES = 3
@@ -80,7 +80,7 @@ def phase(state: JobState) -> str:
 
 
 def status(state: JobState, now: float) -> str:
-    """Return the phase in a word, and of a running job whether it hangs or has stalled."""
+    """Return the phase in a word; for a running job, also whether it hangs or has stalled."""
     if state.cancelled is None and not state.stopped:
         diagnosis = hang(state, now)
         if diagnosis is not None and not diagnosis.slow:
@@ -101,7 +101,7 @@ def where(info: JobInfo) -> str:
 
 
 def origins(state: JobState) -> list[str]:
-    """Return a line for each thing that is known of where a job is from: image, notebook, commit."""
+    """Return a line for each known origin of a job: its image, notebook, commit and swaps."""
     info = state.info
     image = [line(f"image {state.image}", LINE)] if state.image else []
     cell = f", cell {info.cell}" if info.cell else ""
@@ -134,7 +134,7 @@ def annotated(state: JobState) -> str:
 
 
 def environment(state: JobState) -> list[str]:
-    """Describe what its ranks can import: Python, the distributions that matter most, and how to have all."""
+    """Describe what its ranks can import: Python, the most notable distributions, and how to list all."""
     fact = state.importable
     if fact is None:
         return []
@@ -164,7 +164,7 @@ def shape(state: JobState) -> str:
 def counts(state: JobState) -> str:
     """Return ``attempt 3 · restarts 1/3 · failures 1/3 · preemptions 4/unlimited``, as far as there are any.
 
-    Restarts are torch's own, of all ranks in place; they are of the newest attempt.
+    Restarts are torch's own, of all ranks in place, in the newest attempt.
     """
     tried, most = len(state.attempts), state.info.max_restarts
     parts = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
@@ -183,7 +183,7 @@ def limit(spent: Spent) -> str:
 
 
 def reforming(state: JobState) -> str:
-    """Describe which nodes left and that the others go on; empty when none did, or the rest are too few."""
+    """Describe which nodes left and that the others go on; empty if none left, or the others can't go on."""
     fewest, most = state.info.nodes
     if not state.reforming or (fewest == most and not state.info.max_restarts):
         return ""
@@ -199,13 +199,13 @@ def leaving(state: JobState, now: float) -> str:
     node = host(state.nodes.get(notice.node, Node(notice.node)), notice.time)
     left = max(0.0, notice.time + notice.seconds - now)
     why = f": {line(notice.why, _MAX_WHY)}" if notice.why else ""
-    # A row may show the first words only.
+    # A table row may show only the first words.
     return f"ranks have {duration(left)} to save: {node} is about to end{why}"
 
 
 def hanging(state: JobState, now: float) -> str:
-    """Describe whom the ranks of a running job wait for; empty unless it is known to hang."""
-    diagnosis = hang(state, now) if not state.stopped else None  # others wait for it, and that is no hang
+    """Describe which ranks the others of a running job wait for; empty unless it is known to hang."""
+    diagnosis = hang(state, now) if not state.stopped else None  # waiting for a stopped rank is no hang
     return f"{describe(diagnosis)} (seen {age(diagnosis.time, now)})" if diagnosis is not None else ""
 
 
@@ -215,7 +215,7 @@ def age(time: float, now: float) -> str:
 
 
 def stops(state: JobState, now: float) -> list[str]:
-    """Describe which ranks are stopped in the debugger, where, and what leads to them, a line each."""
+    """Describe which ranks are stopped in the debugger, where, and how to get to them; a line for each."""
     name = line(state.info.name, 80)
     stopped = state.stopped
     lines = []
@@ -234,7 +234,7 @@ def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     """Return ``rank 1 stops at Cell In[3], line 7, in `step`, for 12 s``."""
     held = "failed, and is held" if stop.why == FAILURE else "stops"
     label, _ = state.info.sources.get(stop.filename, ("", ""))
-    # A lab's record names the cells of its first turn alone; later ones are known by their file's name.
+    # A lab's record only names the cells of its first turn; later ones are recognized by file name.
     known = label or _CELL_FILE.sub(r"Cell In[\1]", stop.filename.rpartition("/")[2])
     where = f"{known}, line {stop.lineno}"
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
@@ -243,7 +243,7 @@ def stop_of(stop: RankStops, state: JobState, now: float) -> str:
 
 
 def host(node: Node, time: float = math.inf) -> str:
-    """Name a node, with the host it had at ``time`` where that is known, by default its last one."""
+    """Name a node, with its host at ``time`` where that is known, by default its last one."""
     start = node.life_at(time).start
     return f"node {node.index} ({line(start.host, 80)})" if start and start.host else f"node {node.index}"
 
@@ -256,7 +256,7 @@ def condition(node: Node, state: JobState) -> str:
     """Describe the node's condition in a few words."""
     life = node.life
     if life.waiting is not None:
-        return life.waiting.text.partition(": ")[0]  # the rest stands in waiting()
+        return life.waiting.text.partition(": ")[0]  # waiting() shows the rest
     if life.exit is not None and not life.ended_on_demand(life.exit):
         if node.code == 0:
             return "finished"
@@ -288,7 +288,7 @@ def _ended(exit_: NodeExited, state: JobState) -> Reason:
 
 
 def waiting(state: JobState) -> list[str]:
-    """Explain why nodes don't run, and what to do about it; those that wait for the same, together."""
+    """Explain why nodes don't run, and what to do about it; nodes that wait for the same share a line."""
     groups: dict[tuple[str, str], list[int]] = {}
     queued = lifetime.waits(state)
     for wait in state.waiting:
@@ -297,20 +297,20 @@ def waiting(state: JobState) -> list[str]:
             name, holder = line(state.info.name, 80), line(wait.holder, 80)
             ways = f"{hint('cancel', holder)} ends that job"
             if not wait.exclusive:
-                beside = "runs this one beside it, as their ranks take turns on the cores"
+                beside = "runs this one beside it, sharing the cores"
                 ways += f"; {hint('start', name)} {beside}"
             queued += [elide(clean(wait.text), _MAX_WAIT), ways]
             continue
         remedy = causes.of_waiting(wait).hint
         text = elide(clean(wait.text[:_MAX_READ]), _MAX_WAIT)
         if wait.node is not None:
-            # What the lives before the present one came to, of a pod that is created again and again
+            # How the earlier lives ended, for a pod that is created again and again
             node = state.nodes[wait.node]
             ends = [life.exit for life in node.lives.values() if life is not node.life and life.exit]
             if ends:
                 last = max(ends, key=lambda end: end.time)
                 how = causes.of_end(last).line if last.code != 0 else "finished"
-                text += f" (its pod {len(node.lives)}; the last: {clip(how, _MAX_GROUP)})"
+                text += f" (its pod {len(node.lives)}; the previous pod: {clip(how, _MAX_GROUP)})"
         groups.setdefault((text, remedy), []).append(-1 if wait.node is None else wait.node)
     lines = []
     for (text, remedy), nodes in groups.items():
@@ -321,41 +321,41 @@ def waiting(state: JobState) -> list[str]:
 
 
 def took(state: JobState, now: float) -> str:
-    """Return how long it ran, and how long it had waited before where that is worth a word: ``1.2 s``."""
+    """Return how long it ran, and how long it waited before if that was long: ``1.2 s``."""
     return ran(state.elapsed(now), None if state.first_start is None else state.waited(now))
 
 
 def ran(elapsed: float, waited: float | None) -> str:
-    """Return the same of numbers of seconds; ``waited`` is None of a job that still waits."""
+    """Return the same, given in seconds; ``waited`` is None for a job that still waits."""
     if waited is None or waited < _WAITED_S:
         return duration(elapsed)
     return f"{duration(elapsed - waited)}, waited {duration(waited)}"
 
 
 def output(state: JobState) -> list[str]:
-    """Return what the pods wrote last beside their ranks, for a failure that no rank tells of."""
+    """Return the last lines that pods wrote outside their ranks, for a failure that no rank reported."""
     failure = state.failure
     if failure is None or failure.rank is not None or failure.error is not None:
         return []
     if failure.reason.cause is Cause.CANCELLED:
-        return []  # what agents say of being told to stop
+        return []  # only what agents write when they are told to stop
     newest = [fact for fact in state.output if failure.node in (None, fact.node)]
     return [line(fact.text, LINE) for fact in newest[-_MAX_OUTPUT:]]
 
 
 def heading(failure: Failure, state: JobState) -> str:
-    """Describe in one line who failed and how; empty for a wish, which is the phase already."""
+    """Describe in one line what failed and how; empty for a cancelled job, as the phase says so already."""
     if failure.reason.cause is Cause.CANCELLED and state.cancelled is not None:
         return line(f"stopped early: {state.early}", _MAX_TEXT) if state.early else ""
     if missing := missed(state, failure):
         return line(f"a collective gave up: {describe(missing)}", LINE)
     if failure.error:
-        # An exception's summary; of an allocator's how much more it was asked for
+        # An exception's summary; for an allocator's, how much more was requested
         asked = _ASKED.search(failure.error.message[:_MAX_READ])
         if asked is None:
             text = summary(failure.error)
         else:
-            text = f"out of memory ({size(int(asked[1])) if asked[1] else asked[2]} more was asked for)"
+            text = f"out of memory ({size(int(asked[1])) if asked[1] else asked[2]} more requested)"
     else:
         text = failure.reason.line
     if failure.rank is not None:
@@ -369,7 +369,7 @@ def heading(failure: Failure, state: JobState) -> str:
     return line(text, _MAX_TEXT)
 
 
-# What allocators say: CUDA's of torch, the CPU's, NumPy's.
+# The messages of allocators: torch's for CUDA and for the CPU, and NumPy's.
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate (?:(\d+) bytes|([\d.]+ ?[KMGT]i?B))")
 
 
@@ -388,29 +388,29 @@ def cause(failure: Failure, state: JobState) -> str:
     ):
         whose = f"{where.capitalize()}." if where else ""
     else:
-        named = "from outside" if cause is Cause.CANCELLED else cause.value
+        named = "external" if cause is Cause.CANCELLED else cause.value
         whose = f"Cause: {DOT.join(filter(None, (named, where)))}."
     hint, missing = failure.reason.hint, missed(state, failure)
-    if missing and missing.sure:  # its line has answered what the hint asks
+    if missing and missing.sure:  # its line has already answered what the hint asks
         hint = table.KNOWN.get(hint, hint)
     words = (whose, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
 
 
 def _again(failure: Failure, state: JobState) -> str:
-    """Describe how the job would be tried again by itself, to whoever hasn't asked for it."""
+    """Describe how to have the job retried automatically, if that wasn't requested."""
     if state.info.of_lab and not state.info.in_pool:
-        return ""  # a cell isn't: its lab is
+        return ""  # a cell isn't retried, only its lab is
     if failure.reason.cause is Cause.INFRA:
-        # Without its supervisor, or deleted, a job isn't tried again by anybody.
+        # A job that was deleted, or lost its supervisor, is never retried.
         return "" if state.info.retry or state.lost else "--preemptions N retries it automatically."
     retried = state.info.retry is not None and state.info.retry.retries > 0
     asks = failure.error is not None and failure.error.recoverable
-    return "It asks for a retry: set --retries N." if asks and not retried else ""
+    return "The exception asks for a retry: set --retries N." if asks and not retried else ""
 
 
 def beside(state: JobState) -> list[str]:
-    """Name the newest attempt's failures beside its first one, alike ones together, newest first."""
+    """Name the newest attempt's failures after its first, the newest first; alike ones share a line."""
     groups: dict[tuple[int, str], set[int]] = {}
     newest = state.attempts[-1] if state.attempts else None
     first = newest.failure if newest else None
@@ -418,7 +418,7 @@ def beside(state: JobState) -> list[str]:
     events: list[RankFailed | RankExited] = [*state.errors, *state.exits]
     for event in sorted(events, key=lambda e: (-e.restart, _when(e), e.rank)):
         first_one = first is not None and (event.rank, _when(event)) == (first.rank, first.time)
-        # What follows a cancellation is what it does to the ranks.
+        # What follows a cancellation is its effect on the ranks.
         if not first_one and since <= _when(event) < (state.cancelled or math.inf):
             if isinstance(event, RankFailed):
                 end = clip(summary(event.error), _MAX_GROUP)
@@ -441,7 +441,7 @@ def _when(event: RankFailed | RankExited) -> float:
 
 
 def result(state: JobState) -> str:
-    """State that the value is there, and how big it is; empty before that."""
+    """State that the value is ready, and its size; empty before that."""
     if state.phase is not Phase.SUCCEEDED or not state.values:
         return ""
     total = size(sum(value.size for value in state.values.values()))
@@ -450,7 +450,7 @@ def result(state: JobState) -> str:
 
 
 def artifacts(state: JobState) -> str:
-    """State what ranks left below ``artifacts_dir()``, and how to have it; empty where that is nothing."""
+    """State what ranks left below ``artifacts_dir()``, and how to get it; empty if there is nothing."""
     if not state.artifacts:
         return ""
     tries = {number for number, _ in state.artifacts}
@@ -461,7 +461,7 @@ def artifacts(state: JobState) -> str:
 
 
 def notices(state: JobState) -> list[str]:
-    """Return the newest lines of what is worth one, and say how many facts aren't believed."""
+    """Return the newest notices, the newest swap, and how many facts aren't believed."""
     texts = [line(notice.text, _MAX_TEXT) for notice in state.notices[-_MAX_NOTICES:]]
     texts += swaps.newest(state)
     if state.refused:
@@ -471,7 +471,7 @@ def notices(state: JobState) -> list[str]:
 
 
 def ships(state: JobState) -> str:
-    """Describe what runs and what travelled for it."""
+    """Describe what runs and what was sent with it."""
     parts = (line(state.info.what, 120), line(state.info.ships, _MAX_TEXT))
     return DOT.join(part for part in parts if part)
 

@@ -1,4 +1,4 @@
-"""The time before, in and after a run, in words: a queue, a start, progress, deadlines, a job's removal."""
+"""The time before, during and after a run, in words: queues, the start, progress, deadlines, removal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BYTES = ("memory", "ephemeral-storage")
 
 
 def waits(state: JobState) -> list[str]:
-    """Say where the job is queued, for what, and what to do about it; empty for one that isn't."""
+    """Say where the job is queued, what it needs, and what to do about it; empty if it isn't queued."""
     queued = state.queued
     if queued is None and state.queue is not None and state.queue.held and state.suspended:
         queued = state.queue if state.queue.reason else None
@@ -51,9 +51,9 @@ def waits(state: JobState) -> list[str]:
 
 
 def held(state: JobState) -> str:
-    """Say what keeps a job that was ended or suspended from being started by its queue; "" for nothing.
+    """Say what keeps the queue of a cancelled or suspended job from starting it again; "" if nothing does.
 
-    A suspension alone wouldn't: its queue takes it back.
+    Suspending it isn't enough: the queue undoes that.
     """
     queue = state.queue
     if queue is None or not (state.cancelled is not None or state.suspended):
@@ -65,7 +65,7 @@ def held(state: JobState) -> str:
     if state.verdict is not None and state.verdict.reason == causes.DEADLINE_EXCEEDED:
         return "it was given a deadline that has passed, so its queue can't start it again"
     if queue.held and not queue.admitted:  # its label may have been changed just as it was admitted
-        return f"its label names {clean(queue.queue)}, a queue that nobody has, so it isn't admitted"
+        return f"its label names {clean(queue.queue)}, a queue that doesn't exist, so it isn't admitted"
     return ""
 
 
@@ -85,9 +85,10 @@ def times(state: JobState, enforced: Mapping[str, str], now: float) -> list[str]
 
 
 def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
-    """Describe when a running job was looked at, and how to follow and to end it; nothing for an ended one.
+    """Describe when a running job was drawn, and how to follow and end it; nothing for an ended job.
 
-    What was drawn may outlive the drawing; ``waited_for`` by a cell, it is the kernel that is interrupted.
+    The drawing may be read much later. For a job that a cell waits for (``waited_for``), the way is to
+    interrupt the kernel.
     """
     if state.phase.terminal:
         return []
@@ -103,7 +104,7 @@ def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
 
 
 def deadline(state: JobState, now: float) -> str:
-    """Describe when the job's deadline ends it; empty for a job that has none, or has ended."""
+    """Describe when the job's deadline ends it; empty for a job that has no deadline, or has ended."""
     most, at = state.info.deadline_s, state.deadline_at
     if most is None or state.phase.terminal:
         return ""
@@ -118,7 +119,7 @@ def deadline(state: JobState, now: float) -> str:
 
 
 def patience(state: JobState, now: float) -> str:
-    """Describe until when the job may be held back; empty where nothing holds it back, or for ever."""
+    """Describe until when the job may be held back; empty if it isn't, or may be held back for ever."""
     wait, most = held_back(state), state.info.start_within_s
     began = held_since(state, wait) if wait is not None else None
     if most is None or began is None:
@@ -154,22 +155,22 @@ def stored(state: JobState, folder: Path) -> list[str]:
     return [text, *([f"payload and values in {line(f'{storage}', _MAX_WHO)}"] if storage else [])]
 
 
-_NAMED = 3  # of the packages that are installed
-_MOST_NAME = 60  # characters of what a node calls them, and what installs them
+_NAMED = 3  # how many of the packages being installed are named
+_MOST_NAME = 60  # characters of a name that a node reports: of a package, its installer, data or a place
 
 
 def doing(state: JobState) -> str:
-    """Describe what its nodes do until the call runs on all ranks; empty where nothing tells, or it does."""
+    """Describe what its nodes do until the call runs on all ranks; empty where unknown, or once it runs."""
     if state.phase.terminal or state.next is not None or state.suspended:
         return ""
     if state.info.of_lab and state.round < 0:
-        return ""  # on a lab: what it waits for is said of it
+        return ""  # a turn: what it waits for is shown instead
     if state.round < 0:
         nodes = [node for node in state.nodes.values() if node.life.running]
         met = [node for node in nodes if state.met.get(node.index, 0.0) >= node.life.since]
         most = state.info.nodes[1]
         if not nodes:
-            # Here nobody waits for a place: what runs first is the pool, which imports torch.
+            # A local job that doesn't wait for a place starts the pool first, which imports torch.
             return "" if state.info.cluster or state.nodes or state.waits else "importing torch"
         if len(met) < len(nodes):
             fetches = [fact for node in nodes if (fact := fetching(node, state)) is not None]
@@ -191,20 +192,20 @@ def doing(state: JobState) -> str:
             return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
         return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
     began = {rank for rank, fact in state.began.items() if state.base(fact.round) == state.round}
-    # Of what an earlier version runs nothing is told of that.
+    # Jobs run by an earlier version don't report this.
     if not state.met or len(began) >= state.world_size or state.ended is not None or state.reforming:
         return ""
     return f"starting ranks: {len(began)} of {state.world_size} run"
 
 
 def installing(node: Node, state: JobState) -> ev.Installing | None:
-    """Return what a node installs, if it does that now."""
+    """Return what a node is installing now, if anything."""
     fact = state.installs.get(node.index)
     return fact if isinstance(fact, ev.Installing) and fact.time >= node.life.since else None
 
 
 def fetching(node: Node, state: JobState) -> ev.Fetching | None:
-    """Return the data that a node fetches, if it does that now."""
+    """Return the data that a node is fetching now, if any."""
     own = (fact for (index, _), fact in state.fetches.items() if index == node.index)
     facts = [fact for fact in own if fact.time >= node.life.since]
     newest = max(facts, key=lambda fact: fact.time, default=None)
@@ -239,9 +240,9 @@ def data(state: JobState) -> list[str]:
 
 
 def steps(state: JobState) -> list[tuple[str, str]]:
-    """Return what came before the call ran in the first round, and how long each took.
+    """Return the steps before the call ran in the first round, and how long each took.
 
-    Of a node the newest preparations are known: of one that was prepared again since, only when it was ready.
+    Only a node's newest preparations are known: if it was prepared again since, then only when it was ready.
     """
     info = state.info
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
@@ -253,7 +254,7 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     installed = [fact for fact in facts if isinstance(fact, ev.Installed)]
     most = max(installed, key=lambda fact: len(fact.packages), default=None)
     if most is None or not most.packages:
-        what = "finding that all packages are there"
+        what = "checking that all packages are installed"
     else:
         kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
         what = f"installing {count(len(most.packages), 'package')} {kept}"
@@ -281,7 +282,7 @@ def _last(times: Iterable[float]) -> float | None:
 
 
 def progress_line(state: JobState, now: float) -> str:
-    """Return :func:`far` of a running job; of one that doesn't run now how far it was."""
+    """Return :func:`far` for a running job, and how far it was for one that isn't running now."""
     current = progress(state)
     if current is None:
         return ""
@@ -291,16 +292,16 @@ def progress_line(state: JobState, now: float) -> str:
 
 
 def stillness(state: JobState, now: float) -> str:
-    """State that nothing was heard of a running job for a while: ``quiet for 2 min``; empty else.
+    """State that a running job has given no sign of life for a while: ``quiet for 2 min``; else empty.
 
-    Of one that has stalled it is said by :func:`far`.
+    Also empty for a stalled job, as :func:`far` says so.
     """
     silence = still(state, now)
     return f"quiet for {about(now - silence.since)}" if silence is not None and not silence.stalled else ""
 
 
 def far(progress: Progress, now: float) -> str:
-    """Describe how far it is, and how fast or for how long silent: ``3 of 10 epochs · 5 s per epoch``."""
+    """Describe how far it is, and how fast or how long silent: ``3 of 10 epochs · 5 s per epoch``."""
     if progress.unit == REPORT:
         return overdue(progress, now)
     left = progress.left(now)
@@ -313,7 +314,7 @@ def far(progress: Progress, now: float) -> str:
 
 
 def reached(progress: Progress) -> str:
-    """Return ``3 of 10 epochs``, ``30 %``, or ``37 steps`` where nobody said how many there will be."""
+    """Return ``3 of 10 epochs``, ``30 %``, or ``37 steps`` where it is unknown how many there will be."""
     many, unit = number(progress.done), progress.unit
     if unit == PERCENT:
         return f"{many} %"
@@ -323,7 +324,7 @@ def reached(progress: Progress) -> str:
 
 
 def overdue(progress: Progress, now: float) -> str:
-    """Describe for how long nothing was reported, and what is usual; empty until it is longer than that."""
+    """Describe for how long nothing was reported, and what is usual; empty unless it is longer than usual."""
     silent = progress.overdue(now)
     if silent is None or progress.every is None:
         return ""
@@ -334,7 +335,7 @@ def overdue(progress: Progress, now: float) -> str:
 
 
 def rate(progress: Progress) -> str:
-    """Describe how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where nobody counts those."""
+    """Describe how fast it goes: ``12.3 steps/s``, ``4.2 s per epoch``; empty where that is unknown."""
     seconds = progress.pace
     if seconds is None or progress.unit == PERCENT:
         return ""

@@ -23,7 +23,7 @@ _MOST_BLOCKS = 32
 _MOST_THREADS = 4
 _MOST_GROUPS = 8
 _MAX_LINE = 160
-_USERS = "  > "  # in front of a line of the user's own
+_USERS = "  > "  # in front of a line of the user's own code
 STATES = {
     "busy": "held by something in C",
     "stopped": "stopped, by a signal or a debugger",
@@ -35,10 +35,10 @@ STATES = {
 
 
 class Stacks(FrozenDataclass):
-    """What the ranks of a job did when they were looked at.
+    """What the ranks of a job were doing when they were sampled.
 
-    ``trouble`` is why a node told nothing, by node; ``asked`` is whether any was asked and answered at
-    ``time``, else it is the newest that is known. ``str()`` is the whole as text.
+    ``trouble`` is why a node gave no sample, by node. ``asked`` is whether a node was asked and answered, at
+    ``time``; otherwise these are the newest samples known. ``str()`` returns everything as text.
     """
 
     state: JobState
@@ -48,7 +48,7 @@ class Stacks(FrozenDataclass):
 
     @property
     def samples(self) -> Mapping[int, RankSample]:
-        """What is known of each rank of the newest round, by rank."""
+        """The newest sample of each rank in the newest round, by rank."""
         return {rank: sample for rank, (sample, _) in self._samples.items()}
 
     @property
@@ -74,7 +74,7 @@ class Stacks(FrozenDataclass):
 
     @property
     def lines(self) -> list[str]:
-        """The whole in lines; those of the user's own code begin with a mark."""
+        """Everything as lines of text; those of the user's own code begin with a mark."""
         samples = self._samples
         lines = [self.cause] if self.cause else []
         if samples and not self.asked:
@@ -84,8 +84,8 @@ class Stacks(FrozenDataclass):
         lines += [f"node {node}: {line(why, _MAX_LINE)}" for node, why in sorted(self.trouble.items())]
         if not samples and not lines:
             if self.state.phase.terminal:
-                return ["The job has ended, and nothing was recorded of what its ranks did."]
-            return ["Nothing is known of what its ranks do."]
+                return ["The job has ended, and what its ranks did was not recorded."]
+            return ["What its ranks are doing is not known."]
         for block in blocks(samples, self.state.info.sources):
             lines += ["", *block] if lines else block
         return lines
@@ -97,7 +97,7 @@ class Stacks(FrozenDataclass):
         return html(self.lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole as plain data."""
+        """Return everything as plain data."""
         diagnosis = self.diagnosis
         return {
             "diagnosis": None
@@ -117,7 +117,7 @@ class Stacks(FrozenDataclass):
 def html(lines: Sequence[str], *, columns: bool = False) -> str:
     """Return lines of stacks as HTML, with the user's own and the first one in bold.
 
-    With ``columns`` long lines are scrolled to: wrapped ones would tear them.
+    With ``columns``, long lines scroll: wrapping them would break the columns.
     """
     shown = (
         f"<b>{escape(text)}</b>" if not at or text.startswith(_USERS) else escape(text)
@@ -129,7 +129,7 @@ def html(lines: Sequence[str], *, columns: bool = False) -> str:
 
 
 def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) -> Iterator[list[str]]:
-    """Yield the lines of each block of ranks that are at one place in the same calls."""
+    """Yield the lines of each block of ranks that are at the same place, in the same calls."""
     alike: dict[object, list[int]] = {}
     for rank, (sample, _) in samples.items():
         # Ranks with the same key share a block.
@@ -148,7 +148,7 @@ def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) ->
 def _block(
     mine: Sequence[int], samples: Mapping[int, tuple[RankSample, float]], sources: Sources
 ) -> list[str]:
-    """Return the lines of ranks that are at one place in the same calls."""
+    """Return the lines of one block of ranks that are at the same place, in the same calls."""
     sample, _ = samples[mine[0]]
     state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
     block = [", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"]
@@ -179,7 +179,7 @@ def _block(
 
 
 def _telling_calls(group: Group) -> list[Collective]:
-    """Return the calls of a group that tell where a rank is: those that aren't done, else the last one."""
+    """Return the calls of a group that show where a rank is: those that aren't done, else the last one."""
     return [call for call in group.calls if not call.done] or [*group.calls[-1:]]
 
 
@@ -202,12 +202,12 @@ _PARTS = {
 }
 _MOST_LINES, _MOST_OPERATIONS = 5, 10
 _MAX_NAME = 44
-_SHORT = 0.95  # of the seconds asked for
+_SHORT = 0.95  # of the requested seconds
 _LITTLE = 0.005  # of the time
 
 
 class Profile(FrozenDataclass):
-    """Where a rank's time went, and the file with its trace; ``str()`` is the whole as text."""
+    """Where a rank's time went, and the file with its trace; ``str()`` returns it as text."""
 
     rank: int
     path: Path
@@ -215,7 +215,7 @@ class Profile(FrozenDataclass):
 
     @property
     def lines(self) -> list[str]:
-        """The whole in lines."""
+        """The profile as lines of text."""
         spent = self.spent
         parts = [
             (_PARTS[name], seconds, "")
@@ -267,7 +267,7 @@ class Profile(FrozenDataclass):
         return html(self.lines, columns=True)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole as plain data."""
+        """Return the profile as plain data."""
         return {"rank": self.rank, "path": str(self.path), **asdict(self.spent)}
 
 
@@ -293,7 +293,7 @@ class MemoryProfile(FrozenDataclass):
 
     @property
     def lines(self) -> list[str]:
-        """The whole in lines."""
+        """The profile as lines of text."""
         newest = "the newest " if self.events >= MEMORY_EVENTS else ""
         return [
             f"rank {self.rank}, {self.seconds:.1f} s: {newest}{count(self.events, 'event')} of its allocator",
@@ -308,5 +308,5 @@ class MemoryProfile(FrozenDataclass):
         return html(self.lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the whole as plain data."""
+        """Return the profile as plain data."""
         return {**asdict(self), "path": str(self.path)}

@@ -1,4 +1,4 @@
-"""What is said of swaps of a job's code: where, whose, and which names (pure)."""
+"""Texts on the swaps of a job's code: where, whose, and which names (pure)."""
 
 from __future__ import annotations
 
@@ -18,52 +18,53 @@ _MAX_WHO = 120
 
 
 def as_swapped(state: JobState) -> tuple[Swapped, ...]:
-    """Return the swaps that the job's code is the outcome of."""
+    """Return the swaps that are in effect in the job's code, without those that were put back."""
     return tuple(swap for swap in state.swapped if not swap.back)
 
 
 def texts(swaps: Sequence[Swapped], name: str) -> list[tuple[str, str]]:
-    """Return the labels and texts of swaps of the job of that name, for one that begins with them."""
+    """Return the labels and texts of swaps of the job called ``name``, for a job that begins with them."""
     return [(f"swap {swap.number} of {name}", swap.text) for swap in swaps]
 
 
 def begun_with(info: JobInfo) -> list[tuple[str, str]]:
-    """Return the labels and texts of the swaps of an earlier job that a job's own code begins with."""
+    """Return the labels and texts of an earlier job's swaps that a job's own code begins with."""
     return [
         pair for file, pair in info.sources.items() if file == f"<{pair[0]}>" and pair[0].startswith("swap ")
     ]
 
 
 def carried(state: JobState) -> tuple[Swapped, ...]:
-    """Return the swaps that the record has whole, up to the first that it hasn't."""
+    """Return the swaps whose payloads are recorded, up to the first without."""
     return tuple(takewhile(lambda swap: swap.payload, as_swapped(state)))
 
 
 def left_out(state: JobState) -> str:
-    """Return which code a job begins with that a cluster's job can't give all of its swaps; "" for all."""
+    """Describe the code that a cluster job made from this one begins with; "" if it gets all swaps."""
     swaps = as_swapped(state)
     whole = carried(state) if state.info.payload <= API_BYTES else ()
     if len(whole) == len(swaps):
         return ""
     first = swaps[len(whole)]
     so_far = f"the code as of swap {whole[-1].number}" if whole else "the code as it was submitted"
-    return f"{so_far}, without swap {first.number} ({names(first)}), as that or the job is too big for it"
+    why = "that swap, or the job, is too big to include it"
+    return f"{so_far}, without swap {first.number} ({names(first)}): {why}"
 
 
 def where(swap: Swapped) -> str:
-    """Return at which step it was, or at which call where no step was reported."""
+    """Return the step at which a swap took place, or the call if no step was reported."""
     if "step" in swap.metrics:
         return f"step {number(swap.metrics['step'])}"
     return f"call {swap.call:,} of {line(swap.point, 20)}"
 
 
 def names(swap: Swapped) -> str:
-    """Return the names that it changed."""
+    """Return the names that a swap changed."""
     return line(", ".join(name for name, how in swap.names.items() if how != SAME) or "nothing", _MAX_NAMES)
 
 
 def rows(state: JobState, now: float) -> list[tuple[str, ...]]:
-    """Return a row for each of the newest swaps, below a head."""
+    """Return a header, and a row for each of the newest swaps."""
     swaps = [
         (
             str(swap.number),
@@ -79,7 +80,7 @@ def rows(state: JobState, now: float) -> list[tuple[str, ...]]:
 
 
 def diffs(state: JobState) -> list[str]:
-    """Return the lines of what the swaps that stay have changed."""
+    """Return the lines of the diffs of the swaps that are in effect."""
     return [line(text, LINE) for swap in as_swapped(state)[-_MOST:] for text in swap.diff.split("\n")]
 
 
@@ -93,5 +94,5 @@ def newest(state: JobState) -> list[str]:
 
 
 def marks(state: JobState) -> Sequence[tuple[int, float, str]]:
-    """Return in which round and when each swap was that stays, with a word for a chart."""
+    """Return the round, the time and a chart's label of each swap that is in effect."""
     return [(swap.round, swap.time, f"swap {swap.number}") for swap in as_swapped(state)]

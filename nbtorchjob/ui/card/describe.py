@@ -37,8 +37,8 @@ def text(
 ) -> str:
     """Return the job in plain text.
 
-    ``enforced`` is who enforces each run policy, by its field; ``folder`` is the user's state directory.
-    ``tended`` is who looks after the job, where somebody should.
+    ``enforced`` is who enforces each run policy, by field; ``folder`` is the user's state directory.
+    ``tended`` is who tends the job, None if it needs no tending.
     """
     heading = f"torchjob {facts.last_line(state, now)}"
     return elements.text(heading, parts(state, now, enforced, folder, tended))
@@ -54,11 +54,11 @@ def html(
 def parts(
     state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
 ) -> Iterator[Part]:
-    """Yield what there is to say, in its order; the arguments are those of :func:`text`."""
+    """Yield the parts that aren't empty, in order; the arguments are those of :func:`text`."""
     what = facts.ships(state)
     annotation = facts.annotated(state)
     stacks = Stacks(state, asked=False, time=now)
-    # Somebody else's job may contain anything, and a later version's more than is known here.
+    # Somebody else's job may contain anything, and a later version's more than this one knows.
     why = state.info.unreadable
     last_lines: list[Part] = []
     for attempt in state.attempts[-_MAX_LOGS:]:
@@ -94,7 +94,7 @@ def parts(
         Part(
             "Run policy",
             _given(state, enforced),
-            [line(f"its spec can't be read ({why}), maybe as another version wrote it", LINE)] if why else [],
+            [line(f"its spec can't be read ({why}): maybe another version wrote it", LINE)] if why else [],
         ),
         Part("Who looks after it", said=_tended(state, tended, now)),
         Part("When", said=lifetime.times(state, enforced, now)),
@@ -105,7 +105,7 @@ def parts(
 
 
 def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
-    """Return a row for each of a lab's newest turns, below a head."""
+    """Return a head and a row for each of a lab's newest turns."""
     if state.info.lab is None:
         return []
     known = turns.turns(state)
@@ -127,7 +127,7 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
 
 
 def _variables(state: JobState) -> Iterator[Part]:
-    """Yield what the variables of the frames were that failed, the innermost frame first."""
+    """Yield the variables of the frames that failed, the innermost frame first."""
     error = state.failure.error if state.failure else None
     while error is not None:
         for frame in reversed(error.frames):
@@ -160,7 +160,7 @@ def _attempts(state: JobState, now: float) -> Part:
 
 
 def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return a row for each policy that the job was given, below a head."""
+    """Return a head and a row for each policy that the job was given."""
     if state.info.unreadable:
         return []
     spec = state.info.asked
@@ -186,6 +186,8 @@ def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
         return []
     if not tended.who:
         ways = f"{hint('attach', state.info.name)}, or nbtorchjob tend"
-        return [line(f"nobody: what is enforced by us waits until somebody does ({ways})", LINE)]
-    heard = f", heard of {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
+        return [
+            line(f"nobody: what nbtorchjob enforces is on hold until somebody looks after it ({ways})", LINE)
+        ]
+    heard = f", last heard from {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
     return [line(f"{tended.who}, since {clock(tended.since, now)}{heard}", LINE)]

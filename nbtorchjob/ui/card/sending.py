@@ -1,7 +1,7 @@
 """What a cell shows before its job's own card.
 
-That is a question, where it was edited and its job still runs; and how far the job is packed and sent, once
-that takes noticeable time.
+That is a question if the cell was edited while its job still runs, and the progress of packing and sending
+once that takes noticeable time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nbtorchjob.capture import Call
 
 QUIET_S = 0.5
-_SLOW_S = 2.0  # for a small payload, whose packing takes no time: a cluster may
+_SLOW_S = 2.0  # for a small payload: packing takes no time, but a cluster may
 _BIG = 1_000_000
 _PERIOD_S, _SAID_S = 1.0, 10.0
 _NOW, _DONE, _FAILED = "submitting", "submitted", "not submitted"
@@ -37,7 +37,7 @@ _DOING = {_NOW: "packing and sending", _DONE: "packed and sent", _FAILED: "stopp
 
 
 class Output:
-    """One output of a cell, updated in place; there is none before something is shown."""
+    """One output of a cell, updated in place; created when something is first shown."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -48,7 +48,7 @@ class Output:
         return self._handle is not None
 
     def show(self, bundle: dict[str, str]) -> None:
-        """Show it in place of what was shown before."""
+        """Show a bundle in place of what was shown before."""
         from IPython.display import display  # not needed in a terminal
 
         if self._handle is None:
@@ -59,7 +59,7 @@ class Output:
 
 @contextmanager
 def drawn(call: Call, output: Output) -> Iterator[None]:
-    """Have the time count in a cell's output meanwhile; the job's card takes it over."""
+    """Count the time in a cell's output meanwhile; the job's card then takes the output over."""
     began = time.monotonic()
 
     def draw(phase: str) -> None:
@@ -83,7 +83,7 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
 
 @contextmanager
 def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
-    """Say what is sent, where nothing that was shown can be changed: once, and now and then how far it is."""
+    """Say what is sent, where an output can't be updated: once, and its progress now and then."""
     announced = False
 
     def tell() -> None:
@@ -104,7 +104,7 @@ def _bytes(call: Call) -> int:
 
 
 def _stored() -> str:
-    """Return what is written to a store now, and how much of it is."""
+    """Return what is being written to a store, and how much of it has been."""
     transfer = newest()
     return (
         f"{line(transfer.name, 60)}, {size(transfer.done)} of {size(transfer.total)}"
@@ -115,7 +115,7 @@ def _stored() -> str:
 
 @contextmanager
 def _meanwhile(call: Call, draw: Callable[[], object], period: float) -> Iterator[None]:
-    """Draw from a thread once that is worth it: packing and sending occupy this one."""
+    """Draw from another thread once that is worth it: packing and sending occupy this one."""
     done = threading.Event()
 
     def watch() -> None:
@@ -124,7 +124,7 @@ def _meanwhile(call: Call, draw: Callable[[], object], period: float) -> Iterato
             draw()
             wait = period
 
-    # In this context, by which ipykernel tells whose output it is (7.0).
+    # In this context, by which ipykernel (7.0) finds the cell that the output belongs to.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(watch,), daemon=True)
     thread.start()
     try:
@@ -140,9 +140,9 @@ _ROW = "display:flex;flex-wrap:wrap;gap:4px;margin:6px 0 0"
 def choice(state: JobState, text: str, again: str) -> str:
     """Return a card that asks what to do with an edited cell: swap its code in, attach, or another job.
 
-    It is for the cell ``text`` and the job that runs what it was before; ``again`` are the options that run
-    it beside that job, "" where it does already. Where nothing answers its buttons the card says in words
-    what they do.
+    It is for the cell ``text`` and the job that runs its former text; ``again`` are the options that run the
+    cell beside that job, "" if it already runs beside it. Where nothing handles its buttons, the card says in
+    words what they do.
     """
     from nbtorchjob.swapping import code  # late, as it is slow to import
 
@@ -155,7 +155,7 @@ def choice(state: JobState, text: str, again: str) -> str:
         changed = known.definitions_in(text, name, edited=True)
         known.refuse(changed, name)
     except (NBTorchJobError, SyntaxError) as exc:
-        more.append(f"It can't take the cell's changes as it runs: {exc}")
+        more.append(f"The job can't take the cell's changes while it runs: {exc}")
     else:
         names = line(", ".join(code.JobCode([("", changed)], {}).definitions), 200)
         more.append(f"Swap: all its ranks go on with the cell's {names}, by {hint('swap', name)}")
@@ -165,7 +165,7 @@ def choice(state: JobState, text: str, again: str) -> str:
     if again:
         more.append(f"New job: run the cell beside it, by {run_hint(again)}")
         buttons.append(action("New job", "nbtorchjob:run-cell", {"options": again}))
-    verdict = escape(line(f"{name} still runs what this cell was before", LINE))
+    verdict = escape(line(f"{name} still runs this cell's earlier code", LINE))
     words = (prose(line(part, LINE)) for part in more)
     return card.frame(
         card.Tone.ACT, card.note(card.Tone.ACT, verdict, *words, tag("div", "".join(buttons), _ROW))

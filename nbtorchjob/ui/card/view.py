@@ -53,7 +53,7 @@ def script(info: JobInfo, offers: Offers) -> str:
 
 @lru_cache(maxsize=1)
 def _kernel() -> str:
-    """Return Jupyter Server's id of this kernel; empty where no such server started it, as in VS Code."""
+    """Return Jupyter Server's id of this kernel; empty if no such server started it, as in VS Code."""
     try:
         from ipykernel.connect import get_connection_file  # not needed in a terminal
 
@@ -64,16 +64,16 @@ def _kernel() -> str:
 
 
 class Stops:
-    """Which of them were told."""
+    """The stopped ranks that were reported."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()
 
     def new(self, state: JobState) -> str:
-        """Return lines about the stopped ranks where there is another one; else nothing."""
+        """Return lines about the stopped ranks if there is a new one; else nothing."""
         stopped = {stop.rank for stop in state.stopped}
         new = stopped - self._told
-        # One that somebody steps through stops at each line.
+        # A rank that somebody steps through stops at each line.
         steps = {rank for rank in self._told & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
         self._told = stopped | steps
         return "".join(f"{text}\n" for text in facts.stops(state, time.time())) if new else ""
@@ -85,8 +85,8 @@ NO_VALUE = render.NO_VALUE
 PERIOD_S = 0.25
 QUIET_S = sending.QUIET_S  # a job that ends within this draws nothing
 CANCEL_WITHIN_S = 5.0
-_MOST_STACKS = 12  # lines of where a cell's ranks are that doesn't end
-# What images of the kinds that run nothing in a page begin with.
+_MOST_STACKS = 12  # lines of the ranks' stacks, for a cell that doesn't end
+# The first bytes of images of the kinds that run nothing in a page.
 _IMAGES = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff", "image/gif": b"GIF8"}
 
 
@@ -95,7 +95,7 @@ class Detached(Interrupted):
 
 
 class View(Protocol):
-    """Draws states of one job; ``tells`` says that what was closed shows why a job failed."""
+    """Draws states of one job; ``tells`` says whether the closed view shows why a job failed."""
 
     tells: bool
 
@@ -105,17 +105,17 @@ class View(Protocol):
     def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
         """Show the final state; ``value`` is the value that arrived, in one line.
 
-        A job that is ``gone`` is deleted now, as a rehearsal is: nothing may point to it.
+        A job that is ``gone`` is deleted now, as a rehearsal is: the view must not refer to it.
         """
 
 
 class Card:
     """For notebooks: one output, updated in place, that ends as static HTML and text.
 
-    Each drawing replaces the whole output. While the job goes on it has a script (``live.js``), which puts
-    back what the reader unfolded meanwhile, adds buttons, and draws on where the kernel doesn't any more.
+    Each drawing replaces the whole output. While the job goes on it has a script (``live.js``), which
+    restores what the reader unfolded, adds buttons, and goes on drawing once the kernel no longer does.
 
-    ``output`` is the one in which the job's submission was shown; a card without one was asked for by name,
+    ``output`` is the one in which the job's submission was shown; a card without one was requested by name,
     and is drawn even if the job has ended.
     """
 
@@ -131,7 +131,7 @@ class Card:
         self._output = output or Output()
         self._asked_for = output is None
         self._trusted = trusted  # whether nobody but this user chose what the job displays
-        self._displayed = (-1, -1)  # the last, by round and number
+        self._displayed = (-1, -1)  # round and number of the last display
 
     def draw(self, state: JobState) -> None:
         """Show ``state``, and below it what rank 0 has displayed since."""
@@ -148,7 +148,7 @@ class Card:
             self._displayed = display.round, display.seq
 
     def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
-        """Show the end; for a cell's job that was over before it was drawn, its output, as for any cell."""
+        """Show the end; if a cell's job ended before it was drawn, print its output, as for any cell."""
         if self._output.drawn or self._asked_for or state.failure is not None:
             self._output.show(following(state, {} if gone else self._offers, value))
         elif printed := render.printed(state, gone=gone):
@@ -157,10 +157,10 @@ class Card:
 
 
 def inert(bundle: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of a bundle from a stranger that runs nothing in a page, a terminal or nbconvert.
+    """Return the part of a stranger's bundle that runs nothing in a page, a terminal or nbconvert.
 
-    Jupyter trusts whatever a cell shows that its user has run, so only text and images are left. An image
-    has to be one: nbconvert 7 ends in an error where it isn't base64, and puts it into Markdown as it is.
+    Jupyter trusts whatever a cell shows once its user has run it, so only text and images are left. An image
+    has to be one: nbconvert 7 fails if it isn't base64, and copies it into Markdown unchanged.
     """
     kept = {mime: text for mime, text in bundle.items() if mime in _IMAGES and _is_image(mime, text)}
     text = bundle.get(displays.TEXT)
@@ -201,7 +201,7 @@ class Terminal:
                 known = self._shown[1] if piece.round == self._shown[0] else 0
                 if piece.offset > known or piece.round != self._shown[0]:
                     self._log(self._decoder.decode(b"", final=True))
-                if piece.offset > known:  # the rest was written faster than a tail holds
+                if piece.offset > known:  # the rank wrote more than a tail holds
                     self._write("\n[…]\n")
                 self._log(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
                 self._fresh_line = piece.data.endswith(b"\n")
@@ -239,7 +239,7 @@ def held_up(state: JobState) -> str:
 
 
 class Silent:
-    """For ``--quiet``: only what somebody has to act on, or else would wait for in vain."""
+    """For ``--quiet``: only what somebody has to act on, or would otherwise wait for in vain."""
 
     tells = False
 
@@ -270,7 +270,7 @@ def mimebundle(
     *,
     live: bool = False,
 ) -> dict[str, str]:
-    """Return a job's state as HTML and as text, for IPython; the rest as in ``render.html``."""
+    """Return a job's state as HTML and as text, for IPython; arguments as in ``render.html``."""
     now = time.time()
     html = render.html(state, now, value=value, live=live, offers=offers)
     return {"text/html": html, "text/plain": safe(render.text(state, now, value=value, live=live))}
@@ -283,14 +283,14 @@ def following(
     *,
     live: bool = False,
 ) -> dict[str, str]:
-    """Return the same for an output that is left alone: the page goes on drawing a job that goes on."""
+    """Return the same with a script by which the page goes on drawing an unfinished job."""
     bundle = mimebundle(state, offers, value, live=live)
     more = "" if state.phase.terminal else script(state.info, offers)
     return {**bundle, "text/html": bundle["text/html"] + more}
 
 
 def short(exc: E, view: View) -> E:
-    """Return the error, drawn in one line where ``view`` has shown the rest."""
+    """Return the error, to be drawn in one line if ``view`` has shown the rest."""
     if isinstance(exc, JobFailedError):
         exc.drawn = view.tells
     return exc
@@ -316,11 +316,11 @@ def watch(
     clock: Callable[[], float] = time.time,
     asks: Callable[[str], bool | None] = lambda question: None,
 ) -> None:
-    """Draw the job until it has ended, however it ended; ``view.close`` is for the caller.
+    """Draw the job until it has ended, however it ends; the caller calls ``view.close``.
 
     The first interrupt stops waiting (``Detached``), a second within five seconds cancels the job; ``say``
-    reports that. What runs on a lab is interrupted by the first, and waited for; a second within five seconds
-    ``asks`` whether to end the lab.
+    reports that. On a lab, the first one interrupts the cell, which is still waited for; a second within five
+    seconds ``asks`` whether to end the lab.
     """
     if MARK in job.name and not job.info.in_pool:
         _on_a_lab(job, lambda: _watched(job, view, quiet_s, clock), say, asks)
@@ -345,7 +345,7 @@ def _on_a_lab(
     say: Callable[[str], object],
     asks: Callable[[str], bool | None],
 ) -> None:
-    """Wait for what runs on a lab; an interrupt is for its ranks' code, which goes on to its end."""
+    """Wait for a cell on a lab; an interrupt goes to its ranks' code, and waiting goes on until that ends."""
     while True:
         try:
             watched()
@@ -353,7 +353,9 @@ def _on_a_lab(
         except KeyboardInterrupt:
             if job.state.stopped:  # an interrupt would end what somebody wants to look at
                 debugs = hint("debug", job.name)
-                raise Detached(f"Stopped waiting for {job.name}: {debugs} looks at where it stops.") from None
+                raise Detached(
+                    f"Stopped waiting for {job.name}: {debugs} shows where it is stopped."
+                ) from None
             if _interrupted(job, say, asks):
                 return
 
@@ -372,7 +374,7 @@ def _interrupted(job: Job[Any], say: Callable[[str], object], asks: Callable[[st
         say("\n".join([f"{job.name} isn't over after {CANCEL_WITHIN_S:.0f} s:", *where]))
         return False
     except KeyboardInterrupt:
-        sure = asks(f"End the lab {name}, with all that its ranks hold?")
+        sure = asks(f"End the lab {name} and discard all that its ranks hold?")
         if sure:
             api.lab(lab).job.cancel()
             job.wait()

@@ -155,7 +155,7 @@ GOES_ON = {
     "ptj-onfailure-exit1-backoffunset": CODE,
     "ptj-oom-exitcode": MEMORY,
     "ptj-outofcpu": (Cause.INFRA, "0 of 2000 used, 100000 requested"),
-    "ptj-quota": (Cause.UNKNOWN, "nothing says why"),
+    "ptj-quota": (Cause.UNKNOWN, "the reason is unknown"),
     "trainjob-exit1-default": CODE,
 }
 ORPHANED = ["job-delete-running-default", "job-delete-running-orphan"]

@@ -178,7 +178,7 @@ def test_what_a_stranger_has_of_an_attempts_name_is_left_alone(stage, impatient,
     name = f"{job.name}-a2" if kind == "Job" else labelling.run_name(f"{job.name}-a2", job.info)
     body = {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": specs[kind]}
     stage.cluster.request("POST", f"/{path.format(f'namespaces/{stage.namespace}')}", body)
-    until(lambda: any("isn't this job's, and has the name" in wait.text for wait in job.state.waiting))
+    until(lambda: any("isn't this job's, but has a name" in wait.text for wait in job.state.waiting))
     stage.delete(path, name)
 
     assert job.result(LIMIT) == 2

@@ -460,7 +460,7 @@ def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeyp
     third = submission.submit(capture.from_cell(SHIPPED, {}), there)
     files, lr, size, where = third.result(END_S)
     assert (files.keys(), lr, size) == ({*expected, "data"}, "2", SMALL + 1)
-    assert f"ranks work in {where}: {tmp_path}/image has another big" in third.state.notices[0].text
+    assert f"ranks work in {where}: {tmp_path}/image has a different big" in third.state.notices[0].text
     assert (tmp_path / "image" / "big").read_text() == "the image's"
     assert stored.stat().st_mtime_ns == when
     for run in (job, again, third):
@@ -751,7 +751,7 @@ def test_data_is_fetched_once_a_host_before_ranks_start(any_kind, options, tmp_p
 
         missing = replace(spec, data={"web": server.url("none.bin")})
         failed = submission.submit(capture.from_cell(DATA, {}), missing)
-        with pytest.raises(JobFailedError, match=r"--data web: nothing lies at .*/none\.bin \(404\)"):
+        with pytest.raises(JobFailedError, match=r"--data web: nothing exists at .*/none\.bin \(404\)"):
             failed.result(END_S)
         failed.delete()
 

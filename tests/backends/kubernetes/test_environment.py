@@ -83,7 +83,7 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
 def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
     install(site, "left-pad", "1.0", "left_pad.py")
     before = [finding.text for finding in api.doctor(spec) if TORCH in finding.text]
-    assert "it isn't started to check, but with --probe" in before[0]
+    assert "only --probe starts it to check" in before[0]
 
     api.probe(replace(spec, launch=Elastic(4, 8), cluster=replace(spec.cluster, gpu=8)))
 

@@ -248,5 +248,5 @@ def says_which_node_does_not_answer(job):
     finally:
         for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
-    assert stacks.trouble[1] == "doesn't answer since 1 s"
-    assert "node 1: doesn't answer since 1 s" in stacks.lines
+    assert stacks.trouble[1] == "hasn't answered for 1 s"
+    assert "node 1: hasn't answered for 1 s" in stacks.lines

@@ -251,7 +251,7 @@ def test_an_attempt_whose_operator_would_take_anothers_object_waits_until_that_i
     until(lambda: any(name in wait.text for wait in job.state.waiting))
     text = " ".join(wait.text for wait in job.state.waiting)
     assert "attempt 2 can't be started" in text
-    assert "isn't this job's, and has the name: delete it" in text
+    assert "isn't this job's, but has a name that it needs: delete it" in text
     assert name in {obj["metadata"]["name"] for obj in stage.objects(path)}
     stage.delete(path, name)
     assert job.result(LIMIT) == 2
@@ -291,7 +291,7 @@ def test_who_still_follows_a_deleted_job_starts_no_attempt_of_it_for_the_next_on
             await session(None), scope, kind, former.info, Next(2, 0.0, Budget.FAILURES), None, ""
         )
 
-    with pytest.raises(NotFoundError, match="its name is another job's by now"):
+    with pytest.raises(NotFoundError, match="another job has its name now"):
         loop.run(begin())
     assert len(stage.objects(JOBS)) == 1
 

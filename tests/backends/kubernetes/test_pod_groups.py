@@ -49,7 +49,7 @@ def test_what_doesnt_fit_in_time_is_given_back(stage):
     job = stage.submit("begin(2); wait('end')", name="late", launch=Elastic(2, run_policy=policy))
 
     assert job.wait(LIMIT)
-    assert job.state.failure.reason.line == f"held back for 1 s, and ended: {GANG}"
+    assert job.state.failure.reason.line == f"was held back for 1 s, and ended: {GANG}"
 
 
 def test_without_permission_to_read_groups_each_pod_says_what_it_waits_for(stage):

@@ -184,7 +184,7 @@ def test_what_was_cancelled_while_it_was_queued_never_starts(queues, kind, may):
     assert third.result(LIMIT) == 1
     assert second.wait(LIMIT)
     assert second.state.phase is Phase.CANCELLED
-    assert ("Workload is deactivated" if may else "a queue that nobody has") in held(second.state)
+    assert ("Workload is deactivated" if may else "a queue that doesn't exist") in held(second.state)
     assert not any(second.name in pod["metadata"]["name"] for pod in queues.pods())
 
 
@@ -308,7 +308,7 @@ def test_a_job_whose_own_watch_is_late_isnt_taken_for_one_that_its_operator_repl
 def test_a_running_job_that_nothing_would_hold_for_a_while_isnt_suspended(queues):
     job = running(submit(queues, "indexedjob"))
     without_workloads(queues)
-    with pytest.raises(ForbiddenError, match="its queue takes a suspension back"):
+    with pytest.raises(ForbiddenError, match="its queue would undo a suspension"):
         job.suspend()
 
     assert job.state.phase is Phase.RUNNING
@@ -450,7 +450,7 @@ def test_where_a_cohort_has_more_than_its_queues_it_isnt_known_how_much(queues):
     until(lambda: any("is open" in text for text in findings(queues, queue="team")))
     verdicts = findings(queues, queue="team", launch=Elastic(4, 4))
 
-    assert [good for text, good in verdicts.items() if "how much there is isn't known" in text] == [True]
+    assert [good for text, good in verdicts.items() if "the cohort's quota is unknown" in text] == [True]
 
 
 @pytest.mark.parametrize("by", ["a follower", "gc"])

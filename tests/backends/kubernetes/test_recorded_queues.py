@@ -54,10 +54,10 @@ CONCLUDED = {
         Phase.SUCCEEDED,
         None,
         ".",
-        ["suspended; somebody deactivated it in its queue. Resume it to have it admitted again"],
+        ["suspended; it was deactivated in its queue. Resume it to have it admitted again"],
     ),
-    "suspend-and-deactivate": (Phase.SUCCEEDED, None, ".", ["somebody deactivated it in its queue"]),
-    "suspend-then-deactivate": (Phase.SUCCEEDED, None, ".", ["somebody deactivated it in its queue"]),
+    "suspend-and-deactivate": (Phase.SUCCEEDED, None, ".", ["it was deactivated in its queue"]),
+    "suspend-then-deactivate": (Phase.SUCCEEDED, None, ".", ["it was deactivated in its queue"]),
     "suspend-queued": (Phase.SUCCEEDED, None, ".", ["200m more cpu must be free"]),
     "max-execution-time": (
         Phase.FAILED,
@@ -67,7 +67,7 @@ CONCLUDED = {
     ),
     "pods-not-ready": (
         Phase.FAILED,
-        f"its queue gave it up: again and again {NOT_READY}",
+        f"its queue gave up on it: too often, {NOT_READY}",
         "P.",
         [f"{NOT_READY}, and its queue took its quota back. It is tried again later"],
     ),

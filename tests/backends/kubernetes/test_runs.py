@@ -200,6 +200,6 @@ def test_where_one_run_is_refused_none_is_left(stage):
 
 
 def test_a_volcano_jobs_queue_decides_how_many_run(stage):
-    with pytest.raises(SpecError, match="at_once can't be given on a Job, which can't be made suspended"):
+    with pytest.raises(SpecError, match="at_once can't be given on a Job, which can't be created suspended"):
         sweep(stage, "begin(); value(lr)", "volcano", at_once=1)
     assert not stage.left()

@@ -52,7 +52,7 @@ def test_what_cant_start_is_ended_and_told_why(stage, monkeypatch, tmp_path, kin
         assert handle.wait(LIMIT)
         failure = handle.state.failure
         assert (handle.state.phase, failure.reason.cause) == (Phase.FAILED, Cause.DEADLINE)
-        assert failure.reason.line.startswith("held back for 1 s, and ended: ")
+        assert failure.reason.line.startswith("was held back for 1 s, and ended: ")
         assert what in failure.reason.line
         assert [spent.used for spent in handle.state.budgets] == ([0, 0] if retry else [])
     until(lambda: not stage.pods())
@@ -78,7 +78,7 @@ def test_a_node_that_has_its_host_gives_it_back_where_the_other_gets_none(stage,
     job = stage.submit("wait('never')", name=f"half-{kind}", kind=kind, launch=within("1s", 2))
 
     assert job.wait(LIMIT)
-    assert job.state.failure.reason.line == f"held back for 1 s, and ended: {PLACE}"
+    assert job.state.failure.reason.line == f"was held back for 1 s, and ended: {PLACE}"
     until(lambda: not stage.pods())
     pods = [
         change.object for change in stage.cluster.history(stage.namespace) if change.resource.plural == "pods"

@@ -244,7 +244,7 @@ def test_a_damaged_result_is_refused(stage):
 
 def test_a_result_that_came_in_part_is_refused(stage):
     job = stage.submit("begin()\nvalue(1, spoil=lambda data: data[:-9])")
-    with pytest.raises(ResultError, match="its pod's log doesn't hold it"):
+    with pytest.raises(ResultError, match="it isn't in its pod's log"):
         job.result(LIMIT)
 
 

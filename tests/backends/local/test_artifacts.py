@@ -63,7 +63,7 @@ def test_what_two_nodes_leave_comes_home_by_their_names(tmp_path):
     files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert [path.name for path in files if path.stat().st_mode & 0o100] == ["loss", "loss"]
     (notice,) = (notice.text for notice in job.state.notices)
-    assert notice.endswith(": passwd (a link to elsewhere), pipe (no plain file, or none that can be read)")
+    assert notice.endswith(": passwd (a link that leads outside), pipe (not a regular file, or not readable)")
     job.delete()
 
 

@@ -78,7 +78,7 @@ def test_the_nodes_of_a_job_are_asked_and_one_that_is_stopped_holds_nobody_up(fo
         os.kill(stopped, signal.SIGCONT)
     assert [answer.trouble for answer in answers] == [
         "it knows no question 'who'",
-        "doesn't answer since 1 s",
+        "hasn't answered for 1 s",
     ]
 
     (folder / "go").touch()
@@ -133,7 +133,7 @@ def test_a_node_that_another_jobs_key_is_used_for_is_not_believed(acted, here):
     job.folder.key.write_bytes(b"other" * 8)
 
     (answer,) = ask(here, job)
-    assert answer.trouble == "what answers isn't a node of this job: it isn't signed with this job's key"
+    assert answer.trouble == "the answer isn't from a node of this job: it isn't signed with this job's key"
 
 
 def test_who_talks_to_a_node_is_told_why_it_can_not(acted):

@@ -86,7 +86,7 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
         assert output == "(2, 1)\n"
         assert "rank" in session.complete("p ran", 2, 5)
         with (
-            pytest.raises(AskError, match=r"^somebody looks at rank 1 since \d\d:\d\d$"),
+            pytest.raises(AskError, match=r"^somebody has been debugging rank 1 since \d\d:\d\d$"),
             job.debugger(1) as second,
         ):
             typed(second)
@@ -119,7 +119,7 @@ def test_torchs_breakpoint_stops_one_rank_and_the_others_wait_for_it():
     with job.debugger() as session:
         first, output, said = typed(session, "p x, step", "dist.breakpoint(1)")
         assert ("x.append(step)" in first, output) == (True, "([0], 1)\n")
-        assert "breakpoint() is passed over in what is typed here" in said
+        assert "breakpoint() is ignored in code typed here" in said
     until(lambda: "barrier" in str(job.stacks()))
     assert stopped(job) == [1]
     with job.debugger() as session:
@@ -151,7 +151,7 @@ def test_a_rank_goes_on_where_nobody_comes():
 
     assert job.result(LIMIT) == 1
     assert [end.how for end in job.state.goes_on.values()] == ["nobody", "nobody"]
-    assert "rank 0 was stopped for 0.5 s, and nobody came: it goes on" in str(job.state.notices)
+    assert "rank 0 was stopped for 0.5 s, and nobody attached: it continues" in str(job.state.notices)
     job = submit("breakpoint()\n1", debug_wait=0)
     assert job.result(LIMIT) == 1
     assert not job.state.stops
@@ -178,7 +178,7 @@ def test_what_is_typed_may_stop_and_fail_and_step(hidden):
     with job.debugger() as session:
         _, passed, _, failed, *outputs = typed(session, "loss_of(5)", "debug half(3)", "c", *nested, "c")
 
-    assert "breakpoint() is passed over" in passed
+    assert "breakpoint() is ignored" in passed
     assert passed.endswith("10\n")
     assert "*** ZeroDivisionError: division by zero" in failed
     entering, inner, batch, _, left, outer, _ = outputs
@@ -231,7 +231,7 @@ def test_each_stop_where_nobody_comes_is_told():
     job = submit("for step in range(3):\n    breakpoint()\nstep", 1, debug_wait=0.5)
 
     assert job.result(LIMIT) == 2
-    assert job.logs(0).count("rank 0 was stopped for 0.5 s, and nobody came: it goes on") == 3
+    assert job.logs(0).count("rank 0 was stopped for 0.5 s, and nobody attached: it continues") == 3
     assert job.state.goes_on[0].how == "nobody"
 
 
@@ -240,7 +240,7 @@ def test_a_breakpoint_that_nobody_saw_coming_is_passed_over():
     job = submit("import builtins\nbuiltins.breakpoint()\n1", 1)
 
     assert job.result(LIMIT) == 1
-    assert "<torchjob cell>:3: UserWarning: breakpoint() is passed over: the ranks of this" in job.logs(0)
+    assert "<torchjob cell>:3: UserWarning: breakpoint() is ignored: the ranks of this" in job.logs(0)
 
 
 @pytest.mark.torch

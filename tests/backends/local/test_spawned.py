@@ -235,8 +235,8 @@ if torch.get_num_threads():
 @pytest.mark.parametrize(
     ("start", "name"),
     [
-        ("mp.spawn(work, nprocs=1)", "'factor' is set by what the cell does"),
-        ("mp.spawn(show, (Hidden(),), nprocs=1)", "'Hidden' is set by what the cell does"),
+        ("mp.spawn(work, nprocs=1)", "'factor' is set by code of the cell"),
+        ("mp.spawn(show, (Hidden(),), nprocs=1)", "'Hidden' is set by code of the cell"),
     ],
 )
 def test_what_such_a_process_can_not_find_is_named(start, name):

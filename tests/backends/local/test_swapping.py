@@ -164,7 +164,7 @@ def test_ranks_that_dont_come_are_named(go, monkeypatch):
 
     with pytest.raises(SwapError, match="rank") as raised:
         job.swap("lr = 2.0", within=3)
-    assert "didn't come to the call where the others waited" in str(raised.value)
+    assert "didn't reach the call at which the others waited" in str(raised.value)
     # Whoever asked hears no answer, and the nodes go on by themselves.
     monkeypatch.setattr(sending, "_MORE_S", -999.5)
     with pytest.raises(SwapError, match=r"isn't known whether its code was swapped \(node 0: no answer\)"):

@@ -83,15 +83,15 @@ def test_what_a_cell_without_a_value_sets_is_told_twice(notebook):
     assert "Value:" not in notebook.out
     assert notebook.value("\N{MICRO SIGN}") is None
     refused = str(notebook.error("%%torchjob\nfor_ranks", CaptureError))
-    assert "was set by a former %%torchjob cell, on its ranks, and stayed there" in refused
+    assert "was set by an earlier %%torchjob cell, but only on its ranks" in refused
 
 
 def test_what_differs_on_ranks_is_told_once(notebook):
     notebook.run("import functools\n@functools.cache\ndef f(x): return x\nf(1)")
     notebook.value("%%torchjob --dry-run\nf(1)")
-    assert "# differs on ranks:\n#   f: what it has cached stays here" in notebook.out
+    assert "# differs on ranks:\n#   f: its cache stays here" in notebook.out
     notebook.value("%%torchjob\nf(1)")
-    assert "Note: f: what it has cached stays here" in notebook.out
+    assert "Note: f: its cache stays here" in notebook.out
     notebook.value("%%torchjob\nf(1)")
     assert "Note:" not in notebook.out
 

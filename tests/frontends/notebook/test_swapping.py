@@ -53,7 +53,9 @@ def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
     assert "rate=os: expected a plain value" in notebook.error("%torchjob set swapped rate=os", SwapError)
     assert "--within can't be given without --swap" in notebook.refusal("%%torchjob --within 5\n1")
     # Its own cell once more, edited: what differs is swapped.
-    assert "expected a FILE, as no edited cell of it was run" in notebook.refusal("%torchjob swap swapped")
+    assert "expected a FILE, as no edited cell of the job was run" in notebook.refusal(
+        "%torchjob swap swapped"
+    )
     cell = TRAIN.format(name="swapped", more="", go=str(go)).replace("rate = 1.0", "rate = 8")
     taken = notebook.error(cell, NameTakenError)
     assert (
@@ -111,7 +113,7 @@ def test_a_cell_without_a_name_that_is_edited_and_run_again_is_offered_as_a_swap
     notebook.run(cell.replace("return rate", "return rate * 2"))
 
     assert (
-        f"Note: {job.name} still runs what this cell was before: %%torchjob --swap {job.name}" in notebook.out
+        f"Note: {job.name} still runs this cell's earlier code: %%torchjob --swap {job.name}" in notebook.out
     )
     other: Any = front.newest()
     notebook.run(f"%torchjob swap {job.name}")

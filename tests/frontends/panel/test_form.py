@@ -390,4 +390,4 @@ def test_a_profile_that_the_line_contradicts_is_told():
     base = JobSpec(Elastic(), "kubernetes", cluster=Cluster(spot_selector={"disk": "ssd"}))
     spec = JobSpec(Elastic(), "kubernetes", cluster=Cluster(node_selector={"disk": "ssd"}))
 
-    assert form.unsaid(spec, base).startswith("The default profile conflicts with it: ")
+    assert form.unsaid(spec, base).startswith("The default profile conflicts with these settings: ")

@@ -36,7 +36,7 @@ def packed(folder, attempt=1):
 
 
 def test_in_a_notebook_there_is_no_artifacts_dir():
-    with pytest.raises(RuntimeError, match="is for ranks"):
+    with pytest.raises(RuntimeError, match="works on a rank only"):
         nbtorchjob.artifacts_dir()
 
 
@@ -65,7 +65,7 @@ def test_by_the_log_the_smallest_go_and_the_others_are_named(rank, monkeypatch):
     assert packed(rank) == ["small", "middle"]
     notice, event = told(rank)
     assert notice["text"] == (
-        "left out of node 0's artifacts: big (4.2 MB); 10000 files and 4 MiB come home at most: "
+        "left out of node 0's artifacts: big (4.2 MB); at most 10000 files and 4 MiB are sent back: "
         "set --storage for more"
     )
     assert event["ref"].startswith("log#")
@@ -98,7 +98,7 @@ def test_of_too_many_the_rest_is_named(rank, monkeypatch):
             (artifacts_dir() / f"{number}").touch()
     assert packed(rank) == ["0", "1"]
     notice, _ = told(rank)
-    assert ": 2 (0.0 MB), 3 (0.0 MB), 4 (0.0 MB), 5 (0.0 MB) and 2 more; 2 files" in notice["text"]
+    assert ": 2 (0.0 MB), 3 (0.0 MB), 4 (0.0 MB), 5 (0.0 MB) and 2 more; at most 2 files" in notice["text"]
     assert (rank / "artifacts-1" / "7").exists()  # where the node had a disk of its own it still lies
 
 

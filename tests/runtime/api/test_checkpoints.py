@@ -73,7 +73,7 @@ def test_attempts_count_from_one(monkeypatch):
 
 
 def test_in_a_notebook_there_is_no_checkpoint_dir():
-    with pytest.raises(RuntimeError, match="is for ranks"):
+    with pytest.raises(RuntimeError, match="works on a rank only"):
         nbtorchjob.checkpoint_dir()
 
 

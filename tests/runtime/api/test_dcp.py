@@ -297,7 +297,9 @@ def test_checkpoints_none_of_which_is_whole_are_reported_and_stay_until_a_new_on
     for path in folder.iterdir():
         (path / ".metadata").unlink()
     checkpoints = Checkpoints(str(folder), 2, None)
-    with pytest.warns(RuntimeWarning, match="begins at step 0: none of the 2 checkpoints in .* is whole on"):
+    with pytest.warns(
+        RuntimeWarning, match="begins at step 0: none of the 2 checkpoints in .* is complete on"
+    ):
         newest = checkpoints.newest()
     assert newest is None
     assert steps_in(folder) == [1, 2]

@@ -42,7 +42,7 @@ def test_a_figure_that_is_shown_says_where_it_could_go():
     out, err = run("import matplotlib.pyplot as plt\nplt.show()\nplt.plot([1, 2])\nplt.show()\nplt.show()")
 
     assert out == ""
-    assert err == "nbtorchjob: plt.show() has no page to draw more on: save the figure\n"
+    assert err == "nbtorchjob: plt.show() can't draw this in the notebook: save the figure\n"
 
 
 def test_what_is_displayed_is_written():
@@ -55,7 +55,7 @@ def test_what_is_displayed_is_written():
     )
 
     assert out == "1\ntwo\n*three*\n<b>four</b>\n5\n"
-    assert err == "nbtorchjob: display() has no page to draw more on, and writes text\n"
+    assert err == "nbtorchjob: display() can't draw this in the notebook, and writes text\n"
 
 
 def shown(code, folder, rank="0"):
@@ -116,7 +116,7 @@ def test_what_only_looks_like_a_figure_is_written(folder):
     bundles, (out, err) = shown(code, folder)
 
     assert (bundles, out) == ([], "like\n")
-    assert "has no page to draw more on" in err
+    assert "can't draw this in the notebook" in err
 
 
 def test_rank_0_has_its_cell_draw_what_is_displayed(folder):
@@ -131,7 +131,7 @@ def test_rank_0_has_its_cell_draw_what_is_displayed(folder):
     assert bundles[0]["text/html"] == "<b>bold</b>"
     assert bundles[1:] == [{"text/html": "<i>raw</i>", "text/plain": "raw"}]
     assert out.startswith("<b>bold</b>\nplain\nraw\nxxx")
-    assert "has no page to draw more on" in err
+    assert "can't draw this in the notebook" in err
 
 
 def test_display_needs_no_import_and_no_ipython(folder):

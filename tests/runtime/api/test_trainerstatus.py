@@ -132,7 +132,7 @@ def test_what_was_refused_is_posted_again_and_that_it_is_refused_is_told_once(tr
     poster.finish()
 
     (notice,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
-    assert notice["text"] == "what is reported can't be posted to the TrainJob's status: 403 Forbidden"
+    assert notice["text"] == "metrics can't be posted to the TrainJob's status: 403 Forbidden"
     assert not poster.is_alive()
 
 

@@ -339,7 +339,10 @@ def test_each_rank_gets_its_own_state_and_another_number_of_ranks_none(folder):
     results(2, 100).results(LIMIT)
     assert results(2).results(LIMIT) == [[{"at": place}, {"n": 1}] for place in (100, 101)]
     failure = str(results(1).exception(LIMIT))
-    assert "others['place'] was saved with another state on each of 2 ranks, and there are 1 now" in failure
+    assert (
+        "others['place'] was saved with a different state on each of 2 ranks, but this job has 1: go on"
+        in failure
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -389,7 +392,7 @@ def test_a_rank_that_raises_after_save_fails_alone_and_saves_nothing(folder):
     assert job.state.failure
     assert job.state.failure.rank == 1
     assert [name.name[:14] for name in (folder / "own").iterdir()] == ["step-000000001"]
-    assert any("rank 1 was to save it, and not all others" in str(note) for note in job.state.notices)
+    assert any("rank 1 was ready to save, but not all others" in str(note) for note in job.state.notices)
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"keep": None}, {"keep": 1.5}])

@@ -137,7 +137,7 @@ def test_an_answer_without_an_end_is_given_one(node):
 
     answer = ask(node(flood=flood)(), "flood")
 
-    assert answer.trouble == "there is more to the answer than may be said"
+    assert answer.trouble == "the answer is longer than allowed"
     assert len(json.dumps(answer.records)) <= questions.ANSWER_BYTES
 
 
@@ -147,7 +147,7 @@ def test_who_has_another_key_is_refused_and_does_not_believe_it(node):
     other = questions.node_key(b"k" * 32, "run", 1)
 
     assert ask(connect(), key=other).trouble == (
-        "what answers isn't a node of this job: it isn't signed with this job's key"
+        "the answer isn't from a node of this job: it isn't signed with this job's key"
     )
     with connect() as peer:  # who doesn't look at what it is told
         number = json.loads(peer.recv(4096)[36:])["number"]
@@ -196,7 +196,7 @@ def test_an_answer_that_was_overheard_is_not_believed_again(node):
     for data in overheard:
         again.hear(data)
     assert again.answer.records == ()
-    assert again.answer.trouble.startswith("what answers isn't a node of this job")
+    assert again.answer.trouble.startswith("the answer isn't from a node of this job")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_two_are_answered_at_once_and_a_flood_is_turned_away(node):
             talk.hear(peer.recv(4096))
 
     for _ in range(20):
-        assert ask(connect()).trouble == "it answers 8 questions already, try again"
+        assert ask(connect()).trouble == "it is already answering 8 questions: try again"
     go.set()
     assert {hear(peer, talk).trouble for peer, talk in talks} == {""}
 
@@ -269,7 +269,7 @@ def test_conversations_that_go_on_take_no_place_from_questions(node):
             talk.send({"how": "so"})
             if number < answering.MOST:
                 assert talk.hear(LIMIT) == {"said": {"how": "so"}}
-        with pytest.raises(AskError, match="it has 8 of these conversations already, end one"):
+        with pytest.raises(AskError, match="it already has 8 of these conversations: end one"):
             talk.hear(LIMIT)
         assert ask(connect()).trouble == ""
 

@@ -209,7 +209,7 @@ def test_a_file_that_never_comes_whole_is_one_line_and_may_come_at_the_next_atte
 @pytest.mark.parametrize(
     ("status", "says", "code"),
     [
-        (404, "nothing lies at .* check the name", exits.CONFIG_ERROR),
+        (404, "nothing exists at .* check the name", exits.CONFIG_ERROR),
         (403, "the credentials are missing or wrong", exits.CONFIG_ERROR),
         (503, "answers 503", exits.RECOVERABLE_ERROR),
         (429, "answers 429", exits.RECOVERABLE_ERROR),
@@ -418,7 +418,7 @@ def test_a_store_is_fetched_by_what_it_says_of_its_files(tmp_path):
     assert files == {"one.txt": b"one", "b/two.bin": b"two"}
     assert fetched(Store("memory://bucket/a/one.txt"), tmp_path / "one")[1] == {"one.txt": b"one"}
     assert fetched(Store("memory://bucket/a?exclude=*.bin"), tmp_path / "some")[1] == {"one.txt": b"one"}
-    with pytest.raises(DataError, match="nothing lies at memory://bucket/none: check the name"):
+    with pytest.raises(DataError, match="nothing exists at memory://bucket/none: check the name"):
         Store("memory://bucket/none").look()
     with pytest.raises(DataError, match="needs fsspec"):
         Store("abfs://container/x").look()
@@ -591,7 +591,7 @@ def test_a_source_that_brings_other_than_it_lists_is_refused(tmp_path, facts, mo
             Path(sources.target(file, folder)).write_bytes(b"1")
 
     monkeypatch.setattr(sources, "of", lambda entry: Less(entry["where"]))
-    with pytest.raises(DataError, match="--data less: what came isn't what x://y lists"):
+    with pytest.raises(DataError, match="--data less: what was fetched isn't what x://y lists"):
         provide.provide(header(tmp_path, {"name": "less", "where": "x://y"}), str(tmp_path), 0)
 
 

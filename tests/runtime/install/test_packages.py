@@ -97,7 +97,7 @@ def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
     monkeypatch.setattr(packages, "find_spec", lambda name: None)  # this Python has pip
     monkeypatch.setenv("PATH", "")
 
-    assert "neither pip nor uv; install uv beside the notebook" in str(refused(folder, "rich"))
+    assert "neither pip nor uv; install uv where the notebook runs" in str(refused(folder, "rich"))
     assert str(refused(folder, "rich", kept=folder / "kept")).endswith("neither pip nor uv; install uv")
 
 
@@ -312,7 +312,7 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     assert os.listdir(folder / "node") == ["packages"]
     for wrong, note in (
         ({"machine": "another"}, ""),
-        ({"sha256": "0" * 64}, "isn't used: somebody else has written it"),
+        ({"sha256": "0" * 64}, "isn't used: it isn't what was stored there"),
         ({"url": str(folder / "none")}, "isn't used: [Errno 2]"),
     ):
         assert "neither pip nor uv" in str(refused(folder / "another", "nbtj-a", uv={**uv, **wrong}))

@@ -65,12 +65,12 @@ def test_files_lie_in_the_working_folder_to_be_read(node, image):
 
 def other_content(image):
     (image / "configs" / "a").write_text("mine")
-    return "has another configs/a"
+    return "has a different configs/a"
 
 
 def not_executable(image):
     (image / "configs" / "a").write_text("12")
-    return "has another configs/a"
+    return "has a different configs/a"
 
 
 def a_link(image):
@@ -132,7 +132,7 @@ def test_a_file_system_that_refuses_is_worked_around(node, image, monkeypatch):
     monkeypatch.setattr(os, "makedirs", refuses)
     lay(node, row("configs/a", b"12"), content=b"12")
     assert (node / "work/configs/a").read_bytes() == b"12"
-    assert f"they can't be laid into {image} (Disk quota exceeded)" in notices(node)[0]
+    assert f"the shipped files can't be written to {image} (Disk quota exceeded)" in notices(node)[0]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_file_system_that_refuses_is_worked_around(node, image, monkeypatch):
     ],
 )  # fmt: skip
 def test_a_forged_table_leads_nowhere(paths, node, image):
-    with pytest.raises(PayloadError, match="no file can be laid at"):
+    with pytest.raises(PayloadError, match="isn't a usable path"):
         lay(node, *(row(path, b"12") for path in paths), content=b"12")
     assert [*image.iterdir()] == [*node.iterdir()] == []
 
@@ -158,7 +158,7 @@ def test_a_big_file_comes_from_the_store_once_it_is_what_was_shipped(node, image
     longer = io.BytesIO()
     assert store.digest(str(stored), longer, 10) != hashlib.sha256(b"bigbigbigb").hexdigest()
     assert len(longer.getvalue()) == 11
-    with pytest.raises(PayloadError, match=r"gone can't be had from /nowhere \(FileNotFoundError: "):
+    with pytest.raises(PayloadError, match=r"gone can't be fetched from /nowhere \(FileNotFoundError: "):
         lay(node, row("gone", b"good", "/nowhere"))
     assert [path.name for path in image.iterdir()] == ["big"]
 
@@ -192,5 +192,5 @@ def test_on_the_notebooks_machine_files_are_there_until_they_change(node, image)
 
     os.chdir(image)
     big.write_text("edited")
-    with pytest.raises(PayloadError, match="big has changed since the job was sent, and was too big to be"):
+    with pytest.raises(PayloadError, match="big has changed since the job was sent, and it was too big to"):
         lay(node, rows[1], content=b"12")

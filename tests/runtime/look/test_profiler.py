@@ -232,7 +232,7 @@ def test_a_rank_whose_code_has_set_a_device_is_profiled(folder):
 def test_a_rank_that_profiles_itself_goes_first(folder):
     with torch.autograd.profiler.profile() as own:
         Profiler().start(str(folder), 3, 0.2, memory=False)
-        assert told(folder) == {"trouble": "its own code profiles it just now"}
+        assert told(folder) == {"trouble": "its own code is profiling it"}
 
     assert "aten::mm" in {event.key for event in own.key_averages()}
 
@@ -241,7 +241,7 @@ def test_a_rank_that_begins_to_profile_itself_goes_first_too(folder):
     Profiler().start(str(folder), 3, 60, memory=False)
     begun()
     with torch.autograd.profiler.profile() as own:
-        assert told(folder) == {"trouble": "its own code profiles it just now"}
+        assert told(folder) == {"trouble": "its own code is profiling it"}
 
     assert "aten::mm" in {event.key for event in own.key_averages()}
 
@@ -266,7 +266,7 @@ def test_a_process_that_is_forked_meanwhile_keeps_nothing_of_it(folder):
 def test_no_memory_without_an_accelerator(folder):
     why = Profiler().start(str(folder), 3, 0.2, memory=True)
 
-    assert why == "it uses no accelerator whose memory torch records, which are CUDA's"
+    assert why == "it uses no CUDA device, and torch records the memory of no other"
 
 
 @pytest.fixture

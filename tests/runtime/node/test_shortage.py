@@ -156,7 +156,7 @@ def raised(exc, *, behind=None):
 
 REFUSED = [
     (OSError(errno.EMFILE, "many"), Cause.CONFIG, "files open there"),
-    (OSError(errno.ENFILE, "many"), Cause.INFRA, "its machine has as many files open as it may"),
+    (OSError(errno.ENFILE, "many"), Cause.INFRA, "its machine has reached its limit on open files"),
     (BlockingIOError(errno.EAGAIN, "no"), Cause.INFRA, "no more processes"),
     (RuntimeError("can't start new thread"), Cause.INFRA, "no more processes"),
     (RuntimeError("Resource temporarily unavailable"), Cause.INFRA, "no more processes"),

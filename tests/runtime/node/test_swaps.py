@@ -346,4 +346,4 @@ def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, mo
     assert kept.agree(Store(), 0, 1, None) == 1
     assert (folder / "swaps" / "1.payload").read_bytes() == payloads[1]
     assert all(path.startswith(str(folder / "swaps")) for path in paths)
-    assert "aren't all made again" in facts(folder, "Notice")[0]["text"]
+    assert "swaps of earlier attempts aren't made again" in facts(folder, "Notice")[0]["text"]

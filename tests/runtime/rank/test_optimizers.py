@@ -119,7 +119,7 @@ def test_what_an_optimizer_cant_be_given_is_refused():
     two = [{"params": parameters(), "lr": 0.1}, {"params": parameters(), "lr": 0.2}]
     space = {"opt": torch.optim.SGD(parameters(), lr=1.0), "two": torch.optim.SGD(two)}
     for path, value, why in [
-        ("opt.rate", 1, "opt.rate: it has no rate, but dampening, differentiable"),
+        ("opt.rate", 1, "opt.rate: it has no rate, only dampening, differentiable"),
         ("opt.lr", True, "opt.lr is 1.0, and can't become True"),
         ("opt.nesterov", 1, "opt.nesterov is False, and can't become 1"),
         ("two.lr", 1, r"two.lr: its 2 groups have different values \(0.1, 0.2\): set them in a function"),

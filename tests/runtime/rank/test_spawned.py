@@ -61,7 +61,7 @@ def test_it_has_of_a_swap_what_only_defines_something(started, swap):
     assert (names["loss"](), names["held"](), names["name"]) == (3, 3, "wide")
     for name in ("factor", "scale", "depth"):
         assert name not in names
-        with pytest.raises(LookupError, match=f"'{name}' is set by what the cell does"):
+        with pytest.raises(LookupError, match=f"'{name}' is set by code of the cell"):
             names["__getattr__"](name)
 
 

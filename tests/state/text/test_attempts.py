@@ -254,7 +254,7 @@ def test_a_lab_says_whose_cell_runs_what_it_holds_and_when_it_ends(greenwich):
     ]
     assert attempts.lab_lines(lab(*START, FIRST, ev.Suspended(150.0, True)), 200.0) == ["1 cell so far"]
     assert attempts.lab_lines(lab(*START, FIRST, OVER, *ENDED), 300.0) == [
-        "1 cell; it ended as nobody used it"
+        "1 cell; it ended because it was idle"
     ]
     assert attempts.lab_lines(lab(*START, lab=None), 200.0) == []
 
@@ -264,7 +264,7 @@ def test_who_sends_the_first_cell_after_ranks_began_anew_is_told(greenwich):
 
     assert list(attempts.began_anew(lab(*START, FIRST, OVER))) == []
     (text,) = attempts.began_anew(lab(*START, FIRST, OVER, anew))
-    assert text.startswith("the ranks of lab began anew at 00:01:40, 3 ranks: what former cells set is gone")
+    assert text.startswith("the ranks of lab began anew at 00:01:40, 3 ranks: what earlier cells set is gone")
 
     again = replace(FIRST, round=9, base=9)
     assert list(attempts.began_anew(lab(*START, FIRST, anew, again))) == []

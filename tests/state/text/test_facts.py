@@ -48,7 +48,7 @@ def test_a_pod_that_is_created_again_says_what_the_last_died_of():
     dead = [ev.NodeStarted(0.5, 0, "host", pod="a"), ev.NodeExited(0.6, 0, 137, 9, "a", "OOMKilled")]
     (line,) = facts.waiting(state(*dead, waits(0, pod="b")))
 
-    assert "its pod 2; the last: used more memory than its limit" in line
+    assert "its pod 2; the previous pod: used more memory than its limit" in line
 
 
 def test_how_a_node_does():
@@ -123,13 +123,13 @@ def test_an_allocator_s_error_is_headed_by_how_much_more_was_asked_for(message, 
     failed = state(ev.RankFailed(2.0, 0, 0, 0, 0, error), ev.NodeExited(2.5, 0, 1), ev.Closed(3.0))
 
     line = facts.heading(failed.failure, failed)
-    assert line == f"rank 0: out of memory ({heading} more was asked for)"
+    assert line == f"rank 0: out of memory ({heading} more requested)"
 
 
 def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job():
     ended = state(ev.NodeExited(2.0, 0, exits.CANCELLED), ev.Closed(3.0))
 
-    text = "Cause: infrastructure. It got SIGTERM, and nobody cancelled the job."
+    text = "Cause: infrastructure. It received SIGTERM, but the job was not cancelled."
     assert facts.cause(ended.failure, ended).startswith(text)
 
 

@@ -65,18 +65,18 @@ def test_of_a_group_that_was_left_no_ranks_are_told():
 
 
 def test_says_what_nodes_did_not_tell_and_that_it_is_old():
-    dump = stacks(rank(0, 5), RankSample(1, STOPPED), trouble={1: "doesn't answer since 12 s"}, asked=False)
+    dump = stacks(rank(0, 5), RankSample(1, STOPPED), trouble={1: "hasn't answered for 12 s"}, asked=False)
 
     assert "This is its last sample, of " in str(dump)
-    assert "node 1: doesn't answer since 12 s" in str(dump)
+    assert "node 1: hasn't answered for 12 s" in str(dump)
     assert "rank 1, stopped, by a signal or a debugger:" in str(dump)
-    assert str(Stacks(JobState(JobInfo("job")))) == "Nothing is known of what its ranks do."
+    assert str(Stacks(JobState(JobInfo("job")))) == "What its ranks are doing is not known."
 
 
 def test_says_that_the_job_had_ended_before_anything_was_seen():
     ended = apply(JobState(JobInfo("job")), ev.Closed(9.0))
 
-    assert str(Stacks(ended)) == "The job has ended, and nothing was recorded of what its ranks did."
+    assert str(Stacks(ended)) == "The job has ended, and what its ranks did was not recorded."
 
 
 def test_is_html_and_data_as_well():

@@ -75,4 +75,4 @@ def test_an_edited_cell_that_cant_be_swapped_in_says_why():
 
     assert [title for title, *_ in buttons(card)] == ["Attach"]
     assert "line 8 of the cell (for step in range(9):) isn't what train runs" in words(card)
-    assert "as it runs: train is submitted" in words(sending.choice(build(**INFO), CELL, ""))
+    assert "while it runs: train is submitted" in words(sending.choice(build(**INFO), CELL, ""))

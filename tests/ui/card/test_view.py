@@ -427,7 +427,7 @@ def test_an_interrupt_leaves_a_cell_of_a_lab_alone_that_stopped_in_the_debugger(
     stop = ev.RankStops(1003.0, 0, 0, 0, 2, "<module>", "<cell>", ev.BREAKPOINT)
     job = on_lab(clock, STARTED, (stop,), KeyboardInterrupt())
 
-    with pytest.raises(view.Detached, match="%torchjob debug lab#2 looks at where it stops"):
+    with pytest.raises(view.Detached, match="%torchjob debug lab#2 shows where it is stopped"):
         view.watch(job, Seen(clock), clock=clock)
     assert "Interrupting" not in capsys.readouterr().out
 
@@ -442,7 +442,7 @@ def test_a_second_interrupt_asks_before_it_ends_a_lab(clock):
     job = on_lab(clock, STARTED, KeyboardInterrupt(), KeyboardInterrupt(), SUCCEEDED)
     view.watch(job, Seen(clock), clock=clock, asks=no)
 
-    assert asked == ["End the lab lab, with all that its ranks hold?"]
+    assert asked == ["End the lab lab and discard all that its ranks hold?"]
 
 
 def test_where_nothing_can_be_asked_a_second_interrupt_says_what_to_type(clock):

@@ -41,9 +41,7 @@ export class Headline {
     this.failure.hidden = true;
     const { act } = options;
     this.cancel = button(trans.__('Cancel'), trans.__('End this job'), () => act?.('cancel'));
-    this.retry = button(trans.__('Retry'), trans.__('Run what this job ran once more'), () =>
-      act?.('retry')
-    );
+    this.retry = button(trans.__('Retry'), trans.__('Run this job again'), () => act?.('retry'));
     this.cancel.hidden = this.retry.hidden = true;
     this.loading.setAttribute('role', 'status');
     const live = make('span', 'live', {}, this.state, this.connection, this.missing);

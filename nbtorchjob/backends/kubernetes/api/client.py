@@ -1,8 +1,8 @@
-"""The door to the API: asyncio, plain dicts in and out.
+"""The API client: asyncio, plain dicts in and out.
 
-What failed for a moment is tried again: any request that the server turned away before looking at it
-(429), and after any other trouble those that may happen twice; for half a minute. A create that was cut may
-have happened; it counts as ours when what is there carries all labels and annotations that we sent.
+Requests that fail for a moment are tried again for half a minute: any request that the server turned away
+before looking at it (429), and after any other trouble those that may happen twice. A create that was cut may
+have happened; an existing object counts as ours if it carries all labels and annotations that we sent.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ JOIN = "application/strategic-merge-patch+json"
 _TRIES = 7
 _LONGEST_WAIT = 8.0
 _PAGE = 500
-# A thousand jobs and their pods take 25 MiB, a page of them less than this; of bigger ones a page has fewer.
+# A thousand jobs and their pods take 25 MiB, a page of them less than this; bigger objects get smaller pages.
 _PAGE_BYTES = 16 << 20
 _LIST_BYTES = 128 << 20
 _LIST_S = 120.0  # for all pages of a list together: twice what an API server gives one answer
-# Nothing is tried again after that long: a person waits for it, and what can wait tries by itself again. An
-# API server that is replaced by another one is back before that.
+# Nothing is tried again after that long: a person waits for it, and callers that can wait try again by
+# themselves. An API server that is being replaced is back before that.
 _PATIENCE_S = 30.0
-# A person waits no longer for a server that says nothing: a list may take longer, but what is small doesn't.
+# A person waits no longer for a silent server: a list may take longer, but a small request doesn't.
 _SILENT_S, _SMALL_S = 2.0, 2.5
 # Names and labels without the rest: a Secret's data, above all.
 _BARE = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -104,17 +104,17 @@ class Client:
         return await self._connection.namespace()
 
     async def unless_away(self, work: Coroutine[Any, Any, T], *, patient: bool = False) -> T:
-        """Do ``work`` for a person who waits: it is given up once the server doesn't answer at all.
+        """Do ``work`` for a person who waits; give up once the server doesn't answer at all.
 
-        Behind a load balancer one that has gone lets connect, and never says a word. One that has answered
-        before is more likely to be replaced, and back in half a minute: with ``patient`` it is waited for.
+        Behind a load balancer, a server that is gone accepts connections, but never answers. One that has
+        answered before is more likely being replaced, and back in half a minute: ``patient`` waits for it.
         """
         if patient and self.reached:
             return await work
         doing = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait([doing], timeout=_SILENT_S))[0]:
-                # A small question tells a slow server from one that is away.
+                # A small request tells a slow server from one that is away.
                 request = Request("GET", "/version", whole=_SMALL_S)
                 async with self._connection.exchange(request) as answer:
                     if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -134,7 +134,7 @@ class Client:
     ) -> Listing:
         """Return all objects that fit both selectors, without their bulk (``answers.slim``), read in pages.
 
-        Of ``bare`` ones there is the metadata.
+        With ``bare``, only their metadata is read.
         """
         target, query = Target(api, namespace), _selection(labels, fields)
         shape, accept = (answers.BARE, _BARE) if bare else (answers.of(api), ACCEPT)
@@ -155,7 +155,7 @@ class Client:
             except ApiError as error:
                 if not (error.expired and token):
                     raise
-                # The pages were turned more slowly than the server keeps them: all at once, then.
+                # The pages were read more slowly than the server keeps them: read all at once.
                 items, token, limit, left = [], "", 0, _LIST_BYTES
                 continue
             left -= len(body)
@@ -186,14 +186,14 @@ class Client:
     ) -> Object:
         """Merge ``body`` into one object and return the result.
 
-        Where lists are to ``join``, owners are added to those that there are: only in what Kubernetes itself
-        defines.
+        With ``join``, lists such as that of owners are joined with the existing ones; this works only for
+        kinds that Kubernetes itself defines.
         """
         request = Request("PATCH", target.path, _dry(dry_run=dry_run), body, content=JOIN if join else MERGE)
         return _object(await self._ask("patch", target, request), target.api)
 
     async def delete(self, target: Target, *, uid: str = "", propagation: str = "Background") -> bool:
-        """Delete one object, with what it owns; False where there is none (any more).
+        """Delete one object, with what it owns; False if it doesn't exist (any more).
 
         With ``uid`` a later object of the same name stays. A propagation is always sent: batch/v1 Jobs
         orphan their pods without one.
@@ -220,7 +220,7 @@ class Client:
         labels: str = "",
         fields: str = "",
     ) -> AbstractAsyncContextManager[Answer]:
-        """Open a watch from a resourceVersion on, for so long, or a little later; see :meth:`stream`."""
+        """Open a watch from a resourceVersion on, for ``seconds`` or a little longer; see :meth:`stream`."""
         query = {
             "watch": "1",
             "allowWatchBookmarks": "true",
@@ -236,8 +236,8 @@ class Client:
     ) -> AsyncIterator[Answer]:
         """Open a stream; its chunks end with the body, or raise ``UnreachableError`` when cut or silent.
 
-        It isn't tried again here: who reads it knows from where to go on. ``many`` such streams share a few
-        connections, where the server can do that; else ``OpenFilesError`` is raised for one too many.
+        It isn't tried again here: the reader knows from where to go on. ``many`` such streams share a few
+        connections, if the server can do that; otherwise one too many raises ``OpenFilesError``.
         """
         request = Request("GET", target.path, query, silence=silence, whole=None, many=many)
         async with self._connection.exchange(request) as answer:
@@ -249,7 +249,7 @@ class Client:
     async def exec(self, pod: Target, container: str, command: Sequence[str]) -> AsyncIterator[Remote]:
         """Run a command in a container; it isn't tried again.
 
-        Whoever leaves ends its stdin, and no more: a command ends by itself.
+        Leaving the context ends the command's stdin, but not the command: that ends by itself.
         """
         target = pod._replace(part="exec")
         streams = [(name, "true") for name in ("stdin", "stdout", "stderr")]
@@ -261,7 +261,7 @@ class Client:
             raise api_error("get", target, refused.status, refused.body) from None
 
     async def document(self, path: str, shape: Shape, *, accept: str = ACCEPT) -> Object:
-        """Return what lies at a path that is no object's, such as ``/version``."""
+        """Return the document at a path that isn't an object's, such as ``/version``."""
         document = await self._ask("get", Target(Api("", "", path, "")), Request("GET", path, accept=accept))
         _fit(document, shape, path)
         return document
@@ -281,7 +281,7 @@ class Client:
                     return body
                 error: ClusterError = api_error(verb, target, answer.status, body)
                 after = answer.headers.get("Retry-After", "")
-                wait = float(after) if after.isdigit() else 0.0  # a proxy's date counts as none
+                wait = float(after) if after.isdigit() else 0.0  # a date, as proxies send, is ignored
             except ClusterError as unanswered:
                 error = unanswered
             if doubt and isinstance(error, AlreadyExistsError) and request.body:
@@ -303,7 +303,7 @@ class Client:
             await asyncio.sleep(pause)
 
     def _passing(self, error: ClusterError, verb: str, target: Target) -> bool:
-        """Whether to ask again."""
+        """Whether to try again."""
         if _turned_away(error):
             return True
         if verb == "create" and not target.name and target.api != REVIEWS:
@@ -343,7 +343,7 @@ def _parsed(body: bytes) -> Object:
 
 
 def _object(obj: Object, api: Api) -> Object:
-    """Return an object if all that is read of such has the shape that it should."""
+    """Return an object if everything that is read of such objects has the right shape."""
     _fit(obj, answers.of(api), f"a {api.kind}")
     obj.setdefault("kind", api.kind)
     obj.setdefault("apiVersion", api.group_version)
@@ -351,7 +351,7 @@ def _object(obj: Object, api: Api) -> Object:
 
 
 def heard(line: bytes, target: Target) -> tuple[str, Object]:
-    """Return the type and the object of a line of a watch; raises ``ApiError`` for one that says an error."""
+    """Return the type and the object of a watch's line; raises ``ApiError`` for a line with an error."""
     change = _parsed(line)
     _fit(change, answers.HEARD, "a watch")
     type_, obj = change["type"], change["object"]
@@ -371,7 +371,7 @@ def _fit(answer: Any, shape: Shape, what: str) -> None:
 
 def _another(what: str) -> ClusterError:
     return ClusterError(
-        f"what answers isn't a Kubernetes API, it says {what}: check the kubeconfig, or a proxy"
+        f"the server isn't a Kubernetes API, it answered with {what}: check the kubeconfig, or a proxy"
     )
 
 
@@ -383,7 +383,7 @@ def _dry(*, dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
 
 
-# A notebook that has seeded `random` must find its own numbers there.
+# Not `random` itself: a notebook that has seeded it must find its own numbers there.
 _random = Random()
 
 
@@ -391,7 +391,7 @@ def delays(first: float, cap: float) -> Iterator[float]:
     """Yield seconds without end: ``first``, doubling up to ``cap``.
 
     Each is cut by up to a half at random, so that the clients of a server that was away don't all come
-    back in the same moment.
+    back at the same moment.
     """
     while True:
         yield first * _random.uniform(0.5, 1)

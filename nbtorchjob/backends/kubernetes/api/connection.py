@@ -1,6 +1,6 @@
-"""HTTP exchanges with one cluster: a login that lasts, and commands.
+"""HTTP exchanges with one cluster, with a login that lasts, and commands in its containers.
 
-A command in a container has its standard streams as channels of a websocket (``pods/exec``): each message's
+The standard streams of a command in a container are channels of a websocket (``pods/exec``): each message's
 first byte names the channel. The last message is a Status that says how the command ended.
 """
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 MESSAGE_BYTES = 1 << 20  # an API server sends 32 KiB at most (1.36)
 _STDIN, _STDOUT, _STDERR, _STATUS = range(4)
-_STDERR_BYTES = 4096  # of it the end is kept
+_STDERR_BYTES = 4096  # of the end of stderr, which is kept
 
 
 class End(NamedTuple):
-    """How a command ended; without a ``code`` it didn't begin, or nobody says. ``said`` is the API's word."""
+    """How a command ended; no ``code`` if it didn't begin, or that is unknown. ``said`` is the API's text."""
 
     code: int | None = None
     said: str = ""
 
 
 class Remote:
-    """A command that was begun."""
+    """A command that was started."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse[bool], server: str) -> None:
         self._socket = socket
@@ -56,23 +56,23 @@ class Remote:
 
     @property
     def end(self) -> End:
-        """How it ended."""
+        """How the command ended."""
         return self._end
 
     @property
     def stderr(self) -> str:
-        """The end of what it wrote there."""
+        """The end of what the command wrote to stderr."""
         return self._stderr.decode("utf-8", "replace")
 
     async def send(self, data: bytes) -> None:
-        """Write to its stdin; one that has ended reads no more."""
+        """Write to the command's stdin, unless it has ended."""
         try:
             await self._socket.send_bytes(bytes([_STDIN]) + data)
         except ConnectionError:
             return
 
     async def receive(self) -> bytes:
-        """Return what it writes to stdout, b"" at its end; raises ``UnreachableError`` if that is cut."""
+        """Return what it writes to stdout next, b"" at its end; raises ``UnreachableError`` if cut off."""
         import aiohttp
 
         types = aiohttp.WSMsgType
@@ -101,27 +101,27 @@ def _end(data: bytes) -> End:
         codes = [int(cause["message"]) for cause in causes if cause.get("reason") == "ExitCode"]
         return End(codes[0] if codes else None, str(status.get("message") or ""))
     except (ValueError, OverflowError, RecursionError, LookupError, TypeError, AttributeError):
-        return End(None, "it says no end that can be read")
+        return End(None, "its exit status can't be read")
 
 
 JSON = "application/json"
-# As kubectl: a log is no JSON.
+# As in kubectl: a log isn't JSON.
 ACCEPT = "application/json, */*"
-# Two of TCP's tries more after a first one that was lost; names are looked up in that time, too.
+# Enough for two more tries by TCP after a lost first one; includes the lookup of names.
 CONNECT_SECONDS = 3.5
-# An API server gives up a request that isn't a stream after that long itself (1.36).
+# An API server itself gives up a request that isn't a stream after that long (1.36).
 WHOLE_SECONDS = 60.0
-# A server holds no object of more than 1.5 MiB (etcd), and what it says of all groups is less than this, too.
+# A server holds no object of more than 1.5 MiB (etcd), and its description of all groups fits in this, too.
 OBJECT_BYTES = 8 << 20
-# Of the answers that there may be many of, so many have a connection of their own: C parses these faster, by
-# a millisecond of 2,000 lines. With more of them, 65 logs would have more than a descriptor for ten.
+# This many answers to ``many`` requests have their own connection: C parses these faster, by a millisecond
+# per 2,000 lines. With more of them, 65 logs would take more than one descriptor per ten logs.
 _APART = 4
 _REFUSAL_BYTES = 1 << 16
 _AGREES_S = 5.0  # by which this machine's clock may differ from a cluster's
 
 
 class Request(NamedTuple):
-    """One HTTP request; the server may say nothing for ``silence`` seconds, and take ``whole`` in all.
+    """One HTTP request; the server may be silent for ``silence`` seconds, and take ``whole`` in all.
 
     One of ``many`` may share its connection: its answer stays open for as long as a job runs.
     """
@@ -142,11 +142,11 @@ class OpenFilesError(ClusterError):
 
     def __init__(self) -> None:
         most = processes.most_open_files()
-        super().__init__(f"this process may have {most:,} files open: raise that (ulimit -n)")
+        super().__init__(f"this process may have only {most:,} files open: raise that limit (ulimit -n)")
 
 
 class RefusedError(Exception):
-    """A websocket wasn't opened: the server's answer instead."""
+    """A websocket wasn't opened; holds the server's answer."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status)
@@ -155,7 +155,7 @@ class RefusedError(Exception):
 
 
 class Answer:
-    """What came back. Reading raises ``UnreachableError`` when it breaks off or stays silent for too long."""
+    """A server's answer. Reading raises ``UnreachableError`` if it breaks off or is silent for too long."""
 
     def __init__(
         self, status: int, headers: Mapping[str, str], part: Callable[[], Awaitable[bytes]], server: str
@@ -166,7 +166,7 @@ class Answer:
         self._server = server
 
     async def read(self, most: int = OBJECT_BYTES) -> bytes:
-        """Return the whole body. Raises ``AnswerTooLargeError`` above ``most`` bytes, unpacked."""
+        """Return the whole body. Raises ``AnswerTooLargeError`` above ``most`` uncompressed bytes."""
         body = bytearray()
         async for chunk in self.chunks():
             body += chunk
@@ -178,7 +178,7 @@ class Answer:
         return bytes(body)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives; no more is read ahead than a slow taker may leave lying."""
+        """Yield the body as it arrives; a slow reader limits how much is read ahead."""
         while True:
             with _broken(self._server):
                 chunk = await self._part()
@@ -188,21 +188,21 @@ class Answer:
 
 
 class ServerClock:
-    """A cluster's time, to compare what it records with: this machine's clock may be wrong, or be set.
+    """A cluster's time, to compare its records with: this machine's clock may be wrong, or be set.
 
-    The ``Date`` of an answer has whole seconds; a clock of this machine that agrees with it is finer.
+    The ``Date`` of an answer has whole seconds; this machine's clock is finer, if it agrees with it.
     """
 
     def __init__(self) -> None:
-        self._heard: tuple[float, float] | None = None  # a time, and when it was heard, by a steady clock
+        self._heard: tuple[float, float] | None = None  # a time, and when it arrived, by the monotonic clock
 
     def hear(self, date: str) -> None:
-        """Note an answer's ``Date``, if it is one."""
+        """Record an answer's ``Date``, if it is a valid one."""
         with suppress(TypeError, ValueError, OverflowError):
             self._heard = parsedate_to_datetime(date).timestamp(), time.monotonic()
 
     def now(self) -> float:
-        """Return the seconds since the epoch; before the first answer they are this machine's."""
+        """Return the seconds since the epoch; before the first answer, by this machine's clock."""
         mine = time.time()
         if self._heard is None:
             return mine
@@ -220,7 +220,7 @@ class Connection:
         self._context = context
         self._logins: list[Login] = []
         self._lock = asyncio.Lock()
-        self._apart = 0  # of the many answers, those that have a connection of their own
+        self._apart = 0  # answers to ``many`` requests that have their own connection
         self._multiplexers: dict[Login, Multiplexer] = {}
 
     async def namespace(self) -> str:
@@ -229,9 +229,9 @@ class Connection:
 
     @asynccontextmanager
     async def exchange(self, request: Request) -> AsyncIterator[Answer]:
-        """Send ``request``; credentials that the server no longer knows (401) are loaded anew, once.
+        """Send ``request``; if the server rejects the credentials (401), load them again, once.
 
-        Raises ``UnreachableError`` without an answer, ``ClusterError`` where the kubeconfig can't be used.
+        Raises ``UnreachableError`` without an answer, ``ClusterError`` if the kubeconfig can't be used.
         """
         login = await self._login()
         async with AsyncExitStack() as stack:
@@ -245,7 +245,7 @@ class Connection:
         if request.many and self._apart >= _APART and (answer := await self._shared(stack, login, request)):
             return answer
         if request.many:
-            # The other half is for what else this process does: it may be a user's kernel.
+            # The other half is left for the rest of this process: it may be a user's kernel.
             if self._apart >= max(_APART, processes.most_open_files() // 2):
                 raise OpenFilesError
 
@@ -275,7 +275,7 @@ class Connection:
         self.answered = True
         response: aiohttp.ClientResponse = sent.response
         self.clock.hear(response.headers.get("Date", ""))
-        # Gives the connection back where the body has been read, and cuts it where it hasn't.
+        # Gives the connection back if the body has been read, and cuts it otherwise.
         stack.callback(response.release)
         return Answer(response.status, response.headers, response.content.readany, login.server)
 
@@ -295,7 +295,7 @@ class Connection:
                 yield Remote(websocket, login.server)
 
     async def _shared(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer | None:
-        """Return an answer that shares its connection; None where the server or a proxy has no such."""
+        """Return an answer that shares its connection; None if the server or a proxy can't do that."""
         try:
             from nbtorchjob.backends.kubernetes.api import multiplex
         except ImportError:  # a tender's pod has few libraries
@@ -310,7 +310,7 @@ class Connection:
         await login.api.update_params_for_auth(
             headers, [], ["BearerToken"], request.path, request.method, None
         )
-        # A server's address may have a path of its own, as Rancher's have.
+        # A server's address may have a path, as with Rancher.
         target = request.path + ("?" + urlencode(request.query) if request.query else "")
         path = urlsplit(login.server).path + target
         self.requests += 1
@@ -338,8 +338,8 @@ class Connection:
                 response.close()
                 raise RefusedError(response.status, body)
 
-        # Of its own: a connection that became a websocket serves nobody else, and only a session can be told
-        # to look at a refusal, whose text aiohttp throws away (3.14).
+        # A separate session: a connection that became a websocket can't be reused, and only a session can be
+        # told to look at a refusal, whose text aiohttp throws away (3.14).
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=rest.ssl_context),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
@@ -374,7 +374,7 @@ class Connection:
     async def _login(self, refused: Login | None = None) -> Login:
         async with self._lock:
             if not self._logins or self._logins[-1] is refused:
-                # An old login's streams run on: the server looks at credentials only when one starts.
+                # An old login's streams go on: the server checks credentials only when a stream starts.
                 self._logins.append(await log_in(self._context))
             return self._logins[-1]
 
@@ -389,7 +389,7 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
         if getattr(getattr(error, "os_error", error), "errno", 0) == errno.EMFILE:
             raise OpenFilesError from error
-        # In a few plain words why nothing answers, whatever words aiohttp has around it
+        # Say in a few plain words why nothing answers, without those of aiohttp
         cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
         if isinstance(cause, ssl.SSLCertVerificationError):
             if cause.verify_code == _EXPIRED:
@@ -416,5 +416,5 @@ def _broken(server: str, login: Login | None = None) -> Iterator[None]:
         raise UnreachableError(text) from error
 
 
-# What OpenSSL says of a certificate, by its number (x509_vfy.h).
+# OpenSSL's error codes for certificates (x509_vfy.h).
 _EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64

@@ -2,13 +2,13 @@
 
 Sources: the answers of a real Kubernetes 1.36 with the operators' webhooks. The HTTP code alone says
 little: a 403 is a missing permission, a quota, a webhook that refuses, or a namespace that is going
-away, and only its message tells which; a 404 that is no ``Status`` object says that the cluster doesn't
+away, and only its message tells which; a 404 that isn't a ``Status`` object means that the cluster doesn't
 serve that kind at all.
 
-What a job names and its namespace lacks, in the words of the admission plugins that find out (pure).
+Something that a job names and its namespace lacks is recognized by the messages of admission plugins.
 
-They look at pods. So the answer to creating one of the jobs holds them only where an operator's webhook
-passes them on; else they come later, in an event about a pod that couldn't be created.
+These plugins check pods. So the answer to the creation of a job holds their messages only if an operator's
+webhook passes them on; else they come later, in an event about a pod that couldn't be created.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LACKS = (
 
 
 def missing(message: str) -> str | None:
-    """Describe what doesn't exist and which option names it; None where it is something else."""
+    """Describe what doesn't exist and which option names it; None for any other message."""
     for pattern, what, option in _LACKS:
         match = re.search(pattern, message)
         if match:
@@ -100,7 +100,7 @@ class _SubmitNotFoundError(SubmitError, NotFoundError):
     pass
 
 
-# The first that fits counts.
+# The first match counts.
 _SUBMITTING: tuple[tuple[type[ClusterError], type[SubmitError]], ...] = (
     (UnreachableError, _SubmitUnreachableError),
     (UnauthorizedError, _SubmitUnauthorizedError),
@@ -112,7 +112,7 @@ _SUBMITTING: tuple[tuple[type[ClusterError], type[SubmitError]], ...] = (
 
 
 def submit_error(error: ClusterError) -> SubmitError:
-    """Return ``error``, which a job met on its way to the cluster, as one of the job, too."""
+    """Return ``error``, which the submission of a job ran into, as a ``SubmitError`` of the same kind."""
     if isinstance(error, SubmitError):
         return error
     translated = next(own for kind, own in _SUBMITTING if isinstance(error, kind))(str(error))
@@ -139,7 +139,7 @@ class _Answer(NamedTuple):
             text = " ".join(body.decode("utf-8", "replace").split())
             return cls(verb, target, status, "", text[:_LONGEST], {}, is_status=False)
         reason, message = (str(answer.get(key) or "") for key in ("reason", "message"))
-        # A Status' details; none where something else than an API server says what they are
+        # A Status' details; none if they aren't as an API server would send them
         details = answer.get("details")
         if not isinstance(details, dict):
             detail_text = {}
@@ -155,9 +155,9 @@ _RULES: list[_Rule] = []
 
 
 def _rule(rule: _Rule) -> _Rule:
-    """Put a rule behind those above it: the first that knows the answer speaks.
+    """Append a rule: the first one that recognizes an answer describes it.
 
-    A missing permission quotes names that the later ones look for.
+    A message about a missing permission quotes names that later rules look for.
     """
     _RULES.append(rule)
     return rule
@@ -176,7 +176,7 @@ def _credentials(answer: _Answer) -> str | None:
     if answer.status == 401:
         return f"the cluster doesn't accept the credentials (401), they may have expired: {_LOGIN}"
     if answer.status == 403 and f'User "{_ANONYMOUS}"' in answer.said:
-        return f"the cluster was asked without credentials, the kubeconfig's user gives none: {_LOGIN}"
+        return f"the request was sent without credentials, because the kubeconfig's user has none: {_LOGIN}"
     return None
 
 
@@ -198,7 +198,7 @@ def _permission(answer: _Answer) -> str | None:
 
 @_rule
 def _exec(answer: _Answer) -> str | None:
-    # A websocket is opened by GET, which is a get to RBAC; from 1.35 on the server asks for create, too, and
+    # A websocket is opened by GET, which is a get to RBAC; from 1.35 on the server requires create, too, and
     # doesn't say so (1.36).
     if (
         answer.status != 403
@@ -207,8 +207,8 @@ def _exec(answer: _Answer) -> str | None:
     ):
         return None
     return (
-        "you may get pods/exec, but not create it, which Kubernetes wants from 1.35 on: ask an administrator "
-        f"for a RoleBinding ({hint('doctor')} prints it)"
+        "you may get pods/exec, but not create it, which Kubernetes requires since 1.35: ask an "
+        f"administrator for a RoleBinding ({hint('doctor')} prints it)"
     )
 
 
@@ -232,7 +232,7 @@ def _quota(answer: _Answer) -> str | None:
     if answer.status != 403 or "quota" not in answer.said:
         return None
     if "must specify" in answer.said:
-        return f"the quota wants every resource to be stated ({_why(answer)}): give --cpu, --memory"
+        return f"the quota requires every resource to be set ({_why(answer)}): give --cpu, --memory"
     delete = f"delete finished jobs with {hint('gc')}"
     return f"quota exceeded ({_why(answer)}): ask for less, {delete}, or wait"
 

@@ -1,12 +1,12 @@
 """Credentials and TLS of a cluster: from kubeconfig files, or the account of the pod we run in.
 
-Only this module imports the ``kubernetes`` package, for what works as with kubectl: contexts,
+Only this module imports the ``kubernetes`` package, for what must work as in kubectl: contexts,
 certificates, login commands, proxies (``kubernetes.aio``, which exists since release 37). Its typed
 models would cost memory and time for every listed object.
 
-So a pod needs nothing but aiohttp, which has a form in pure Python.
+So a process in a pod needs only aiohttp, which also comes in pure Python.
 
-Files are merged as kubectl merges them: the first one that defines a name decides. Problems are worded
+Files are merged as kubectl merges them: the first one that defines a name decides. Problems are described
 here, as the loader of the ``kubernetes`` package raises whatever it stumbles over (37.0: ``'NoneType' object
 does not support item assignment`` for an empty file).
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Entry: TypeAlias = Mapping[str, Any]
 
 _PEM = b"-----BEGIN "
-# Keys of credentials that name a file, and those that hold one in base64.
+# Keys of credentials that name a file; with _DATA appended, they hold its content in base64.
 _OF_USER = {
     "client-certificate": "client certificate",
     "client-key": "client key",
@@ -52,8 +52,8 @@ _DATA = "-data"
 
 
 def paths() -> list[str]:
-    """Return the files that exist, of those that ``KUBECONFIG`` names or the usual one."""
-    # Not the package's own default: it is read when the package is imported, once for all.
+    """Return the existing files among those that ``KUBECONFIG`` names; if it is unset, the usual one."""
+    # Not the package's own default: that is read only once, when the package is imported.
     return [
         path for path in map(os.path.expanduser, wanted().split(os.pathsep)) if path and os.path.exists(path)
     ]
@@ -73,7 +73,7 @@ def contexts() -> list[str]:
 
 
 class Kubeconfig:
-    """Some files, merged. Raises ``ClusterError`` for one that can't be read."""
+    """Some kubeconfig files, merged. Raises ``ClusterError`` for one that can't be read."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
@@ -129,7 +129,7 @@ class Kubeconfig:
 
 
 def _read(path: str) -> Entry:
-    import yaml  # of the extra
+    import yaml  # comes with the extra
 
     try:
         content = from_yaml(Path(path).read_bytes())
@@ -157,7 +157,7 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
         try:
             parts = urlsplit(server)
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:  # a port that is none
+        except ValueError:  # an invalid port
             is_address = False
         if not server:
             yield "has no server"
@@ -182,7 +182,7 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
     login = settings.get("exec")
     if key == "user" and isinstance(login, Mapping):
         command = os.path.expanduser(str(login.get("command") or ""))
-        # As kubectl has it: a path is relative to the file, a mere name is looked for.
+        # As in kubectl: a path is relative to the file, a mere name is looked up in PATH.
         place = str(folder / command) if os.sep in command else command
         if not command:
             yield "logs in with no command: log in another way"
@@ -194,7 +194,7 @@ _FRESH_S = 60.0  # the kubelet writes another token well before one expires
 
 
 def server() -> str:
-    """Return where a pod finds its API server. Raises ``LookupError`` where this is no pod."""
+    """Return the URL of the API server of this pod. Raises ``LookupError`` where this is no pod."""
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{name}") for name in ("HOST", "PORT"))
     if not host or not port:
         raise LookupError("Service host/port is not set.")
@@ -202,7 +202,7 @@ def server() -> str:
 
 
 class Account:
-    """Sends requests with a token, which is read anew now and then, to the server of that authority."""
+    """Sends requests with an account's token, reread now and then, to a server of the account's authority."""
 
     proxy_headers = None
     configuration = SimpleNamespace(tls_server_name=None)
@@ -218,12 +218,12 @@ class Account:
         self._session: aiohttp.ClientSession | None = None
 
     def tls(self) -> ssl.SSLContext:
-        """Make what connections are encrypted with."""
+        """Make the SSL context of connections."""
         return ssl.create_default_context(cafile=self._authority)
 
     @property
     def rest_client(self) -> Account:
-        """What sends: this itself."""
+        """The object that sends requests: this one."""
         return self
 
     async def update_params_for_auth(self, headers: dict[str, str], *_: object) -> None:
@@ -241,7 +241,7 @@ class Account:
         body: Any,
         _request_timeout: aiohttp.ClientTimeout,
     ) -> SimpleNamespace:
-        """Send a request; the answer's head has come."""
+        """Send a request; return once the answer's head has come."""
         with errors.needs_extra("kubernetes", "a cluster"):
             import aiohttp
 
@@ -260,15 +260,15 @@ class Account:
             await self._session.close()
 
 
-# What a slow reader leaves unread of one stream; the package's own 2 MiB would add up over a hundred pods.
+# The most that a slow reader leaves unread in one stream; the package's 2 MiB would add up for 100 pods.
 _UNREAD_BYTES = 1 << 17
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Login(NamedTuple):
-    """Who we are at which server; ``api`` has the connections.
+    """Our identity at a server; ``api`` has the connections.
 
-    It is a ``kubernetes.aio.client.ApiClient``, or an ``Account``.
+    ``api`` is a ``kubernetes.aio.client.ApiClient``, or an ``Account``.
     """
 
     api: Any
@@ -276,7 +276,7 @@ class Login(NamedTuple):
     namespace: str
 
     def tls(self) -> ssl.SSLContext:
-        """Make an SSL context like the one of its connections, which must not come to speak HTTP/2."""
+        """Make an SSL context like that of its connections, which themselves must not speak HTTP/2."""
         if isinstance(self.api, Account):
             return self.api.tls()
         context: ssl.SSLContext = type(self.api.rest_client)(self.api.configuration).ssl_context
@@ -284,7 +284,7 @@ class Login(NamedTuple):
 
 
 async def log_in(context: str | None) -> Login:
-    """Read the credentials anew; raises ``ClusterError`` where there are none, or none that can be used."""
+    """Read the credentials again; raises ``ClusterError`` if there are none, or none that can be used."""
     files = paths()
     if not files and not context:
         return _account()
@@ -320,7 +320,7 @@ async def log_in(context: str | None) -> Login:
 
 
 def _in_plain_words(complaint: str) -> str:
-    """Say what the package complains about of a login command (kubernetes 37)."""
+    """Put the package's complaint about a login command in plain words (kubernetes 37)."""
     if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
         printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
         suffix = f" and said: {words.line(printed, _SAID)}" if printed else ""
@@ -330,11 +330,11 @@ def _in_plain_words(complaint: str) -> str:
     if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
         return f"it printed JSON without {lacking[1]!r}"
     if re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
-        return "it printed JSON that is no credential"
+        return "it printed JSON that isn't a credential"
     return "it gave no credential"
 
 
-_SAID = 500  # characters of what a login command says
+_SAID = 500  # characters of a login command's output
 
 
 def _account() -> Login:

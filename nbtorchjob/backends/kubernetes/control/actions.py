@@ -1,6 +1,6 @@
-"""What is done to a job on a cluster: ending, suspending, resuming, and removing it once it is all here.
+"""Actions on a cluster job: end, suspend and resume it, and remove it once all of it is on this machine.
 
-What this process does in an operator's place goes to the log, a line for each deed, and is counted.
+What this process does in place of an operator is logged, one line per deed, and counted.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from nbtorchjob.text.hints import hint
 
 
 async def save_logs(job: JobRef) -> None:
-    """Cache the logs of the job's pods on this machine, unless somebody here follows the job anyway."""
+    """Cache the logs of the job's pods on this machine, unless a follower here does so anyway."""
     async with _saving(job):
         pass
 
 
 @asynccontextmanager
 async def _saving(job: JobRef) -> AsyncGenerator[list[_Log]]:
-    """Cache the logs of the job's pods, and yield them for as long as nobody else here may write the cache.
+    """Cache the logs of the job's pods and yield them; meanwhile nothing else here may write the cache.
 
-    Yields none where somebody here follows the job anyway.
+    Yields none if a follower here caches them anyway.
     """
     cache, logs = job.cache, list[_Log]()
     if not cache.claim(await job.whole_info()):
@@ -78,12 +78,12 @@ class _Log:
         self.grace_s = float((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 0)
 
     async def save(self) -> None:
-        """Cache what there is."""
+        """Cache the log so far."""
         async for lines in podlog.read_all(*self._place, seen=self._seen):
             self._cache.add(self._pod, lines)
 
     async def save_rest(self) -> None:
-        """Cache what comes until the pod has ended or is gone, or its log can't be had any more."""
+        """Cache the rest of the log until the pod has ended or is gone, or its log can't be read any more."""
 
         async def ended() -> podlog.Life:
             pod = None
@@ -99,7 +99,7 @@ class _Log:
 
 
 async def bring_home(job: JobRef, *, whole: bool) -> None:
-    """Bring logs, values and artifacts here; unless ``whole``, without those that can't be had any more."""
+    """Fetch logs, values and artifacts; unless ``whole``, skip values and artifacts that are lost."""
     await save_logs(job)
     state = await results.cached(job)
     sent: tuple[Sent, ...] = (*state.values.values(), *state.artifacts.values())
@@ -109,15 +109,15 @@ async def bring_home(job: JobRef, *, whole: bool) -> None:
 
 
 async def remove(job: JobRef) -> bool:
-    """Delete a job's object, with all that it owns, and what it has in its stores; False where it is gone.
+    """Delete a job's object with all that it owns, and its files in stores; False if the object was gone.
 
-    Stores only of a job that was sent from here: another one's record may name any folder of this user's.
+    Stores are cleared only for jobs sent from here: any other job's record may name any folder of this user.
     """
     sent_here = job.cache.ours
     deleted = await job.session.client.delete(job.whole, uid=job.root["metadata"]["uid"])
     if not sent_here:
         return deleted
-    with suppress(DamagedError, SpecError):  # where it had anything nobody can read
+    with suppress(DamagedError, SpecError):  # an unreadable record doesn't say where
         await asyncio.to_thread(stores.clear, job.info)
         if storage := job.info.asked.cluster.storage:
             await asyncio.to_thread(shared.done, storage, job.info.run)
@@ -125,7 +125,7 @@ async def remove(job: JobRef) -> bool:
 
 
 async def end(job: JobRef) -> None:
-    """End a job that somebody has cancelled by removing it; that it was cancelled is noted here, too."""
+    """End a cancelled job by removing it; the cache here records that it was cancelled and removed."""
     job = replace(job, object=await job.session.client.get(job.target))
     await bring_home(job, whole=False)
     await remove(job)
@@ -142,23 +142,23 @@ _PODS_GONE_S = 60.0
 
 
 async def cancel(job: JobRef, early: str = "") -> None:
-    """End the job's pods and keep its object, with their logs cached on this machine first.
+    """End the job's pods and keep its object; first cache the logs on this machine.
 
     ``early`` is why a run is stopped early.
     """
-    # Whether nothing of the job is left to end; False where what is known of it makes no sense
+    # Whether nothing of the job is left to end; False if its facts make no sense
     try:
         state = concluded(job)
         if state.cancelled is not None:
-            # Whether the newest attempt of a cancelled job ends: a kernel may have been killed in between
+            # Whether the newest attempt ends, too: the kernel that cancelled it may have been killed midway
             if holding.applies(job.kind, job.object) and state.verdict is None:
-                has_ended = False  # to be looked at once more
+                has_ended = False  # check once more
             else:
                 marked = bool(labelling.cancelled(job.object) and job.kind.suspend)
                 has_ended = marked or state.suspended or state.verdict is not None
         else:
             has_ended = await over(job)
-    except (DamagedError, *UNREADABLE):  # whoever forges a fact would else keep the job from being ended
+    except (DamagedError, *UNREADABLE):  # else a forged fact would keep the job from being ended
         has_ended = False
     if has_ended:
         return
@@ -176,18 +176,18 @@ async def cancel(job: JobRef, early: str = "") -> None:
 
 
 async def annotate(job: JobRef, fact: ev.Annotated) -> None:
-    """Write a person's note and tags into an annotation of the object that all else of the job goes with."""
+    """Write a person's note and tags into an annotation of the object that owns the rest of the job."""
     await job.session.client.patch(
         job.whole, {"metadata": {"annotations": {labelling.NOTE: labelling.note(fact)}}}
     )
 
 
 async def number(job: JobRef, newest: int) -> int:
-    """Return the number of a pool's next job, which nobody else gets; 0 for who may not patch the pool.
+    """Return a unique number for a pool's next job; 0 if the user may not patch the pool.
 
-    A pod's log may be rotated, and goes with its pod, so the pool's object holds the newest number. The
-    ``newest`` that is known otherwise counts as well: people edit annotations, and the jobs of a user who may
-    not patch have none there.
+    A pod's log may be rotated, and is deleted with the pod, so the pool's object holds the newest number. The
+    ``newest`` number known from elsewhere counts as well: people edit annotations, and jobs of users who may
+    not patch aren't recorded there.
     """
     while True:
         obj = await job.session.client.get(job.whole)
@@ -205,7 +205,7 @@ async def number(job: JobRef, newest: int) -> int:
 
 
 async def suspend(job: JobRef) -> None:
-    """Take the job's pods away; cache what they print until they are gone, unless somebody follows the job.
+    """Take the job's pods away; cache their output until they are gone, unless a follower here does.
 
     Raises ``SpecError`` for a job that has ended.
     """
@@ -224,26 +224,26 @@ async def suspend(job: JobRef) -> None:
 
 
 async def resume(job: JobRef) -> None:
-    """Have the job's pods made again. Raises ``SpecError`` for one that has ended."""
+    """Let the job's pods be created again. Raises ``SpecError`` for a job that has ended."""
     await _check_alive(job, "resume")
-    # Whether the job is to have no pods: its spec says so, before its status does
+    # Whether the job should have no pods: its spec says so before its status does
     suspended = job.kind.suspends(job.object) if job.kind.suspend else concluded(job).suspended
     if not suspended:
         return
     until = time.monotonic() + _PODS_GONE_S
-    # A PyTorchJob that is resumed while a pod of its suspension still ends has failed (operator 1.9).
+    # A PyTorchJob that is resumed while a pod is still ending from the suspension fails (operator 1.9).
     while any((reading.deleted(pod) is not None or not reading.ended(pod)) for _, pod in await job.pods()):
         if time.monotonic() > until:
             name = job.info.name
-            raise NBTorchJobError(f"{name}: its pods don't end; try {hint('resume', name)} again")
+            raise NBTorchJobError(f"{name}: its pods haven't ended yet; try {hint('resume', name)} again")
         await asyncio.sleep(0.5)
     await _set(job, suspended=False)
 
 
 async def begin(job: JobRef) -> bool:
-    """Start a run that waits for its turn; return False for one that doesn't, or no longer.
+    """Start a run that waits for its turn; return False if it doesn't wait, or no longer.
 
-    Any number may do so at a time: of an object that changed since it was read nothing is changed.
+    Any number of processes may do so at a time: an object that changed since it was read isn't patched.
     """
     while True:
         obj = await job.session.client.get(job.target)
@@ -257,7 +257,7 @@ async def begin(job: JobRef) -> bool:
                 "resourceVersion": obj["metadata"]["resourceVersion"],
             }
         }
-        # In a queue of Kueue's a run goes there, and Kueue starts it.
+        # A run in a Kueue queue only goes back to that queue, and Kueue starts it.
         if not (back and await holding.decides(job.session, job.kind, obj)):
             patch = {**job.kind.suspended(suspended=False), **patch}
         try:
@@ -288,7 +288,7 @@ async def _check_alive(job: JobRef, verb: str) -> None:
     if await over(job):
         raise SpecError(verb, name, "a job that hasn't ended")
     number = labelling.attempt(job.object) + 1
-    raise SpecError(verb, name, f"a job with nodes, and attempt {number} is yet to come: wait, or cancel it")
+    raise SpecError(verb, name, f"a job that has nodes; attempt {number} is yet to begin: wait, or cancel it")
 
 
 Deed: TypeAlias = Literal[
@@ -300,6 +300,6 @@ deeds: Counter[Deed] = Counter()
 
 
 def log_deed(info: JobInfo, deed: Deed, why: str) -> None:
-    """Note that something was done to a job, and why."""
+    """Log and count what was done to a job, with the reason."""
     deeds[deed] += 1
     LOG.info("%s: %s: %s", info.address, deed, why)

@@ -1,4 +1,4 @@
-"""What jobs leave behind: ended ones, and Secrets and Services that belong to none."""
+"""Clean up after jobs: ended jobs, and Secrets and Services that belong to no job."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _PARTS = {"Secret": SECRETS, **BESIDE}
 
 
 async def leftovers() -> list[Leftover]:
-    """Return ended jobs of this user, parts of jobs that don't exist, and what no job uses in stores.
+    """Return this user's ended jobs, parts of jobs that don't exist, and files in stores that no job uses.
 
-    And jobs that somebody has cancelled, and that go on: whoever did so was killed before that held.
+    Also cancelled jobs that go on: the process that cancelled them was killed before that took effect.
     """
     every: list[Leftover] = []
     for scope in namespaces.looked_at():
@@ -60,14 +60,14 @@ async def leftovers() -> list[Leftover]:
 
 
 async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
-    """Return what no job uses in the stores that jobs from here share, and the runs of the jobs there are."""
+    """Return unused files in the stores that jobs from here share, each with the runs of existing jobs."""
     states: list[JobState] = []
-    whole = True  # else there may be more
+    whole = True  # False if some jobs couldn't be listed
     stores_ = shared.remembered()
     for scope in namespaces.looked_at() if stores_ else ():
         try:
             states += [state for _, state in await find.states(scope, everyone=False)]
-        except ClusterError:  # which was said
+        except ClusterError:  # already reported
             whole = False
     alive = {state.info.run for state in states} if whole else None
     pairs: list[tuple[shared.Unused, Collection[str] | None]] = []
@@ -91,7 +91,7 @@ def _orphan(scope: Scope, kind: str, item: Object, age: float) -> Leftover:
 
 
 async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Object, float]]:
-    """Return what belongs to no job, by kind, and for how many seconds it has been there."""
+    """Return the objects that belong to no job, each with its kind and its age in seconds."""
     names, groups = {info.name for info in jobs}, {info.group for info in jobs} - {""}
     client, labels = (await session(scope.context)).client, labelling.of_user(user())
     orphans = []
@@ -99,12 +99,12 @@ async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Obj
         try:
             items = (await client.list(api, scope.namespace, labels=labels, bare=True)).items
         except ForbiddenError:
-            if api is POLICIES:  # whoever asks for none needs no permission to see any
+            if api is POLICIES:  # users who request none need no permission to list them
                 continue
             raise
         orphans += [(kind, item, client.now() - created(item)) for item in items]
-    # What has an owner goes with it; the owner may be a job of a kind that we may not list. And a kernel
-    # may be about to create the job that a young one belongs to.
+    # An object with an owner is deleted with it; the owner may be a job of a kind that we may not list.
+    # And a kernel may be about to create the job that a young object belongs to.
     return [
         (kind, item, age)
         for kind, item, age in orphans
@@ -116,8 +116,8 @@ async def _orphans(scope: Scope, jobs: Iterable[JobInfo]) -> list[tuple[str, Obj
 
 
 async def clear(leftover: Leftover) -> None:
-    """Remove it; a job's logs and values are brought to this machine first, and stay here."""
-    if "/" in leftover.name:  # as no object's
+    """Remove a leftover; a job's logs and values are first fetched to this machine, and stay here."""
+    if "/" in leftover.name:  # a URL: no object's name has a slash
         for unused, alive in await _unused():
             if unused.url == leftover.name:
                 await asyncio.to_thread(shared.remove, unused, alive)
@@ -139,14 +139,14 @@ async def clear(leftover: Leftover) -> None:
 
 
 async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
-    """Return the states of the jobs that stay; those whose time has come are removed."""
+    """Remove the jobs whose time to live is over; return the states of the other jobs."""
     states = []
     for job, state in jobs:
-        # A job whose time has come goes, unless what is to be saved can't be fetched.
+        # An expired job is removed, unless what must be saved can't be fetched.
         due = expires(job, state) if job.mine else None
         expired = False
         if due is not None and due <= job.session.client.now():
-            with suppress(NBTorchJobError):  # it is listed then, and the next list tries again
+            with suppress(NBTorchJobError):  # then the job is listed, and the next list tries again
                 await expire(job)
                 expired = True
         if not expired:
@@ -155,14 +155,14 @@ async def unexpired(jobs: list[tuple[JobRef, JobState]]) -> list[JobState]:
 
 
 def expire_later(job: JobRef, state: JobState) -> None:
-    """Remove an ended job when its time has come, if this kernel lives that long; else a list does."""
+    """Remove an ended job when it expires, if this kernel lives that long; else a later list removes it."""
     due = expires(job, state) if job.mine else None
     if due is None:
         return
 
     async def wait() -> None:
         await asyncio.sleep(max(0.0, due - job.session.client.now()))
-        with suppress(NBTorchJobError):  # somebody was faster, may do more than we, or reaches the store
+        with suppress(NBTorchJobError):  # another process was faster, may do more, or reaches the store
             current = await find.find(job.info.address)
             if current.root["metadata"]["uid"] == job.root["metadata"]["uid"]:
                 await expire(current)
@@ -176,27 +176,27 @@ _expiring: set[asyncio.Task[None]] = set()
 
 
 async def expire(job: JobRef) -> None:
-    """Remove a job whose time has come; one of this user's is brought home before.
+    """Remove an expired job; if it is this user's, first fetch its logs, values and artifacts.
 
-    One of which an attempt goes on stays, whatever its other objects say: somebody else may have made those.
-    Raises ``NBTorchJobError`` where it stays.
+    A job stays while one of its attempts goes on, whatever its other objects say: somebody else may have made
+    those. Raises ``NBTorchJobError`` if fetching or removing fails.
     """
     if not all(ended_itself(job.kind, obj) for obj in (*job.earlier, job.object)):
         return
     if job.mine:
         await bring_home(job, whole=False)
     if await remove(job):
-        actions.log_deed(job.info, "removed the job", f"it had {job.info.ttl_s} s to live once it had ended")
+        actions.log_deed(job.info, "removed the job", f"it ended more than {job.info.ttl_s} s ago")
 
 
 def expires(job: JobRef, state: JobState) -> float | None:
-    """When an ended job is to be removed by us; None where it isn't."""
+    """When nbtorchjob, not an operator, is to remove an ended job; None if it isn't."""
     ttl, info = job.info.ttl_s, job.info
     if ttl is None or state.ended is None:
         return None
     try:
         left = fit.ours(job.kind, info.asked, info.retry_owner, halted=controller.halted(state))
-    except (DamagedError, SpecError):  # who may change its object may write anything; it hides no other job
+    except (DamagedError, SpecError):  # anybody may have edited the object: that mustn't hide other jobs
         return None
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None
 

@@ -1,7 +1,7 @@
-"""What whoever follows a job does in its operator's place: the next attempt, an end that is due.
+"""What followers of a job do in place of its operator: start the next attempt, enforce an end that is due.
 
-Any number may follow a job, and each may be killed at any moment: what to do is concluded anew from the
-job's state (``JobState.next``), and doing it twice changes nothing.
+Any number of processes may follow a job, and each may be killed at any moment: what to do is always derived
+from the job's state (``JobState.next``), and doing it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from nbtorchjob.state.blame import ABANDONED, STOPPED, Failure, culprit
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
 
-TOLD_WITHIN_S = 5.0  # a log, which says whose fault an end was, may come after the pod's status
-_ENDED_WITHIN_S = 30.0  # for the other nodes of an attempt that failed
-_LOOK_S = 0.2  # between two looks at what is due, but can't be done yet
-AGAIN_S = 10.0  # between two tries at what the cluster refuses, or doesn't heed
-_HEEDED_WITHIN_S = 12.0  # what is told of the job meanwhile waits
+TOLD_WITHIN_S = 5.0  # a log, which says what is to blame for an end, may come after the pod's status
+_ENDED_WITHIN_S = 30.0  # for the other nodes of a failed attempt to end
+_LOOK_S = 0.2  # between two checks of something that is due, but can't be done yet
+AGAIN_S = 10.0  # between two tries of what the cluster refuses or ignores
+_HEEDED_WITHIN_S = 12.0  # for the operator to react; the job's events wait meanwhile
 _DEADLINE = "active_deadline_seconds"
 _OURS = (STOPPED, failure.DEADLINE_EXCEEDED, failure.NEVER_STARTED)  # reasons of verdicts
-# What an agent ends with when it has said why in its log.
+# Exit codes of an agent that has logged why it ended.
 _TELLING = (*exits.FINAL, *exits.AGAIN, exits.CANCELLED, exits.LEFT)
 
 
 class JobController:
-    """Looks after one job. ``tend`` is to be called whenever something has changed, or ``wake`` has come.
+    """Looks after one job. Call ``tend`` whenever something has changed, or the time of ``wake`` has come.
 
-    ``first`` is the object of its first attempt. It ``removes`` a job that somebody has cancelled where
-    nothing else ends it, and all of it is kept here.
+    ``first`` is the object of the first attempt. ``removes`` allows removing a cancelled job if nothing else
+    ends it; it requires that all of the job is kept here.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class JobController:
         return min([*soon, *(max(_LOOK_S, at - self._now()) for at in due if at is not None)], default=None)
 
     async def tend(self, state: JobState, *, reading: bool) -> list[ev.Event]:
-        """Do what is due; return what became of it. ``reading``: logs of the job may still tell more."""
+        """Do what is due; return the resulting events. ``reading``: logs of the job are still being read."""
         if self._now() < self._not_before:
             return []
         if state.cancelled is not None:
@@ -123,24 +123,24 @@ class JobController:
         return []
 
     def owes(self, state: JobState) -> bool:
-        """Whether the newest attempt may go on though somebody has ended it.
+        """Whether the newest attempt may go on although it was ended.
 
-        It was being started when the job was cancelled; or it is of a kind that takes a Command beside the
-        mark, and whoever wrote the mark didn't come to it.
+        Either it was being started when the job was cancelled; or its kind needs a Command besides the mark,
+        and the process that wrote the mark never got to send one.
         """
         if state.tries in self._stopped or state.removed is not None:
             return False
         if state.verdict is None and state.cancelled is None:
             return False
         if state.queue is not None and halted(state):
-            # Its queue starts a job as soon as there is quota, whatever is written on it.
+            # Its queue starts a job as soon as there is quota, whatever its annotations say.
             return not state.queue.held and not (state.queue.admitted and state.all_over)
         if state.verdict is not None:
             return marked_only(self._kind, state)
         return state.tries > 1 or not (self._kind.suspend or state.suspended)
 
     async def clean(self, owned: Callable[[Object], bool]) -> None:
-        """Delete the job's pods, where that is asked for and no operator does it. What is refused stays."""
+        """Delete the job's pods if its spec requests that and no operator does it; ignore refusals."""
         if "clean_pod_policy" not in self._ours:
             return
         client, namespace = self._session.client, self._scope.namespace
@@ -157,7 +157,7 @@ class JobController:
         return due is not None and self._now() >= due
 
     def _start_by(self, state: JobState) -> float | None:
-        """When the newest attempt is ended for what holds it back; None while nothing does."""
+        """When to end the newest attempt because something holds it back; None while nothing does."""
         held = progress.held_back(state)
         if held is None or self._info.start_within_s is None:
             self._held = None
@@ -174,7 +174,7 @@ class JobController:
         if self._info.retry_owner == OPERATOR and any(spent.over for spent in state.budgets):
             return STOPPED
         if self._info.retry_owner == US:
-            # What the newest attempt lost and its operator replaced, as if nobody counted
+            # Lives that the newest attempt lost and its operator replaced, ignoring our budgets
             lost = losses(state)
             nodes = newest(state).nodes.values()
             replaced = [
@@ -188,18 +188,18 @@ class JobController:
         return STOPPED if self._kind.stubborn and self._lost(state) else ""
 
     async def _said_meanwhile(self, number: int) -> list[ev.Event]:
-        """Return what an attempt's object says by now: a suspension or a queue takes pods, too.
+        """Return what an attempt's object says by now: suspensions and queues take pods away, too.
 
-        The watch of such objects may be later than that of pods.
+        The watch of the objects may lag behind that of the pods.
         """
         try:
             obj = await self._session.client.get(attempts.target(self._kind, self._scope, self._info, number))
-        except (ForbiddenError, NotFoundError):  # of what is gone its watch will tell
+        except (ForbiddenError, NotFoundError):  # the watch will report an object that is gone
             return []
         return of_object(self._kind, obj) if labelling.belongs(obj, self._info) else []
 
     def _lost(self, state: JobState) -> bool:
-        """Whether an attempt has failed that its operator would go on with."""
+        """Whether the newest attempt has failed, but its operator would go on with it."""
         lost, numbered = losses(state), self._info.retry_owner == US
         final = [run for run in lost if numbered or _final(run)]
         if not final:
@@ -208,14 +208,14 @@ class JobController:
         explained = bool(view.errors or view.exits or view.agents) or self._tells(final, state.tries)
         if not explained or numbered:
             return explained
-        # By the job's own code: a rank whose peer was lost fails with the same exit code.
+        # Only failures of the job's own code: a rank that lost its peer fails with the same exit code.
         first = culprit(state)
         if first is None or (first.error is not None and first.error.lost_peer):
             return False
         return first.reason.cause in (Cause.USER, Cause.CONFIG, Cause.UNKNOWN)
 
     def _tells(self, lost: list[Life], attempt: int) -> bool:
-        """Whether it is known why runs ended, or what could tell has had the time to."""
+        """Whether it is known why nodes were lost, or their logs have had the time to say so."""
         if not lost:
             return False
         waited = self._waited(f"loss of {','.join(sorted(run.pod for run in lost))}", attempt)
@@ -237,12 +237,12 @@ class JobController:
                 self._session, self._kind, target, mark, text, within=_HEEDED_WITHIN_S, last=last
             )
         except (ForbiddenError, NotFoundError):
-            pass  # whoever may only look sees it end as its operator has it; what is gone has ended
+            pass  # a user who may only read leaves the end to the operator; what is gone has ended
         except ClusterError:
             self._not_before = self._now() + AGAIN_S
             return
         else:
-            # Why an attempt is ended, off the mark that says so
+            # Derive from the mark why the attempt is ended
             if mark == labelling.CANCELLED:
                 why = "as the job was cancelled"
             else:
@@ -259,7 +259,7 @@ class JobController:
 
     async def _begin(self, state: JobState, following: Next) -> list[ev.Event]:
         try:
-            # What the newest attempt drew on, as it is written down: its pods, which tell, may go
+            # Write down which budget the newest attempt drew on: its pods, which show it, may be deleted
             ended = state.attempts[-1]
             why = ended.failure.reason.line if ended.failure is not None else ""
             paid = labelling.mark(ended.end or ended.start, following.budget.value, " ".join(why.split()))
@@ -285,19 +285,19 @@ class JobController:
         if is_new:
             # What ended the newest attempt, and which budget that draws on
             used = next(use for use in state.budgets if use.budget is following.budget)
-            charged = f"{why or 'nothing says why'} ({used.budget.value}: {used.used} of {used.limit:g})"
+            charged = f"{why or 'the reason is unknown'} ({used.budget.value}: {used.used} of {used.limit:g})"
             deed = f"number {following.number}; number {state.tries} ended: {charged}"
             actions.log_deed(self._info, "began an attempt", deed)
         return [ev.AttemptBegan(self._now(), following.number)]
 
 
 def marked_only(kind: Kind, state: JobState) -> bool:
-    """Whether an attempt may be marked as ended only, by somebody who didn't come to its Command."""
+    """Whether an attempt may only carry the mark of an end, without its Command having been sent."""
     return _stopped(state) and not kind.suspend and not state.all_over
 
 
 def halted(state: JobState) -> bool:
-    """Whether the job was cancelled, or ended for a reason of ours."""
+    """Whether the job was cancelled, or ended by nbtorchjob for a reason of its own."""
     return state.cancelled is not None or _stopped(state)
 
 
@@ -306,7 +306,7 @@ def _stopped(state: JobState) -> bool:
 
 
 def _final(run: Life) -> bool:
-    """Whether a run ended as another try would, without being told to."""
+    """Whether a node's life ended by itself, in a way that another try would repeat."""
     exit_ = run.exit
     if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
         return False
@@ -314,9 +314,9 @@ def _final(run: Life) -> bool:
 
 
 def _says_why(run: Life) -> bool:
-    """Whether it is known without its log how a run ended."""
+    """Whether it is known how a node's life ended even without its log."""
     if run.disruption is not None:
-        # A suspension deletes pods, too, and may be told of later than they are.
+        # A suspension deletes pods, too, and may be reported later than their deletion.
         return run.disruption.reason != ev.DELETED
     if run.exit is None:
         return True
@@ -324,14 +324,14 @@ def _says_why(run: Life) -> bool:
 
 
 def _reason_since(state: JobState, reason: str) -> float | None:
-    """Return when there was reason to end the newest attempt."""
+    """Return since when there has been a reason to end the newest attempt."""
     if state.verdict is not None:
         return state.verdict.time
     if reason == failure.DEADLINE_EXCEEDED and state.deadline_at is not None:
         return state.deadline_at
     if (first := culprit(newest(state))) is not None:
         return first.time
-    # Of a budget that is used up it was the end of the attempt before.
+    # If a budget is used up, the reason is the end of the attempt before.
     return max(
         (attempt.failure.time for attempt in state.attempts[:-1] if attempt.failure is not None), default=None
     )

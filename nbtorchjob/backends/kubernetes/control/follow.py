@@ -1,4 +1,4 @@
-"""One job's stream of facts: its object, its pods, what the cluster says of them, and their logs.
+"""The stream of facts about one job: its object, its pods, what the cluster says about them, and their logs.
 
 Theory of operation: when a follow is over
 ==========================================
@@ -6,26 +6,26 @@ Theory of operation: when a follow is over
 No single fact is a job's last. An operator's verdict may come before the pods' ends and logs (6 s before the
 process is gone in ``ptj-evict-never``), or long after them (43 s in ``ptj-activedeadline-quiet``). A job may
 be resumed (``vcjob-abort-resume``), and pods may be made after the verdict (``trainjob-activedeadline``). So
-a follow ends once what is known has stood still for as long as it may still change. Nothing is concluded
-before every resource was listed and the queue is empty: before that there seem to be no pods.
+a follower stops once the known state hasn't changed for as long as it may still change. Nothing is concluded
+before every resource was listed and the queue is empty: until then there seem to be no pods.
 
     what is known                            waited for            recorded in
     ---------------------------------------  --------------------  ----------------------------------------
-    nobody has told of an end, or no longer  for ever              ptj-onfailure-exit1-backoffunset
+    no end was reported, or none any longer  for ever              ptj-onfailure-exit1-backoffunset
       (it was resumed)                                             vcjob-abort-resume
-    an attempt follows, or we have to act    for ever              (attempts of ours)
-    it was cancelled, its pods still end     for ever              ptj-delete-running-background: 6 to 10 s
+    an attempt follows, or we have to act    for ever              (our own attempts)
+    it was cancelled, its pods are ending    for ever              ptj-delete-running-background: 6 to 10 s
     a verdict, or the object is gone; a pod  ``_VERDICT_GRACE_S``  ptj-elastic-staggered: 12 s
       may still change the conclusion                              ptj-never-exit137-backoff1
     it failed, and why is known; logs go on  ``_FAILURE_GRACE_S``  ptj-cleanpodpolicy-none: a pod runs on
-    else conclusive; logs go on              ``_LOG_GRACE_S``      job-success
+    otherwise conclusive; logs go on         ``_LOG_GRACE_S``      job-success
     a verdict; too few nodes are known       one more list of pods (two watches, or lists every 5 s)
-    conclusive, and no log is read           nothing more          ptj-cleanpodpolicy-all: gone in 20 ms
+    conclusive, and no log is being read     nothing more          ptj-cleanpodpolicy-all: gone in 20 ms
 
-``state.conclusive`` says whether anything can still change how the job ended. The graces count by our own
-clock, as the cluster's may differ: the first from when an end was heard of, the others from when the state is
-conclusive, or more of the log of a pod that has ended came. Both begin anew once one of the first two rows
-held again.
+``state.conclusive`` says whether anything can still change how the job ended. The grace periods are measured
+by our own clock, as the cluster's may differ: the first one from when an end was first reported, the others
+from when the state became conclusive, or the log of an ended pod last grew. All of them start again whenever
+one of the first two rows has applied meanwhile.
 """
 
 from __future__ import annotations
@@ -60,33 +60,33 @@ from nbtorchjob.state import JobInfo, JobState, apply, conclusive
 from nbtorchjob.state.attempts import losses
 from nbtorchjob.state.facts import events as ev
 
-_QUEUE = 64  # batches of events that wait for whoever follows; when it is full the log streams wait
-# Seconds for the rest of the facts once the operator has spoken. A pod's end may come after the verdict
-# on its job (PyTorchJob: by as long as its process takes to end), or never (its host is gone).
+_QUEUE = 64  # batches of events that wait for the caller; when it is full, the log streams wait
+# Seconds for the remaining facts after the operator's verdict. A pod's end may come after the verdict on its
+# job (PyTorchJob: as much later as its process takes to end), or never (its host is gone).
 _VERDICT_GRACE_S = 60.0
 _LOG_GRACE_S = 30.0  # for the rest of the logs once the state is conclusive
-# Other nodes of a failed job may hang in a collective for as long as its time-out, or run on for ever.
+# Other nodes of a failed job may hang in a collective until its time-out, or run on for ever.
 _FAILURE_GRACE_S = 5.0
 _MOST_STRAYS = 1024
 _LONGEST_WAIT = 30.0  # between two tries to learn what the cluster serves
-_FILES_LOOK_S = 2.0  # between two tries to open a log that there are too many of
+_FILES_LOOK_S = 2.0  # between two tries to open a log while too many files are open
 _QUEUE_LOOK_S = 15.0  # between two looks at the job's queue while nothing happens there
-# What says nothing about the end.
+# Events that say nothing about the end of a job.
 _TEXT = (ev.LogChunk, ev.Reported, ev.TrainerStatus, ev.Used, ev.NodeOutput)
 
 
 @dataclass
 class _Log:
-    """A pod's log as it is read: whether the pod has ``ended``, and the newest round that was told of."""
+    """A pod's log while it is read: whether the pod has ``ended``, and the newest round reached."""
 
     ended: Callable[[], bool]
     round: int = -1
 
 
 class _Rounds:
-    """Has pods tell what ranks wrote ``in_order`` of the rounds, though all their logs are read at once.
+    """Passes on what ranks wrote ``in_order`` of the rounds, although all pods' logs are read at once.
 
-    Later rounds wait for the logs of ended pods, in whichever pod they ran. Nobody waits for a pod that runs:
+    Later rounds wait for the logs of ended pods, whichever pod they ran in. Nothing waits for a running pod:
     it may be silent for hours.
     """
 
@@ -97,7 +97,7 @@ class _Rounds:
         self._moved = asyncio.Condition()
 
     def add(self, uid: str, ended: Callable[[], bool]) -> None:
-        """Know of a pod whose log is read from now on."""
+        """Add a pod whose log is read from now on."""
         self._logs[uid] = _Log(ended)
 
     async def remove(self, uid: str) -> None:
@@ -106,12 +106,12 @@ class _Rounds:
         await self.look()
 
     async def look(self) -> None:
-        """Have those that wait look whether they may go on."""
+        """Have the readers that wait check whether they may go on."""
         async with self._moved:
             self._moved.notify_all()
 
     def parts(self, uid: str, events: Iterable[ev.Event]) -> Iterator[tuple[int, list[ev.Event]]]:
-        """Yield what a pod tells next in parts, each with its round."""
+        """Split a pod's next events by round; yield each part with its round."""
         round_, part = self._logs[uid].round, list[ev.Event]()
         for event in events:
             if isinstance(event, ev.LogChunk) and event.round > round_:
@@ -121,7 +121,7 @@ class _Rounds:
         yield round_, part
 
     async def reach(self, uid: str, round_: int) -> None:
-        """Wait until a pod may tell what ranks wrote in a round."""
+        """Wait until what ranks wrote in a round in a pod may be passed on."""
         log = self._logs[uid]
         if log.round != round_:
             log.round = round_
@@ -139,10 +139,10 @@ class _Rounds:
 class Follower:
     """Follows one job. Watches are shared with all other jobs of its namespace (``reflector.py``).
 
-    One that is ``mine`` is looked after, too (``controller.py``); somebody else's is only looked at. A
-    ``visit`` ends as soon as the job can go on by itself. ``gone`` are pods that were there lately. What a
-    rank wrote comes ``in_order`` of its rounds where the caller wants that: facts of a later attempt then
-    wait until the logs of the earlier ones were read.
+    A job that is ``mine`` is also looked after (``controller.py``); somebody else's is only watched. A
+    ``visit`` ends as soon as the job can go on by itself. ``gone`` are pods that disappeared recently. With
+    ``in_order``, what ranks wrote comes in the order of the rounds: facts of a later attempt then wait until
+    the logs of the earlier ones were read.
     """
 
     def __init__(
@@ -162,9 +162,9 @@ class Follower:
         self._kind = kind
         self._info = info
         self._first = first
-        # The job's objects that were seen, by uid.
+        # The job's objects seen so far, by uid.
         self._attempts = {obj["metadata"]["uid"]: obj for obj in (*job.earlier, job.object)}
-        self._strays: dict[str, Change] = {}  # of pods whose attempt wasn't seen yet, by uid
+        self._strays: dict[str, Change] = {}  # pods whose attempt wasn't seen yet, by uid
         self._state = JobState(info)
         self._queue: asyncio.Queue[list[ev.Event]] = asyncio.Queue(_QUEUE)
         self._cache = cache
@@ -173,32 +173,32 @@ class Follower:
             self._controller = JobController(session, scope, kind, info, first, removes=cache.ours)
         self._troubles = Troubles(kind, info.name)
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
-        self._read = -math.inf  # when more of the log of a pod that has ended came
+        self._read = -math.inf  # when the log of an ended pod last grew
         self._unlisted = {kind.api.plural, PODS.plural}
         self._rounds = _Rounds(in_order=in_order, listed=self._pods_listed)
-        self._seen: set[str] | None = set()  # uids of pods; None once it was told who is gone
+        self._seen: set[str] | None = set()  # uids of pods; None once the missing ones were reported
         self._workloads = Workloads(info.name)
-        self._queued = False  # whether Kueue is asked about it
+        self._queued = False  # whether Kueue's Workloads are watched
         self._groups: set[str] = set()  # names of the PodGroups that its pods are in
-        self._waits: list[asyncio.Task[None]] = []  # what follows those
+        self._waits: list[asyncio.Task[None]] = []  # tasks that follow queues and PodGroups
         self._stirred = asyncio.Event()  # something has changed among the Workloads
-        self._said_files = False  # whether it was told that too many files are open
+        self._said_files = False  # whether a notice said that too many files are open
         self._visit = visit
         self._gone = gone
         self._failed: Exception | None = None
         self._looked = False  # whether pods were listed once more, as the operator knew of more
-        self._decided: float | None = None  # when, by our own clock, the operator's word was heard
-        self._concluded: float | None = None  # and when nothing could change it any more
+        self._decided: float | None = None  # when, by our own clock, an end was first reported
+        self._concluded: float | None = None  # and when nothing could change the outcome any more
 
     @property
     def state(self) -> JobState:
-        """All that was reported so far, but for logs and reports."""
+        """The state after all events so far, except logs and reports."""
         return self._state
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
-        """Report everything from the job's beginning until it has ended. Raises ``ClusterError``."""
+        """Yield all events from the job's beginning until it has ended. Raises ``ClusterError``."""
         self._cache.claim(self._info)
-        # Begun in their tasks: who needs only what is cached may leave before any of these runs.
+        # They begin in their tasks: a caller that needs only cached events may leave before any of them runs.
         watches = [self._follow_object, self._follow_pods]
         watches += [partial(self._follow_events, fields) for fields in lifecycle.TELLING]
         if self._controller is not None:
@@ -206,7 +206,7 @@ class Follower:
         tasks = [asyncio.ensure_future(self._guarded(watch)) for watch in watches]
         try:
             for event in chain(self._cache.facts(), cached_logs(self._cache)):
-                # The end is for the cluster to say: the job may have been resumed.
+                # Only the cluster can say that the job has ended: it may have been resumed.
                 if not isinstance(event, ev.Closed | ev.Removed):
                     yield self._taken(event)
             for pod in self._gone:
@@ -236,14 +236,14 @@ class Follower:
             self._cache.note(event)
         if isinstance(event, ev.EnvironmentTold):
             asked = asked_images(self._info.asked)
-            if event.node < len(asked) and self._cache.ours:  # nobody else says what images have
+            if event.node < len(asked) and self._cache.ours:  # others may misreport what images have
                 images.learn(asked[event.node], self._state.image_of(event), event)
         return event
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await work()
-        except Exception as exc:  # else whoever follows would wait for ever
+        except Exception as exc:  # else the caller would wait for ever
             self._failed = exc
             await self._queue.put([])
 
@@ -297,13 +297,13 @@ class Follower:
         return self._unlisted.isdisjoint((self._kind.api.plural, PODS.plural))
 
     async def _listed(self, api: Api, facts: Sequence[ev.Event] = ()) -> None:
-        """Note that all objects of an API are known, or can't be: nothing is concluded before."""
+        """Record that all objects of an API are known, or can't be: nothing is concluded before that."""
         self._unlisted.discard(api.plural)
         await self._rounds.look()
         await self._queue.put([*facts])
 
     async def _look_at_queue(self) -> None:
-        """Ask the job's queue how it stands, from time to time while the job waits there."""
+        """Read the state of the job's queue from time to time while the job waits there."""
         while True:
             self._stirred.clear()
             if name := self._workloads.queue:
@@ -311,7 +311,7 @@ class Follower:
                 if facts := self._workloads.seen(look):
                     await self._queue.put(facts)
             await asyncio.sleep(queueing.LATELY_S)
-            with suppress(asyncio.TimeoutError):  # what other namespaces use isn't seen here
+            with suppress(asyncio.TimeoutError):  # the watch doesn't show what other namespaces use
                 async with loop.timeout(_QUEUE_LOOK_S):
                     await self._stirred.wait()
 
@@ -339,7 +339,7 @@ class Follower:
                 self._groups.add(group)
 
     async def _follow_groups(self) -> None:
-        # Without permission to read them what each pod waits for is known all the same.
+        # Even without permission to read PodGroups it is known what each pod waits for.
         with suppress(ClusterError):
             api = await self._served(POD_GROUPS)
             if api is not None:
@@ -354,13 +354,13 @@ class Follower:
         """Return the version of ``api`` that the cluster serves, None if none; ask until it answers."""
         pauses = delays(self._session.client.pause, _LONGEST_WAIT)
         while True:
-            with suppress(ClusterError):  # everybody may ask: even a refusal is of a server that just started
+            with suppress(ClusterError):  # anybody may ask: even a refusal means that the server just started
                 return await self._session.newest(api)
             await self._listed(api)  # the job may end meanwhile
             await asyncio.sleep(next(pauses))
 
     async def _vanished(self) -> list[ev.Event]:
-        """Tell, once, which pods of a cancelled job went while nobody here followed it."""
+        """Report, once, which pods of a cancelled job disappeared while nothing here followed it."""
         unready = bool(self._unlisted) or not self._queue.empty()
         if unready or self._state.cancelled is None or self._seen is None:
             return []
@@ -368,7 +368,7 @@ class Follower:
         return vanished(self._state, uids, self._session.client.now())
 
     async def _missed(self) -> list[ev.Event]:
-        """List the pods once more, where the operator has seen the end of more than are known."""
+        """List the pods once more if the operator has seen more of them end than are known here."""
         if not self._misses:
             return []
         self._looked = True
@@ -378,12 +378,12 @@ class Follower:
             for pod in filter(self._is_pod, listing.items):
                 if (node := self._kind.node(pod)) is not None:
                     facts += self._pod_facts(Change(MODIFIED, pod), node)
-        await self._queue.put([])  # to look whether that was all
+        await self._queue.put([])  # to check whether the job is over
         return facts
 
     @property
     def _misses(self) -> bool:
-        """Whether the job has ended with fewer nodes than it began with, as far as is known."""
+        """Whether the job has ended, but fewer nodes are known to have started than it began with."""
         if self._looked or self._unlisted or not self._queue.empty() or self._state.verdict is None:
             return False
         started = sum(node.life.start is not None for node in self._state.nodes.values())
@@ -405,7 +405,7 @@ class Follower:
         return facts
 
     async def _follow_events(self, fields: str) -> None:
-        # Without permission to read events one learns less about why something waits, but all the rest.
+        # Without permission to read events, only some of the reasons why something waits are missing.
         with suppress(ClusterError):
             async with aclosing(self._changes(EVENTS, self._troubles.may_be_ours, fields=fields)) as changes:
                 async for change in changes:
@@ -447,25 +447,25 @@ class Follower:
                             for round_, events in self._rounds.parts(uid, reader.events(lines)):
                                 await self._rounds.reach(uid, round_)
                                 await self._queue.put(events)
-                            if self._has_ended(pod):  # one that runs may write for ever
+                            if self._has_ended(pod):  # a running pod may write for ever
                                 self._read = time.monotonic()
-                            self._cache.add(log, lines)  # in that order, too: it is told before them
+                            self._cache.add(log, lines)  # in order, too: the next follow replays the cache
                     break
                 except OpenFilesError as exc:
-                    # Say, once, that some logs wait for others to end, and let one of these wait
+                    # Report, once, that some logs wait for others to end, and let this one wait
                     if not self._said_files:
                         self._said_files = True
-                        files = f"the logs of node {node} and others are read once those of others have ended"
+                        files = f"the logs of node {node} and others are read once other logs have ended"
                         text = f"{files}: {exc}"
                         await self._queue.put([ev.Notice(self._session.client.now(), text)])
-                    await self._rounds.remove(uid)  # the file that it waits for may be that of a later round
+                    await self._rounds.remove(uid)  # the file it needs may be held by a later round's log
                     await asyncio.sleep(_FILES_LOOK_S)
                     self._rounds.add(uid, partial(self._has_ended, pod))
         except ClusterError as exc:
-            text = f"the rest of node {node}'s log can't be had: {exc}"
+            text = f"the rest of node {node}'s log can't be read: {exc}"
             await self._queue.put([ev.Notice(self._session.client.now(), text)])
         await self._rounds.remove(uid)
-        await self._queue.put([])  # to look whether that was all
+        await self._queue.put([])  # to check whether the job is over
 
     def _has_ended(self, pod: Object) -> bool:
         return self._life(pod).ended
@@ -475,7 +475,7 @@ class Follower:
         return life(self._troubles.pod(name, uid), self._kind.container)
 
     async def _tend(self) -> list[ev.Event]:
-        # What is known of a job before all is listed says nothing of what it needs.
+        # Before everything is listed, the state doesn't show what the job needs.
         if self._controller is None or self._unlisted or not self._queue.empty():
             return []
         return await self._controller.tend(self._state, reading=self._reading)
@@ -485,7 +485,7 @@ class Follower:
         return any(not task.done() for task in self._logs.values())
 
     async def _next(self) -> list[ev.Event]:
-        """Return the next events; none when it is time to look whether the job is over."""
+        """Return the next events; none when it is time to check whether the job is over."""
         if self._failed is not None and self._queue.empty():
             raise self._failed
         waits = self._controller.wake(self._state) if self._controller else None
@@ -497,14 +497,14 @@ class Follower:
         return []
 
     def _over(self) -> bool:
-        """Whether nothing more is waited for; the module says by which rules."""
+        """Whether there is nothing left to wait for, by the rules in the module's docstring."""
         if self._unlisted or not self._queue.empty() or self._misses:
             return False
         now = time.monotonic()
-        # Whether somebody has spoken of an end, and it stands
+        # Whether an end was reported, and still stands
         state = self._state
         if state.verdict is None and state.removed is None and state.cancelled is None:
-            decides = False  # or no longer: it was suspended, and goes on
+            decides = False  # or no longer: the job was suspended, and goes on
         elif state.next is not None:
             decides = False
         else:
@@ -515,11 +515,11 @@ class Follower:
             return False
         self._decided = self._decided or now
         if not conclusive(self._state):
-            # The facts that are still missing have so many seconds to come.
+            # Wait this many seconds for the facts that are still missing.
             ended = self._state.verdict is not None or self._state.removed is not None
             return now - self._decided > (_VERDICT_GRACE_S if ended else math.inf)
         self._concluded = self._concluded or now
-        # The rest of the logs has so many seconds once nothing changes the conclusion, and no more comes.
+        # Wait this many seconds for the rest of the logs, from the conclusion or the last lines on.
         verdict = self._state.verdict
         grace = _FAILURE_GRACE_S if verdict is not None and not verdict.succeeded else _LOG_GRACE_S
         return not self._reading or now - max(self._concluded, self._read) > grace

@@ -1,26 +1,26 @@
-"""Keeping a job that is in a queue from running: what holds against Kueue, which takes suspensions back.
+"""Keep a job in a queue from running, although Kueue takes suspensions back.
 
 Theory of operation
 ===================
 
-While a job's Workload is admitted, Kueue sets the job's own field for a suspension back, within 0.3 s. What
-holds depends on where the job stands, and on what its user may do (Kueue 0.19; its stock roles let users read
-Workloads, and change none):
+While a job's Workload is admitted, Kueue resets the job's own suspension field within 0.3 s. What holds
+depends on the state of the job and on its user's permissions (Kueue 0.19; its stock roles let users read
+Workloads, but not change them):
 
     what is done                             holds                            recorded in
     ---------------------------------------  -------------------------------  ----------------------------
-    its Workload is deactivated, and then    until it is activated: wherever  kueue-suspend-and-deactivate
-    the job suspended                        one may patch Workloads
-    the job suspended alone                  not at all                       kueue-suspend-admitted
-    its label names a queue that nobody has  while it is queued; for one that kueue-queued-to-absent-queue
-                                             was admitted it does nothing     (kueue-suspend-and-to-...)
+    its Workload is deactivated, and then    until it is activated; needs     kueue-suspend-and-deactivate
+    the job suspended                        permission to patch Workloads
+    only the job is suspended                not at all                       kueue-suspend-admitted
+    its label names a queue that is absent   while it is queued; once it is   kueue-queued-to-absent-queue
+                                             admitted, not at all             (kueue-suspend-and-to-...)
     it gets a deadline that has passed       for good, once it was admitted   kueue-deadline-admitted
     it is deleted, with its record, logs     for good                         kueue-delete-admitted
     and value kept here
 
-Deleting is for a job that was cancelled, where nothing else is left: a TrainJob keeps a deadline that it has
-(trainer 2.3). Each is looked at until it shows. A job may be admitted at any moment meanwhile: then the
-next one is tried. Doing any of it twice changes nothing.
+Deletion is for a cancelled job when nothing else is left: a TrainJob's deadline can't be changed once it is
+set (trainer 2.3). After each step the job is polled until it shows the effect. If it is admitted meanwhile,
+the next step is tried. Each step is idempotent.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from nbtorchjob.text.hints import hint
 Last: TypeAlias = Callable[[], Awaitable[None]]
 
 _LOOK_S = 0.1
-_UNSEEN_S = 2.0  # for Kueue to show what it makes of a change, where nobody may read its Workload
-_AGAIN_S = 2.0  # a PyTorchJob's operator looks at the clock only as something changes (1.9)
+_UNSEEN_S = 2.0  # for Kueue to react to a change, where this user may not read the Workload
+_AGAIN_S = 2.0  # a PyTorchJob's operator checks the time only when something changes (1.9)
 
 
 def applies(kind: Kind, obj: Object) -> bool:
-    """Whether Kueue decides when a job runs, where the cluster has it."""
+    """Whether Kueue decides when a job runs, if the cluster has Kueue."""
     return bool(kind.suspend and workloads.queue(obj))
 
 
 async def decides(session: Session, kind: Kind, obj: Object) -> bool:
-    """Whether Kueue decides when a job runs; nobody is asked for a job that names no queue."""
+    """Whether Kueue decides when a job runs; makes no request for a job that names no queue."""
     return applies(kind, obj) and await session.newest(WORKLOADS) is not None
 
 
@@ -77,10 +77,10 @@ async def hold(
     within: float,
     last: Last | None = None,
 ) -> None:
-    """Keep a job from running: until it is released, or ``for_good``; by the ``last`` means, if one is given.
+    """Keep a job from running until it is released, or ``for_good``; ``last`` is the last resort, if given.
 
-    Raises ``ClusterError``; ``ForbiddenError`` where nothing that is permitted holds for a while only, an
-    ``UnheededError`` where nothing shows in ``within`` seconds.
+    Raises ``ClusterError``; ``ForbiddenError`` if the user may do nothing that holds only for a while, and
+    ``UnheededError`` if nothing shows an effect in ``within`` seconds.
     """
     until = time.monotonic() + within
     if await _deactivated(session, kind, target, until):
@@ -90,10 +90,10 @@ async def hold(
         return
     if not for_good:
         raise ForbiddenError(
-            f"{target.name} runs: its queue takes a suspension back, and deactivating its Workload isn't "
-            f"permitted here (patch workloads): {hint('cancel', target.name or '')} ends it for good"
+            f"{target.name} is running: its queue would undo a suspension, and deactivating its Workload "
+            f"isn't permitted here (patch workloads): {hint('cancel', target.name or '')} ends it for good"
         )
-    # End an admitted job by a deadline that has passed, or by the last means
+    # End an admitted job by a deadline that has passed, or by the last resort
     try:
         await session.client.patch(target, dict(kind.ended))
     except ApiError as exc:
@@ -103,29 +103,28 @@ async def hold(
             await last()
             return
         raise ClusterError(
-            f"{target.name} runs, and its queue takes a suspension back; its deadline can't be changed, and "
-            f"deactivating its Workload isn't permitted: {hint('delete', target.name or '')} ends it"
+            f"{target.name} is running, and its queue would undo a suspension; its deadline can't be "
+            "changed, and deactivating its Workload isn't permitted: "
+            f"{hint('delete', target.name or '')} ends it"
         ) from exc
     look = time.monotonic() + _AGAIN_S
     while time.monotonic() < until:
         obj = await session.client.get(target)
         if _over(kind, obj) or (kind.suspends(obj) and _inactive(await _workload(session, target, obj))):
-            return  # or somebody else, who may, has deactivated it meanwhile
+            return  # or somebody with the permission has deactivated it meanwhile
         if time.monotonic() > look:
             look += _AGAIN_S
             note = {labelling.POKED: labelling.mark(session.client.now())}
             await session.client.patch(target, {"metadata": {"annotations": note}})
         await asyncio.sleep(_LOOK_S)
-    raise UnheededError(f"{target.name}: its operator doesn't end it; try again")
+    raise UnheededError(f"{target.name}: its operator hasn't ended it yet; try again")
 
 
 async def release(session: Session, target: Target, obj: Object) -> None:
-    """Let a job be admitted again that was held. Raises ``ClusterError``."""
+    """Let a job that was held be admitted again. Raises ``ClusterError``."""
     if back := labelling.returned(obj):
         if not back["labels"][labelling.QUEUE]:
-            raise NBTorchJobError(
-                f"{target.name}: nobody wrote down which queue it goes back to; run it again"
-            )
+            raise NBTorchJobError(f"{target.name}: its original queue isn't recorded; run it again")
         await session.client.patch(target, {"metadata": back})
     workload = await _workload(session, target, obj)
     if workload is not None and _inactive(workload):
@@ -146,7 +145,7 @@ async def _deactivated(session: Session, kind: Kind, target: Target, until: floa
     while time.monotonic() < until:
         obj = await session.client.get(target)
         workload = await _workload(session, target, obj)
-        # Kueue has taken note that a Workload is deactivated, and starts its job no more.
+        # Whether Kueue has noticed that the Workload is deactivated, and no longer starts its job.
         noted = (
             workload is None
             or reading.condition(workload, "Evicted") is not None
@@ -155,11 +154,11 @@ async def _deactivated(session: Session, kind: Kind, target: Target, until: floa
         if workload is None or _over(kind, obj) or (kind.suspends(obj) and noted):
             return True
         await asyncio.sleep(_LOOK_S)
-    raise UnheededError(f"{target.name}: Kueue takes no note of its Workload's end; try again")
+    raise UnheededError(f"{target.name}: Kueue hasn't noticed that its Workload is deactivated; try again")
 
 
 async def _moved(session: Session, kind: Kind, target: Target, until: float) -> bool:
-    """Move a queued job to a queue that nobody has; False for one that is admitted, or has ended."""
+    """Move a queued job to an absent queue; False if it is admitted, True also if it has ended."""
     obj = await session.client.get(target)
     if not kind.suspends(obj) or _over(kind, obj):
         return _over(kind, obj)
@@ -183,7 +182,7 @@ async def _moved(session: Session, kind: Kind, target: Target, until: float) -> 
             if moved and reading.condition(workload, "QuotaReserved") is None:
                 return True
         await asyncio.sleep(_LOOK_S)
-    raise UnheededError(f"{target.name}: Kueue takes no note of its queue; try again")
+    raise UnheededError(f"{target.name}: Kueue hasn't noticed its change of queue; try again")
 
 
 def _over(kind: Kind, obj: Object) -> bool:
@@ -206,8 +205,8 @@ async def _set_active(session: Session, workload: Object, *, active: bool) -> No
     await session.client.patch(Target(api, meta["namespace"], meta["name"]), change)
 
 
-# While a job restarts, as long as its pods take to end, Volcano (1.15) takes a Command off its bus and
-# forgets it: it is given again, until it shows.
+# While a job restarts, until its old pods have ended, Volcano (1.15) takes a Command off its bus and forgets
+# it: the Command is sent again until it shows an effect.
 _SHOWS_WITHIN_S = 2.0
 
 
@@ -221,22 +220,22 @@ async def halt(
     within: float,
     last: Last | None = None,
 ) -> None:
-    """Take its pods away for good, where nothing holds by the ``last`` means; ``mark`` says why.
+    """Take a job's pods away for good, by the ``last`` resort if nothing else holds; ``mark`` says why.
 
-    Raises ``ClusterError``; an ``UnheededError`` where the operator doesn't begin to in ``within`` seconds.
+    Raises ``ClusterError``; ``UnheededError`` if the operator doesn't begin to within ``within`` seconds.
     """
     client = session.client
     patch: dict[str, Any] = {"metadata": {"annotations": {mark: text}}}
-    # Whether the job is in a queue of Kueue's; nobody is asked where the cluster has none.
+    # Whether the job is in a Kueue queue; the job isn't read where the cluster has no Kueue.
     queued = bool(kind.suspend) and await session.newest(WORKLOADS) is not None
     if queued:
         queued = await decides(session, kind, await client.get(target))
     if kind.suspend and not queued:
         patch |= kind.suspended(suspended=True)
-    # What is to be is written down first: whoever comes later does what a killed kernel didn't.
+    # The mark is written first: if this kernel is killed, a later follower does the rest.
     obj = await client.patch(target, patch)
     if queued:
-        with suppress(NotFoundError):  # what somebody has deleted meanwhile runs no more
+        with suppress(NotFoundError):  # a job that was deleted meanwhile no longer runs
             await hold(session, kind, target, for_good=True, within=within, last=last)
     if kind.commands is not None:
         await _command(client, kind, kind.commands, target, obj, within, suspended=True)
@@ -245,7 +244,7 @@ async def halt(
 async def suspend(
     session: Session, kind: Kind, target: Target, obj: Object, *, suspended: bool, within: float
 ) -> None:
-    """Take the pods away, or have them made again. Raises as :func:`halt` does."""
+    """Take the pods away, or let them be created again. Raises as :func:`halt` does."""
     client = session.client
     if await decides(session, kind, obj):
         if suspended:
@@ -274,12 +273,12 @@ async def _command(
         if await _shows(client, kind, target, suspended=suspended):
             return
     raise UnheededError(
-        f"{target.name}: its pods don't end, and its operator heeds nothing before that; try again"
+        f"{target.name}: its pods haven't ended yet, and its operator ignores commands until then; try again"
     )
 
 
 async def _shows(client: Client, kind: Kind, target: Target, *, suspended: bool) -> bool:
-    """Whether the job comes to show what a Command asks for."""
+    """Whether the job soon shows the effect of a Command."""
     until = time.monotonic() + _SHOWS_WITHIN_S
     while time.monotonic() < until:
         try:

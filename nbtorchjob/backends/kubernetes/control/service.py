@@ -1,9 +1,9 @@
 """A tender as a process, or as a part of one: its namespaces, its Lease, its health and metrics.
 
-Who looks after the jobs of a namespace: a Lease, which one tender at a time holds, and keeps renewing.
+A Lease says which tender looks after the jobs of a namespace: one tender at a time holds and renews it.
 
-It says whom to ask (``describe``), and keeps further tenders from watching the same. Nothing rests on it:
-what two of them do at a time is done once. So where a user may not have Leases, all is done without.
+``describe`` shows its holder, and it keeps other tenders from watching the same jobs. Nothing else depends on
+it: what two tenders do at a time is done once. So if a user may not use Leases, tenders work without them.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from nbtorchjob.spec.jobspec import JobSpec
 
 NAME = "nbtorchjob-tender"
 BEAT_S = 20.0  # between two beats
-HOLD_S = 60.0  # without one, until another tender takes over
+HOLD_S = 60.0  # without a beat, until another tender takes over
 
 
 def here(what: str) -> str:
-    """Return what this process is called as a holder."""
+    """Return the name of this process as the holder of a Lease."""
     return f"{what} on {socket.gethostname()} (process {os.getpid()})"
 
 
 class Lease:
-    """A namespace's Lease for one user's jobs (``whose``), or with None for everybody's, held by ``who``."""
+    """A namespace's Lease for the jobs of one user (``whose``) or, with None, of all, held by ``who``."""
 
     def __init__(self, client: Client, namespace: str, whose: str | None, who: str) -> None:
         suffix = "" if whose is None else "-" + re.sub(r"[^a-z0-9-]+", "-", whose.lower()).strip("-")
@@ -65,18 +65,18 @@ class Lease:
         self._who = who
         label = {} if whose is None else {labelling.USER: whose}
         self._labels = {MANAGED_BY: labelling.MANAGER, **label}
-        self._others: tuple[Any, float] | None = None  # another one's last beat, and when we first saw it
+        self._others: tuple[Any, float] | None = None  # another holder's last beat, and when we first saw it
         self._version = ""  # while we hold it
         self._asked: asyncio.Future[bool] | None = None
 
     async def take(self) -> bool:
-        """Take or renew it; False where another tender holds it. Raises ``ClusterError``."""
-        # Never cut: of a request that is, nobody knows what it has done.
+        """Take or renew the Lease; False if another tender holds it. Raises ``ClusterError``."""
+        # Never cancelled: it is unknown what a cancelled request has done.
         self._asked = asyncio.ensure_future(self._take())
         return await asyncio.shield(self._asked)
 
     async def leave(self) -> None:
-        """Give it back, for another one to take at once. Raises ``ClusterError``."""
+        """Release the Lease, so that another tender can take it at once. Raises ``ClusterError``."""
         if self._asked is not None:
             await asyncio.gather(self._asked, return_exceptions=True)
         held, self._version = self._version, ""
@@ -103,7 +103,7 @@ class Lease:
             return await self._client.create(LEASES, self._target.namespace, self._new())
         spec = lease.get("spec") or {}
         if spec.get("holderIdentity") not in (None, "", self._who):
-            # Whether another one's beat hasn't changed for long, by our own clock: theirs may differ
+            # Whether the holder's beat hasn't changed for long, by our own clock: the holder's may differ
             now, beat = time.monotonic(), (spec.get("holderIdentity"), spec.get("renewTime"))
             if self._others is None or self._others[0] != beat:
                 self._others = beat, now
@@ -112,7 +112,7 @@ class Lease:
         return await self._write(str(lease["metadata"].get("resourceVersion") or ""), self._new()["spec"])
 
     async def _write(self, version: str, spec: Object) -> Object:
-        # Where another one was faster it is of another version.
+        # If another tender was faster, the version differs, and the patch is refused.
         return await self._client.patch(
             self._target, {"metadata": {"resourceVersion": version}, "spec": spec}
         )
@@ -133,7 +133,7 @@ class Lease:
 
 
 async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
-    """Return who looks after a user's jobs now: the first by time; None where nobody does.
+    """Return which tender looks after a user's jobs now, the earliest of several; None if there is none.
 
     Raises ``ClusterError``.
     """
@@ -152,7 +152,7 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
 
 
 async def tended(job: JobRef) -> Tended:
-    """Return who looks after a job: a tender, or somebody on this machine who follows it.
+    """Return what looks after a job: a tender, or a session on this machine that follows it.
 
     Raises ``ClusterError``.
     """
@@ -167,19 +167,19 @@ async def tended(job: JobRef) -> Tended:
 
 
 async def tends(spec: JobSpec) -> bool:
-    """Whether a tender looks after what this user sends with such a spec. Raises ``ClusterError``."""
+    """Whether a tender looks after jobs that this user sends with such a spec. Raises ``ClusterError``."""
     here = await session(spec.cluster.context)
     return await holder(here.client, (await here.scope(spec)).namespace, user()) is not None
 
 
-_FIND_S = 30.0  # between two looks for namespaces that jobs were newly sent to
+_FIND_S = 30.0  # between two checks for new namespaces that jobs were sent to
 _AGAIN_S = 15.0  # between two tries at a cluster that refuses, or doesn't answer
-_STOP_S = 5.0  # for what is under way, and for giving back Leases
-_REQUEST = 4096  # bytes of a question about how it is
+_STOP_S = 5.0  # to finish what is under way, and to release Leases
+_REQUEST = 4096  # bytes of a request for health or metrics
 
 
 class Service:
-    """Looks after jobs in ``scopes``, which may grow: this user's, or ``everyone``'s; ``who`` says it."""
+    """Looks after this user's or ``everyone``'s jobs in ``scopes``, which may grow; ``who`` is its name."""
 
     def __init__(self, scopes: Callable[[], Sequence[Scope]], who: str, *, everyone: bool = False) -> None:
         self._scopes = scopes
@@ -189,7 +189,7 @@ class Service:
         self._places: dict[Scope, _Place] = {}
 
     async def run(self) -> None:
-        """Look after them until it is cancelled; then give back what says so."""
+        """Look after the jobs until cancelled; then release the Leases."""
         tasks: dict[Scope, asyncio.Task[None]] = {}
         try:
             while True:
@@ -205,11 +205,11 @@ class Service:
 
     @property
     def well(self) -> bool:
-        """Whether it does what it is for: nowhere there is trouble."""
+        """Whether the service works: no namespace has trouble."""
         return not any(place.trouble for place in self._places.values())
 
     def figures(self) -> dict[str, Any]:
-        """Return how it is, in numbers and words, as JSON has them."""
+        """Return the service's condition, in numbers and words, as a JSON object."""
         places = {str(scope): place.figures() for scope, place in self._places.items()}
         return {
             "who": self._who,
@@ -220,12 +220,12 @@ class Service:
         }
 
     def metrics(self) -> str:
-        """Return the numbers of :meth:`figures` in Prometheus' words."""
+        """Return the numbers of :meth:`figures` in Prometheus' text format."""
         lines = ["# TYPE nbtorchjob_tend_done_total counter"]
         lines += [
             f"nbtorchjob_tend_done_total{{what={json.dumps(what)}}} {n}" for what, n in actions.deeds.items()
         ]
-        for name in ("jobs", "visits", "tending", "requests"):  # of a cluster, those for all its namespaces
+        for name in ("jobs", "visits", "tending", "requests"):  # requests: of all namespaces of a cluster
             lines.append(f"# TYPE nbtorchjob_tend_{name} {'counter' if name == 'requests' else 'gauge'}")
             lines += [
                 f"nbtorchjob_tend_{name}{{namespace={json.dumps(str(scope))}}} {int(place.figures()[name])}"
@@ -234,7 +234,7 @@ class Service:
         return "\n".join([*lines, f"nbtorchjob_tend_up {int(self.well)}", ""])
 
     async def listen(self, where: str) -> asyncio.Server:
-        """Say how it is to whoever asks at ``HOST:PORT``, or at the path of a socket: /healthz, /metrics."""
+        """Serve /healthz and /metrics over HTTP at ``HOST:PORT``, or at the path of a Unix socket."""
         host, _, port = where.rpartition(":")
         if port.isdigit() and "/" not in where:
             return await asyncio.start_server(self._answer, host, int(port), limit=_REQUEST)
@@ -279,13 +279,13 @@ class Background:
         self._running = loop.start(run())
 
     def stop(self) -> None:
-        """Give back what it holds."""
+        """Stop the service, and wait until it has released its Leases."""
         self._running.cancel()
         self._over.wait(_STOP_S)
 
 
 class _Place:
-    """One namespace: whether it is ours to look after, and what is done there."""
+    """One namespace: whether this process looks after it, and the tender that does."""
 
     def __init__(self, scope: Scope, who: str, *, everyone: bool) -> None:
         self._scope, self._who, self._everyone = scope, who, everyone
@@ -295,7 +295,7 @@ class _Place:
         self.trouble = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return how it is there."""
+        """Return the namespace's condition."""
         tender = self._tender
         return {
             "tending": tender is not None,
@@ -321,7 +321,7 @@ class _Place:
                     await self._tend(wanted=wanted)
                 except NBTorchJobError as exc:
                     why = str(exc)
-                    if self.trouble != why:  # not each time
+                    if self.trouble != why:  # not every time
                         LOG.warning("%s: %s", self._scope, why)
                     self.trouble = why
                     await self._tend(wanted=False)
@@ -339,7 +339,7 @@ class _Place:
             return await lease.take()
         except ForbiddenError as exc:
             if not self._task:
-                LOG.warning("%s: nobody can be told who looks after its jobs: %s", self._scope, exc)
+                LOG.warning("%s: can't announce who looks after its jobs: %s", self._scope, exc)
             return True
 
     async def _tend(self, *, wanted: bool) -> None:
@@ -354,7 +354,7 @@ class _Place:
             LOG.info("%s: no longer looking after its jobs", self._scope)
 
     async def _wait(self) -> None:
-        """Wait for the next beat, or until looking after jobs fails. Raises what it failed with."""
+        """Wait for the next beat, or until the tender fails; raise its error."""
         if self._task is None:
             await asyncio.sleep(BEAT_S)
             return

@@ -1,9 +1,9 @@
-"""Looking after all jobs of a namespace, each as whoever follows it would, with nobody there to watch it.
+"""Look after all jobs of a namespace as a follower of each would, with nobody there to watch them.
 
-A job with which nothing is wrong takes its place in the watches, and no task, no request and no log. One with
-which something is gets a :class:`Follower`, the one that a kernel has: a node ended, somebody asked for the
-job's end, it must start within some time, a deadline has come. It leaves when the job goes on by itself, or
-is over. So a tender, a kernel and another tender come to the same, and doing it twice changes nothing.
+A job with nothing wrong costs only its place in the watches: no task, no request and no log. A job that needs
+attention gets a :class:`Follower`, as in a kernel: a node ended, somebody asked for the job's end, it must
+start within some time, a deadline has come. The follower leaves when the job goes on by itself, or is over.
+So tenders and kernels all come to the same conclusions, and doing things twice changes nothing.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
 from nbtorchjob.state import JobState, apply, runs
 from nbtorchjob.state.facts.factlines import UNREADABLE
 
-AGAIN_S = 30.0  # between two tries at what the cluster refuses
+AGAIN_S = 30.0  # between two tries of what the cluster refuses
 _Name: TypeAlias = tuple[str, str]  # a job's name, and which job of that name
-_Key: TypeAlias = tuple[str, str, str]  # the same, behind its kind's name: labels are whatever somebody wrote
-_MOST_GONE = 64  # pods of a job that went, and that nobody has looked into
+_Key: TypeAlias = tuple[str, str, str]  # the same after its kind's name: anybody may have written the labels
+_MOST_GONE = 64  # pods of a job that are gone, and weren't looked into
 
 
 @dataclass
 class _Group:
-    """The runs of a group of which only some are to be under way at a time."""
+    """The runs of a group that limits how many of them are under way at a time."""
 
     at_once: int = 0
-    left: dict[_Key, tuple[int, bool]] = field(default_factory=dict)  # by number, and whether it waits
+    left: dict[_Key, tuple[int, bool]] = field(default_factory=dict)  # a run's number, and whether it waits
 
     @property
     def due(self) -> list[_Key]:
-        """Those that are to be started now."""
+        """The runs to start now."""
         ordered = sorted(self.left, key=lambda key: self.left[key][0])
         return runs.due({key: self.left[key][1] for key in ordered}, self.at_once)
 
 
 @dataclass
 class _Pods:
-    """The pods that say they are of a job, by uid."""
+    """The pods whose labels name a job, by uid."""
 
     here: dict[str, Object] = field(default_factory=dict)
-    gone: dict[str, Object] = field(default_factory=dict)  # that went, and nobody has looked why
+    gone: dict[str, Object] = field(default_factory=dict)  # pods that disappeared; why wasn't looked into
 
 
 @dataclass
 class _Kept:
-    """A job in the watches: its objects by uid, with others that say they are of it, and such pods."""
+    """A job in the watches: all objects whose labels name it, by uid, and all such pods."""
 
     kind: Kind
     pods: _Pods
     objects: dict[str, Object] = field(default_factory=dict)
-    ends: frozenset[tuple[str, int]] = frozenset()  # those of its pods that were looked into
+    ends: frozenset[tuple[str, int]] = frozenset()  # bad ends of its pods that were looked into
     closed: JobState | None = None  # how it ended, as its follower found, until its object changes
-    group: tuple[str, str] | None = None  # of a run that may have to wait for others
+    group: tuple[str, str] | None = None  # for a run that may have to wait for others
     begun: bool = False  # it waited, and was started
     due: float | None = None  # when there may be something to do though nothing changes
     visit: asyncio.Task[None] | None = None
 
     @property
     def attempts(self) -> tuple[Object, ...]:
-        """Its objects in the order of its attempts; none where the first one isn't there."""
+        """The job's objects in the order of its attempts; none if the first one is missing."""
         return next(iter(labelling.attempts(self.objects.values())), ())
 
 
@@ -93,7 +93,7 @@ class Tender:
         self._jobs: dict[_Key, _Kept] = {}
         self._pods: dict[_Name, _Pods] = {}
         self._groups: dict[tuple[str, str], _Group] = {}  # by their users and names
-        self._moved: set[tuple[str, str]] = set()  # groups of which a run began to wait, or doesn't any more
+        self._moved: set[tuple[str, str]] = set()  # groups in which a run may have begun or ceased to wait
         self._changed: set[_Key] = set()
         self._woken = asyncio.Event()
         self._unlisted: set[Api] = {PODS}
@@ -106,7 +106,7 @@ class Tender:
 
     @property
     def visits(self) -> int:
-        """How many of them somebody looks after just now."""
+        """How many jobs are being visited just now."""
         return sum(kept.visit is not None for kept in self._jobs.values())
 
     @property
@@ -119,7 +119,7 @@ class Tender:
         return self._kinds is not None and self._kinds != await self._session.kinds()
 
     async def run(self) -> None:
-        """Look after them until it is cancelled. Raises ``ClusterError``."""
+        """Look after the jobs until cancelled. Raises ``ClusterError``."""
         kinds = self._kinds = await self._session.kinds()
         self._unlisted = {PODS, *(kind.api for kind in kinds)}
 
@@ -127,7 +127,7 @@ class Tender:
             try:
                 await self._watch(kind.api, partial(self._object, kind))
             except ForbiddenError as exc:  # many users may list one kind of job, and no other
-                LOG.warning("%s: no %s is looked after: %s", self._scope, kind.api.kind, exc)
+                LOG.warning("%s: jobs of kind %s aren't looked after: %s", self._scope, kind.api.kind, exc)
                 self._heard(kind.api)
 
         watches = [self._watch(PODS, partial(self._pod, kinds)), *map(watch, kinds)]
@@ -196,7 +196,7 @@ class Tender:
             ]:
                 self._changed.discard(key)
                 self._look(key, self._jobs[key])
-                await asyncio.sleep(0)  # of thousands each takes a moment
+                await asyncio.sleep(0)  # there may be thousands, and each takes a moment
             self._begin_due()
             soon = min((kept.due for kept in self._jobs.values() if kept.due is not None), default=None)
             # Wait until something changes, or a job is due.
@@ -208,9 +208,9 @@ class Tender:
                 alarm.cancel()
 
     def _look(self, key: _Key, kept: _Kept) -> None:
-        """See whether there is anything to do for a job, and have it done."""
+        """Check whether there is anything to do for a job, and start doing it."""
         if kept.visit is not None:
-            return  # it is looked at again when that is over
+            return  # it is checked again when the visit is over
         attempts = kept.attempts
         if not attempts:
             self._stands(key, kept, None)
@@ -224,9 +224,9 @@ class Tender:
             state = kept.closed or _state(job, kept)
             self._stands(key, kept, state)
             kept.due = _attention(job, state, kept)
-        except (DamagedError, *UNREADABLE) as exc:  # who may change its object may write anything
+        except (DamagedError, *UNREADABLE) as exc:  # anybody who may edit the object can write anything
             kept.due = None
-            LOG.warning("%s is left alone: %s", job.info.address, exc)
+            LOG.warning("%s isn't looked after: %s", job.info.address, exc)
             return
         if kept.due is not None and kept.due <= self._session.client.now():
             kept.due = None
@@ -235,7 +235,7 @@ class Tender:
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, work))
 
     def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
-        """Note where a run stands in its group; None if it is gone."""
+        """Record where a run stands in its group; ``state`` is None if the run is gone."""
         if kept.group is None and state is not None and state.info.group and state.info.at_once is not None:
             owner = (kept.attempts[0]["metadata"].get("labels") or {}).get(labelling.USER, "")
             kept.group = owner, state.info.group
@@ -251,7 +251,7 @@ class Tender:
         self._moved.add(kept.group)
 
     def _begin_due(self) -> None:
-        """Have the runs started whose turn has come: once it is known of all where they stand."""
+        """Start the runs whose turn has come, once it is known where all runs stand."""
 
         async def begin(job: JobRef, kept: _Kept) -> None:
             if await actions.begin(job):
@@ -288,7 +288,7 @@ class Tender:
         gone = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]
         with ExitStack() as stack:
             cache = job.cache
-            if not job.mine:  # nobody here asks for its logs
+            if not job.mine:  # nobody here needs its logs
                 cache = JobCache(Path(stack.enter_context(tempfile.TemporaryDirectory())) / job.info.name)
             follower = Follower(job, job.info, cache, visit=True, gone=gone)
             version = job.object["metadata"].get("resourceVersion")
@@ -303,7 +303,7 @@ class Tender:
 
 
 def _state(job: JobRef, kept: _Kept) -> JobState:
-    """Return what the objects and pods of a job say; their logs aren't read."""
+    """Return a job's state from its objects and pods; their logs aren't read."""
     pods, now = kept.pods, job.session.client.now()
     state = briefly(job, [*pods.here.values(), *pods.gone.values()])
     numbered = [(job.kind.node(pod), pod) for pod in filter(job.owns, pods.gone.values())]
@@ -312,7 +312,7 @@ def _state(job: JobRef, kept: _Kept) -> JobState:
 
 
 def _ends(state: JobState) -> frozenset[tuple[str, int]]:
-    """Return which runs of its pods have ended badly: a pod's status tells of its last two."""
+    """Return which runs of its pods have ended badly: a pod's status shows its last two."""
     return frozenset(
         (life.pod, run.again)
         for node in state.nodes.values()
@@ -323,7 +323,7 @@ def _ends(state: JobState) -> frozenset[tuple[str, int]]:
 
 
 def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
-    """Whether pods of an ended job are ours to end or to delete, and nobody has tried."""
+    """Whether an ended job has pods that we must end or delete, and haven't tried to."""
     if kept.closed is not None or not any(map(job.owns, kept.pods.here.values())):
         return False
     if controller.marked_only(job.kind, state):
@@ -332,7 +332,7 @@ def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
 
 
 def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
-    """Return when a job needs somebody; None is not before something of it changes."""
+    """Return when a job needs attention; None means not before something about it changes."""
     info = job.info
     if state.ended is not None:
         return 0.0 if _untidy(job, state, kept) else cleanup.expires(job, state)

@@ -41,7 +41,7 @@ _GIB = 2.0**30
 
 
 async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
-    """Report of each quota whether the job fits. Raises ``ClusterError`` and ``SpecError``."""
+    """Report for each quota whether the job fits. Raises ``ClusterError`` and ``SpecError``."""
     try:
         quotas = (await client.list(QUOTAS, namespace)).items
     except ForbiddenError:
@@ -60,7 +60,7 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
         lacking: list[str] = []
         amounts: list[str] = []
         for key, left in _room(quota).items():
-            # As :func:`asked` calls it
+            # The name that :func:`asked` uses
             known = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
             need, option = wanted.get(known), known.partition(".")[2]
             if need is None and option in _REQUESTED:
@@ -140,7 +140,7 @@ def room(host: Manifest) -> dict[str, float]:
 
 
 def _amounts(texts: Manifest) -> Iterator[tuple[str, float]]:
-    """Yield what can be read; what can't, as in a faulty patch, is left for the server to refuse."""
+    """Yield the amounts that can be read; the server will refuse others, as in a faulty patch."""
     for name, text in texts.items():
         with suppress(ValueError):
             yield name, amount(str(text))
@@ -226,7 +226,7 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
     if not hosts:
         why = "the cluster has no hosts"
     elif not big:
-        # The resources of which no host has as much as is requested
+        # Find the resources that no host has enough of
         most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
         absent = [name for name, number in most.items() if not number]
         if absent:
@@ -261,13 +261,13 @@ def _said(name: str, number: float) -> str:
 
 
 async def queue_findings(here: Session, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
-    """Report of the job's queue and priority, where Kueue looks after its kind. Raises ``ClusterError``."""
+    """Report on the job's queue and priority, if Kueue manages its kind. Raises ``ClusterError``."""
     queue = await _queue(here, namespace, kind, spec)
     return [*queue, *await _priority(here, spec.cluster.workload_priority)]
 
 
 async def _priority(here: Session, name: str | None) -> list[Finding]:
-    """Report whether the job's WorkloadPriorityClass is there: without it Kueue never looks at the job."""
+    """Report whether the job's WorkloadPriorityClass exists: without it Kueue never looks at the job."""
     if name is None:
         return []
     api, text = await here.newest(WORKLOAD_PRIORITIES), f"workload priority {name}"
@@ -278,14 +278,14 @@ async def _priority(here: Session, name: str | None) -> list[Finding]:
     except ForbiddenError:
         return [Finding(True, f"{text}: can't check whether it exists, because reading it isn't permitted")]
     except NotFoundError:
-        # Kueue (0.19) makes no Workload for such a job, and says so to nobody.
+        # Kueue (0.19) makes no Workload for such a job, and doesn't report that.
         return [Finding(False, f"{text} doesn't exist, and Kueue would never start the job: choose another")]
     return [Finding(True, f"{text} exists")]
 
 
 async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
     name = spec.cluster.queue
-    # Nothing is asked of a cluster for a job that names none.
+    # For a job that names no queue, the cluster isn't asked.
     api = await here.newest(LOCAL_QUEUES) if name and kind is not None and kind.suspend else None
     if api is None:
         return []
@@ -315,7 +315,7 @@ async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
     except ClusterError:
         queue = None
     if queue is None:
-        reason = f"it isn't known how much it has, because reading {whole} isn't permitted"
+        reason = f"its quota is unknown, because reading {whole} isn't permitted"
         return Finding(True, f"{text}: {reason}")
     # What all nodes request, by resource
     requests = ((key.partition("."), need) for key, need in asked(spec).items())
@@ -332,13 +332,13 @@ async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
         problem = f"{text} can never admit the job: {why}{borrowed}: ask for less, or choose another"
         return Finding(False, problem)
     if others is None:
-        reason = "how much there is isn't known, as not all may be read, or it is part of another cohort"
+        reason = "the cohort's quota is unknown: not all of it may be read, or it is part of another cohort"
         return Finding(True, f"{text} would have to borrow in cohort {cohort}: {reason}")
     return Finding(True, f"{text} has enough for the job only with what others in cohort {cohort} don't use")
 
 
 async def _lenders(here: Session, name: str, cohort: str) -> list[Object] | None:
-    """Return the other ClusterQueues of a cohort; None where they may not be read, or aren't all there is."""
+    """Return the other ClusterQueues of a cohort; None if unreadable, or if it has more than theirs."""
     api, above = await here.newest(CLUSTER_QUEUES), await here.newest(COHORTS)
     try:
         items = (await here.client.list(api, None)).items if api is not None else []

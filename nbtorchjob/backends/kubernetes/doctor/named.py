@@ -1,7 +1,7 @@
 """What a job refers to: objects by name, its image, its stores; and what it could name on this cluster.
 
-Only a pod can find out what an image holds. A store is tried by writing, reading and removing a file. All
-lists of choices, the types of hosts included, are requested at once.
+Only a pod can find out what an image contains. A store is tried by writing, reading and removing a file. All
+lists of choices, including the types of hosts, are requested at once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Name(NamedTuple):
 async def reference_findings(
     client: Client, namespace: str, kind: Kind | None, spec: JobSpec
 ) -> list[Finding]:
-    """Report of each name whether it exists. Raises ``ClusterError``."""
+    """Report for each name whether it exists. Raises ``ClusterError``."""
     wanted: list[_Name] = []
     cluster = spec.cluster
     account = Target(ACCOUNTS, namespace, cluster.service_account or "default")
@@ -149,7 +149,10 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, spec: JobSpe
     else:
         text = f"runtime {runtime.name} starts a failed job again by itself, {restarts}"
         again = [
-            Finding(True, f"mind: {text}; with --retries whoever follows or tends the job does that instead")
+            Finding(
+                True,
+                f"mind: {text}; with --retries, a session that follows the job, or a tender, does it instead",
+            )
         ]
     other = kinds.made_for(obj)
     if not other:
@@ -177,9 +180,9 @@ def image_findings(spec: JobSpec) -> list[Finding]:
         if known is None:
             here = torch_version() or "none"
             text = (
-                f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); it isn't "
-                "started to check, but with --probe: its first job tells what it has, and a node without "
-                "torch ends at once with a line"
+                f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); only "
+                "--probe starts it to check: otherwise its first job reports what it has, and a node without "
+                "torch ends at once with a message"
             )
             findings.append(Finding(True, text))
             continue
@@ -190,7 +193,7 @@ def image_findings(spec: JobSpec) -> list[Finding]:
         ago = words.about(max(0.0, time.time() - known.time))
         good = torch is not None and not torch_versions.too_old(torch)
         needs = "" if good else f": a job needs torch {_TORCH} or later"
-        text = f"{image} has {has} and {others} on {there.platform}, as it told {ago} ago{needs}"
+        text = f"{image} has {has} and {others} on {there.platform}, as reported {ago} ago{needs}"
         findings.append(Finding(good, text))
     return findings
 
@@ -203,7 +206,7 @@ async def store_findings(cluster: Cluster) -> list[Finding]:
     findings = [Finding(True, "without --storage, payloads are limited to 16 MiB and values to 4 MiB")]
     if cluster.storage is not None:
         findings = [await asyncio.to_thread(_try, cluster.storage)]
-    # Only the pods use those at a path; those in a store are removed from here.
+    # Checkpoints at a path are used only by pods; those in a store are removed from here.
     if cluster.checkpoints is not None and "://" in cluster.checkpoints:
         findings.append(await asyncio.to_thread(_try, cluster.checkpoints))
     return findings
@@ -218,7 +221,7 @@ def _try(storage: str) -> Finding:
     try:
         stores.put(memoryview(_TEXT), url)
         try:
-            # As a value is read
+            # As values are read
             with TemporaryDirectory() as here:
                 store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{here}/probe", key, len(_TEXT))
         except Exception as exc:  # whatever a store's library raises
@@ -233,14 +236,14 @@ def _try(storage: str) -> Finding:
 _TYPE = "node.kubernetes.io/instance-type"
 _UNENDED = "status.phase!=Succeeded,status.phase!=Failed"
 _GIB = 2.0**30
-# Every host has some of these; nobody chooses a host by them.
+# Every host has some of these, so they are no reason to choose one.
 _DULL = ("pods", "ephemeral-storage", "hugepages-", "attachable-volumes-")
 
 Amounts = dict[str, float]  # by resource
 
 
 async def choices(client: Client) -> list[Choice]:
-    """Return a selector for each type of host, with what is free of it. Raises ``ClusterError``.
+    """Return a selector for each type of host, with its free resources. Raises ``ClusterError``.
 
     Without permission to list all pods it shows what the hosts have, not what is free.
     """
@@ -292,7 +295,7 @@ def _amounts(texts: Mapping[str, str]) -> Iterator[tuple[str, float]]:
 
 
 async def look(spec: JobSpec) -> dict[str, list[Choice]]:
-    """Return the choices of ``spec``'s context and namespace by the option's key, as far as permitted."""
+    """Return the choices in ``spec``'s context and namespace by option key, as far as permitted."""
     by_key = {"context": [Choice(name) for name in contexts()]}
     try:
         here = await session(spec.cluster.context)

@@ -1,8 +1,8 @@
 """What the server has for a job: an account, a version, a namespace with its Pod Security, kinds, rights.
 
-The table of rights is the only one: every call that jobs need, with its purpose. The doctor checks each
-with the server and prints a Role with the missing ones, and ``docs/permissions.md`` is made of it; a test
-runs jobs of all kinds under a Role of exactly these rights, and checks that none is unused.
+The table of rights is the only one: it has every call that jobs need, with its purpose. The doctor checks
+each with the server and prints a Role with the missing ones, and ``docs/permissions.md`` is made from it; a
+test runs jobs of all kinds under a Role with exactly these rights, and checks that none is unused.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def login(context: str | None, credentials: Login) -> Finding:
 
 
 async def version(client: Client) -> list[Finding]:
-    """Report which release answers. Raises ``ClusterError``, also for credentials that aren't accepted."""
+    """Report the server's release. Raises ``ClusterError``, also for credentials that aren't accepted."""
     release = (await session.version(client))["gitVersion"]
     return [Finding(True, f"it responds and accepts the credentials: Kubernetes {release}")]
 
 
 async def user(client: Client) -> str:
-    """Return the name by which the server knows us; "" where it doesn't report it."""
+    """Return the user's name on the server; "" if the server doesn't report it."""
     review = {"apiVersion": WHO.group_version, "kind": WHO.kind}
     try:
         return str((await client.create(WHO, None, review))["status"]["userInfo"].get("username", ""))
@@ -63,7 +63,7 @@ async def user(client: Client) -> str:
 
 
 def account(name: str) -> Finding:
-    """Report who we are."""
+    """Report who the user is."""
     return Finding(
         True, f"you are {name}" if name else "your user name is unknown: this server doesn't report it"
     )
@@ -92,7 +92,7 @@ _HOSTS = {"bind": "a host's folder", "device": "a host's device"}
 async def pod_security_findings(
     client: Client, namespace: str, kind: Kind | None, spec: JobSpec
 ) -> list[Finding]:
-    """Report what level is enforced, and what of the job it refuses. Raises ``ClusterError``."""
+    """Report which level is enforced, and what it refuses of the job. Raises ``ClusterError``."""
     try:
         obj = await client.get(Target(NAMESPACES, None, namespace))
     except ForbiddenError:
@@ -111,7 +111,7 @@ async def pod_security_findings(
 
 
 def refused(level: str, kind: Kind | None, spec: JobSpec) -> Iterator[str]:
-    """Yield what a level refuses of a job's pods as they are made here, each with what to do."""
+    """Yield what a level refuses of a job's pods as they are made here, each with a remedy."""
     if level not in ("baseline", "restricted"):
         return
     for type_ in dict.fromkeys(mount.type for mount in spec.cluster.mounts if mount.type in _HOSTS):
@@ -124,16 +124,19 @@ def refused(level: str, kind: Kind | None, spec: JobSpec) -> Iterator[str]:
         yield from kind.unrestricted(spec)
 
 
-_FOR_ALL = "v1alpha2"  # of 1.36, whose Job controller groups all that it can
+_FOR_ALL = "v1alpha2"  # of 1.36, whose Job controller groups all jobs that it can
 _WHAT = "PodGroups (scheduling.k8s.io, Kubernetes 1.36)"
 _ALONE = (
-    "some may hold theirs while the others wait; --start-within 10m ends that, "
+    "some nodes may hold their hosts while the others wait; --start-within 10m ends that, "
     "and a queue of Kueue's (--queue) avoids it"
 )
 
 
 async def gang_findings(here: Session, kind: Kind | None, spec: JobSpec) -> list[Finding]:
-    """Report it of a kind of several nodes that no operator of its own places. Raises ``ClusterError``."""
+    """Report whether Kubernetes itself places all nodes at once, if the kind leaves that to it.
+
+    Raises ``ClusterError``.
+    """
     if kind is None or not kind.grouped or spec.launch.max_nodes < 2:
         return []
     api = await here.newest(POD_GROUPS)
@@ -142,12 +145,12 @@ async def gang_findings(here: Session, kind: Kind | None, spec: JobSpec) -> list
     if api.version == _FOR_ALL:
         gates = "where the Job controller makes them (its gate EnableWorkloadWithJob)"
         return [Finding(True, f"{_WHAT} are served: {gates}, all nodes are placed at once, or none")]
-    asked = "but from 1.37 on they place at once only what asks for it, which this job doesn't"
+    asked = "but from 1.37 on only for jobs that request them, which this one doesn't"
     return [Finding(True, f"{_WHAT} are served, {asked}: {_ALONE}")]
 
 
 def findings(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
-    """Report who enforces the budgets, and what that needs; nothing for a job without any."""
+    """Report who enforces the budgets, and what that needs; nothing for a job without budgets."""
     if spec.retry is None:
         return
     who = retry_owner(kind, spec, minor)
@@ -177,9 +180,9 @@ async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
 
 
 def per_kind(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iterator[Finding]:
-    """Report of each kind whether it is there and can do the job.
+    """Report for each kind whether it is served and can run the job.
 
-    A missing one is bad only if it was requested, or if any is ``needed``.
+    A missing one is bad only if it was requested, or if any kind is ``needed``.
     """
     for kind in KINDS.values():
         asked = spec.cluster.kind == kind.name
@@ -189,7 +192,7 @@ def per_kind(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iter
             status = f"served only in {others}" if others else "not served"
             operator = kind.operator or "Kubernetes itself"
             text = f"{kind.name}: {kind.api} {kind.api.version} is {status}; it comes with {operator}"
-            # Whoever doesn't need it shouldn't have to read how to install it.
+            # Users who don't need it shouldn't have to read how to install it.
             yield Finding(not wanted, text, kind.install if wanted else "")
             continue
         text = f"{kind.name}: {kind.api} {kind.api.version} is served"
@@ -247,12 +250,14 @@ _RUNTIMES = [
     if kind.runtimes is not None
 ]
 ADOPTED = tuple(
-    Use("list", api, f"refusing a job's name where {kind.operator} would take another's object of that name")
+    Use(
+        "list", api, f"refusing a job's name if {kind.operator} would take over another's object of that name"
+    )
     for kind in KINDS.values()
     for api, _ in kind.adopts
-    if api != reading.SERVICES  # which all may list
+    if api != reading.SERVICES  # which all jobs may list already
 )
-# A job runs without these: what they are for is left out, and the doctor reports it.
+# A job also runs without these: what needs them is left out, and the doctor reports it.
 OPTIONAL = (
     Use("list watch", reading.EVENTS, "why a pod waits"),
     Use(
@@ -278,20 +283,18 @@ OPTIONAL = (
     Use(
         "get",
         reading.VISIBLE_QUEUES,
-        "which place a job has in its queue, as Kueue counts",
+        "a job's position in its queue, as Kueue counts it",
         "pendingworkloads",
     ),
-    Use("list watch", reading.POD_GROUPS, "what pods wait for that Kubernetes places all at once"),
+    Use("list watch", reading.POD_GROUPS, "why pods that Kubernetes places all at once are waiting"),
     *ADOPTED,
     Use("patch", reading.WORKLOADS, "`suspend` and `resume` of a job that its queue has admitted"),
 )
-# The same, for what is in no namespace, or in all.
+# The same, for objects in no namespace, or in all.
 CLUSTERWIDE = (
     Use("get list", reading.NAMESPACES, "`doctor`: whether it exists, its Pod Security; the panel's choices"),
     *(Use("get list", runtimes.shared, why) for runtimes, why in _RUNTIMES),
-    Use(
-        "get list", reading.CLUSTER_QUEUES, "what a queue of Kueue's has, may borrow, and what is used of it"
-    ),
+    Use("get list", reading.CLUSTER_QUEUES, "how much a Kueue queue has, may borrow and uses"),
     Use("get", reading.COHORTS, "`doctor`: whether more may be borrowed than other queues have"),
     Use("get list", reading.WORKLOAD_PRIORITIES, "`doctor`: whether it exists; the panel's choices"),
     Use("get list", reading.PRIORITIES, "`doctor`: whether it exists; the panel's choices"),
@@ -306,17 +309,23 @@ CLUSTERWIDE = (
     ),
     Use("list", reading.PODS, "the panel: free room on hosts"),
 )
-# Who looks after jobs, and being that: without these it isn't told, and several tenders watch the same.
+# To know and announce who tends jobs: without these it is unknown, and several tenders watch the same jobs.
 BEATS = (
     Use("list", reading.LEASES, "`describe`: who looks after a job now"),
     Use(
-        "get create patch", reading.LEASES, "`nbtorchjob tend`, the Jupyter server: which of several does it"
+        "get create patch",
+        reading.LEASES,
+        "`nbtorchjob tend`, the Jupyter server: which of several is active",
     ),
 )
-# For a tender of everybody's jobs; what it does to job objects comes beside.
+# For a tender of everyone's jobs; ``tender_rights`` adds its rights on job objects.
 TENDING = (
     Use("list", reading.SECRETS, "a further attempt: which Secrets its payload is in"),
-    Use("list", reading.SERVICES, "a further attempt: whether its operator would take another's of its name"),
+    Use(
+        "list",
+        reading.SERVICES,
+        "a further attempt: whether its operator would take over another's of its name",
+    ),
     *ADOPTED,
     Use("list watch", reading.PODS, "what becomes of jobs"),
     Use("get", reading.PODS, "why a node ended", "log"),
@@ -331,7 +340,7 @@ ASKING = tuple(OPTIONAL[1].rights)
 
 
 def own_rights(kind: Kind) -> tuple[Use, ...]:
-    """Return what is done to the job objects themselves."""
+    """Return the calls on the job objects themselves."""
     return (
         Use("create", kind.api, "to submit"),
         Use("get list watch", kind.api, "to find a job, to follow it"),
@@ -341,14 +350,14 @@ def own_rights(kind: Kind) -> tuple[Use, ...]:
 
 
 def tender_rights() -> list[Right]:
-    """Return what a tender of everybody's jobs needs in their namespace."""
+    """Return the rights that a tender of everyone's jobs needs in their namespace."""
     kinds = (Use("create get list watch patch delete", kind.api, "") for kind in KINDS.values())
     more = (use for kind in KINDS.values() for use in kind.uses if use.verbs != "delete")
     return rights((*kinds, *more, *TENDING))
 
 
 def needed_rights(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]:
-    """Return what a job can't do without; without ``spec`` one that asks for nothing."""
+    """Return the rights that a job can't do without; by default one that requests nothing special."""
     if kind is None:
         return rights(ALWAYS)
     ours = fit.ours(kind, spec, "") if spec else ()
@@ -372,7 +381,7 @@ _OPTIONAL = {
 async def permission_findings(
     client: Client, namespace: str, kind: Kind | None, spec: JobSpec, user: str
 ) -> list[Finding]:
-    """Return what is permitted, and the Role for all that isn't. Raises ``ClusterError``."""
+    """Report what is permitted, with a Role for all that isn't. Raises ``ClusterError``."""
     must = needed_rights(kind, spec)
     rights = [*must, *EVENTS, *ASKING]
     answers = await asyncio.gather(*(session.allowed(client, *right, namespace) for right in rights))

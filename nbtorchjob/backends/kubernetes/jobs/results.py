@@ -1,6 +1,6 @@
-"""Reading a job once, without following it: its state, logs, values and artifacts, and answers of its nodes.
+"""Read a job once, without following it: its state, logs, values and artifacts, and answers of its nodes.
 
-A node is asked by a command in its pod, which leads to the node's socket.
+A node is asked through a command in its pod, which connects to the node's socket.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from nbtorchjob.state.facts.events import ArtifactsReady, Sent
 
 
 async def snapshot(job: JobRef) -> JobState:
-    """Return all that is known of a job now."""
+    """Return everything that is known about a job now."""
     return reduce(apply, await facts_now(job), JobState(await job.whole_info()))
 
 
 async def facts_now(job: JobRef) -> list[ev.Event]:
-    """Return the facts of a job that are known now, its end last."""
+    """Return the facts about a job that are known now, its end last."""
     pods = await job.pods()
     queued = await queueing.facts(job)
     events = [*job.cache.facts(), *facts(job, pods), *queued, *await _logs(job, pods)]
     events = [fact for fact in events if not isinstance(fact, ev.Closed | ev.Removed)]
     state = reduce(apply, events, JobState(job.info))
     if state.cancelled is not None:
-        # Listed last: a pod that is known by now and not there is gone.
+        # Pods are listed last: one that is known by now and not in the list is gone.
         present = {pod["metadata"]["uid"] for _, pod in await job.pods()}
         events += (gone := vanished(state, present, job.session.client.now()))
         state = reduce(apply, gone, state)
@@ -70,7 +70,7 @@ async def facts_now(job: JobRef) -> list[ev.Event]:
 
 
 async def cached(job: JobRef) -> JobState:
-    """Cache what is known of a job, unless somebody here follows it anyway; return what is known."""
+    """Return a job's state; cache its facts, unless a follower here does so anyway."""
     state, cache = await snapshot(job), job.cache
     if cache.claim(state.info):
         try:
@@ -85,7 +85,7 @@ async def cached(job: JobRef) -> JobState:
 
 
 def from_cache(cache: JobCache) -> Iterator[ev.Event]:
-    """Yield all that this machine knows of a job that is gone from its cluster, its end last."""
+    """Yield all facts on this machine about a job that is gone from its cluster, its end last."""
     ends: list[ev.Event] = []
     seen = False
     for fact in chain(cache.facts(), cached_logs(cache)):
@@ -95,12 +95,12 @@ def from_cache(cache: JobCache) -> Iterator[ev.Event]:
         else:
             yield fact
     if not seen:
-        ends = [ev.Lost(time.time(), "the job was deleted from the cluster, and nobody here saw its end")]
+        ends = [ev.Lost(time.time(), "the job was deleted from the cluster before its end was recorded here")]
     yield from ends or [ev.Closed(time.time())]
 
 
 async def log(job: JobRef, ranks: Collection[int]) -> list[ev.Event]:
-    """Return what these ranks wrote, pod by pod; of pods that are gone, what was cached here."""
+    """Return what these ranks wrote, pod by pod; for pods that are gone, what was cached here."""
     wanted = frozenset(ranks)
     return await _logs(
         job, await job.pods(), lambda event: isinstance(event, ev.LogChunk) and event.rank in wanted
@@ -138,7 +138,7 @@ async def _logs(
 
 
 def rank_log(events: Iterable[ev.Event], rank: int) -> list[bytes]:
-    """Return a rank's log: its chunks by round and offset, none twice; what is missing is said."""
+    """Return a rank's log: its chunks by round and offset, none twice; gaps are marked."""
     out: list[bytes] = []
     round_, end = -1, 0
     for chunk in _sorted(events, rank):
@@ -182,9 +182,9 @@ async def of(job: JobRef, sent: Sent) -> Fetched:
         cache.put_key(key)
         in_log = sent.ref.startswith(f"{store.LOG}#")
         if in_log and not await asyncio.to_thread(cache.sent(sent).exists):
-            await log(job, [])  # what was sent in it is cached on the way (``cache.py``)
+            await log(job, [])  # reading it also caches what was sent in it (``cache.py``)
     except ClusterError as exc:
-        raise ResultError(f"{_what(sent, job.info)} can't be had: {exc}") from exc
+        raise ResultError(f"{_what(sent, job.info)} can't be fetched: {exc}") from exc
     return await _checked(await job.whole_info(), cache, key, sent)
 
 
@@ -208,7 +208,7 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fe
         raise ValueLostError(f"{what} can't be trusted: {exc}") from exc
     except FileNotFoundError:
         raise ValueLostError(
-            f"{what} is gone: its pod's log doesn't hold it (any more), and it wasn't read "
+            f"{what} is gone: it isn't in its pod's log (any more), and wasn't fetched "
             "before; set --storage for jobs whose pods are removed when they end"
         ) from None
     return Fetched(path, key, cache.ours)
@@ -231,7 +231,7 @@ def _from_store(what: str, sent: Sent, path: Path, key: bytes) -> None:
         raise
     except Exception as exc:  # whatever a store's library raises
         url = sent.ref.rpartition("#")[0]
-        raise ResultError(f"{what} lies at {url}, and can't be read from here: {exc}") from exc
+        raise ResultError(f"{what} is at {url}, which can't be read from here: {exc}") from exc
     finally:
         partial.unlink(missing_ok=True)
 
@@ -239,10 +239,10 @@ def _from_store(what: str, sent: Sent, path: Path, key: bytes) -> None:
 _GONE = "its pod is gone"
 _NOT_RUNNING = "its container has ended, or hasn't started"
 _CUT = "the connection to it was cut"
-_QUIET_S = 60  # in which whoever talks to a node says something
-_AHEAD = 64  # pieces that wait to be heard, of at most 32 KiB from an API server (1.36)
+_QUIET_S = 60  # of silence, after which a conversation with a node ends
+_AHEAD = 64  # pieces that wait to be taken, of at most 32 KiB from an API server (1.36)
 _LOOK_S = 0.02
-_KILLED = 137  # by SIGKILL, as all that is in a container whose first process ends
+_KILLED = 137  # by SIGKILL, as is everything in a container whose first process ends
 _ENDS = {
     questions.NO_NODE: STARTING,
     questions.NO_PAYLOAD: STARTING,
@@ -260,9 +260,9 @@ async def ask(
     timeout: float,
     tell: Callable[[NodeAnswer], None],
 ) -> None:
-    """Tell what each node answers, as it does. Raises ``JobEndedError``, ``ClusterError``, ``DamagedError``.
+    """Pass on each node's answer as it comes. Raises ``JobEndedError``, ``ClusterError``, ``DamagedError``.
 
-    The time counts for each from when it is asked, which so many are at once (``MOST``).
+    The timeout counts for each node from when it is asked; ``MOST`` nodes are asked at a time.
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
@@ -304,7 +304,7 @@ async def _said(job: JobRef, pod: Object, talk: Conversation, timeout: float) ->
 
 
 def _leading(job: JobRef, pod: Object, seconds: int) -> AbstractAsyncContextManager[Remote]:
-    """Run what leads to the node of a pod, and ends once nothing was said to it for so long."""
+    """Run the command that connects to a pod's node; it ends after ``seconds`` without a word to it."""
     python, payload = template.COMMAND
     command = [python, "-c", questions.PROGRAM, payload, str(seconds)]
     target = Target(PODS, job.scope.namespace, pod["metadata"]["name"])
@@ -313,9 +313,9 @@ def _leading(job: JobRef, pod: Object, seconds: int) -> AbstractAsyncContextMana
 
 
 async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
-    """Return a node's key, and what carries a conversation with it.
+    """Return a node's key, and the line that carries a conversation with it.
 
-    Raises ``AskError`` where it can't be asked now, ``JobEndedError``, ``ClusterError`` and ``DamagedError``.
+    Raises ``AskError`` if it can't be asked now, ``JobEndedError``, ``ClusterError`` and ``DamagedError``.
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
@@ -327,7 +327,7 @@ async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
 
 
 class PodLine:
-    """A command in a pod that carries a conversation (``talk.Line``); it ends with its asker."""
+    """A command in a pod that carries a conversation (``talk.Line``); it ends when its asker does."""
 
     beat = _QUIET_S / 3
 
@@ -343,7 +343,7 @@ class PodLine:
                 self._begun.set_result(remote)
                 while data := await remote.receive():
                     self._came.put(data)
-                    # A pod that doesn't stop talking is held up by its connection.
+                    # A pod that doesn't stop talking is slowed down by its connection.
                     while self._came.qsize() >= _AHEAD:  # noqa: ASYNC110 - another thread takes them
                         await asyncio.sleep(_LOOK_S)
                 self._why = _ended(remote)
@@ -357,7 +357,7 @@ class PodLine:
         """See ``talk.Line``."""
 
         async def send() -> None:
-            with suppress(asyncio.CancelledError):  # it never began: that is heard as its end
+            with suppress(asyncio.CancelledError):  # it never began: the asker sees it end
                 await (await self._begun).send(data)
 
         loop.run(send())
@@ -383,14 +383,14 @@ class PodLine:
 
 
 def _ended(remote: Remote) -> str:
-    """Say why a command that leads to a node has ended, of itself or as it couldn't be run."""
+    """Say why a command that connects to a node has ended: by itself, or because it couldn't be run."""
     end = remote.end
     if end.code is None:
         return f"nothing can be run in its container: {end.said[:400]}" if end.said else _CUT
     if end.code in _ENDS:
         return _ENDS[end.code]
     words = remote.stderr.strip().rpartition("\n")[2]
-    return f"what leads to it has ended: {words[:400] or f'exit code {end.code}'}"
+    return f"the command that connects to it has ended: {words[:400] or f'exit code {end.code}'}"
 
 
 def _why(exc: ClusterError) -> str:

@@ -1,9 +1,8 @@
 """Whether a kind can do what a spec requests, which kind to use, and who enforces its policies.
 
-What a kind can't do is refused before anything is sent, with the kinds that can. A run policy is enforced by
-the cluster, by us in its place, or by nobody. "We" are whoever follows the job, or ``%torchjob gc``: what is
-left to us waits while neither runs. Retries have one owner, the operator or whoever follows the job, never
-both.
+What a kind can't do is refused before anything is sent, naming the kinds that can. A run policy is enforced
+by the cluster, by us in its place, or not at all. "We" are the job's followers, or ``%torchjob gc``: what is
+left to us waits while neither runs. Retries have one owner, the operator or the job's followers, never both.
 """
 
 from __future__ import annotations
@@ -107,7 +106,9 @@ def check(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> None:
         resources(spec.cluster, replica)
     for name in (*spec.env, *spec.secret_env):
         if name in RESERVED:
-            raise SpecError("env", name, "another name: on a cluster this one says where the nodes meet")
+            raise SpecError(
+                "env", name, "another name: on a cluster this one is reserved for the nodes' rendezvous"
+            )
     kind.check(spec)
 
 
@@ -154,7 +155,7 @@ def other_versions(kind: Kind, served: Served) -> str:
 
 
 def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
-    """Return a caution for whatever works otherwise than one might expect, whoever looks after the job."""
+    """Return cautions about what works otherwise than a user might expect, whoever looks after the job."""
     policy, cluster, texts = _policy(spec), spec.cluster, list[str]()
     if kind.queues is None and cluster.queue:
         texts.append(
@@ -174,7 +175,7 @@ def cautions(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
 
 
 def left_to_us(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> list[str]:
-    """Return a caution for whatever waits until somebody looks after the job."""
+    """Return cautions about policies that wait until something looks after the job."""
     done_by_us: list[str] = []
     who, policy = retry_owner(kind, spec, minor), _policy(spec)
     policies = enforced(kind, spec, who)
@@ -204,13 +205,14 @@ def moves(spec: JobSpec) -> bool:
     return spec.retry is not None and spec.retry.on_demand_last and spec.cluster.preemptible
 
 
-_OWNER = "later attempts belong to the first one's object, and would go with it"
+_OWNER = "the first attempt's object owns the later ones, which would be deleted with it"
 
 
 def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforced]:
     """Return who enforces each policy of such a job, requested or not, by the name of its field.
 
-    ``retry_owner`` is who starts attempts again (``JobInfo``); without budgets they are left out.
+    ``retry_owner`` is who starts attempts again (``JobInfo``). Without budgets, ``retries`` and
+    ``preemptions`` are left out.
     """
     asked = (spec.launch.run_policy or RunPolicy()).clean_pod_policy
     if asked is CleanPodPolicy.ALL:
@@ -255,7 +257,9 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
     if retry_owner == OPERATOR:
         budgets = Enforced(kind.notes["retries"])
     else:
-        budgets = Enforced(by_us="whoever follows the job creates a job object for each attempt")
+        budgets = Enforced(
+            by_us="a session that follows the job, or a tender, creates a job object for each attempt"
+        )
     return {**policies, "retries": budgets, "preemptions": budgets}
 
 

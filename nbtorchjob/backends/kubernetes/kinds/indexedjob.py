@@ -1,7 +1,7 @@
 """A plain Indexed Job with a headless Service: it needs no operator.
 
 The pods find each other through the Service. An older API server drops fields that it doesn't know, so each
-goes only to a server that has it.
+field is sent only to a server that has it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
             "wait for room; --start-within 10m ends that, and a queue of Kueue's (--queue) avoids it"
         )
     if minor < POD_FAILURE_POLICY:
-        needed = f"tells them apart from Kubernetes 1.{POD_FAILURE_POLICY} on"
+        needed = f"distinguishes them only since Kubernetes 1.{POD_FAILURE_POLICY}"
         yield f"pods that are evicted or preempted count as failures: an Indexed Job {needed}"
 
 
@@ -66,14 +66,14 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         env |= {name: {"valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _COUNTS.items()}
     limits: dict[str, Any] = {"backoffLimit": sub.retries}
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX:
-        # All nodes of a failed attempt end as failed, so each index counts attempts, and all count alike.
+        # All nodes of a failed attempt end as failed, so each index counts attempts, and all counts agree.
         limits = {"backoffLimitPerIndex": sub.retries, "maxFailedIndexes": _spares(sub)}
         if sub.spec.launch.elastic:
             # Node 0 hosts the rendezvous: when it is done, all are.
             limits["successPolicy"] = {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]}
         if _spares(sub):
             # Whatever its success policy says, a job has failed once each of its indexes is lost or has
-            # succeeded (1.36). So there is one index more than can come to an end.
+            # succeeded (1.36). So there is one more index than can end.
             limits["completions"] = sub.spec.launch.max_nodes + _spares(sub) + 1
     spec = {
         "completionMode": "Indexed",
@@ -93,8 +93,8 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "metadata": {"name": sub.domain, "namespace": sub.namespace, "labels": sub.marks},
         "spec": {
             "clusterIP": "None",
-            # The prefixed label is there from 1.27 on, this one always. Pods of an earlier job of its name
-            # may still be ending.
+            # The prefixed label exists only from 1.27 on, this one always. Pods of an earlier job with the
+            # same name may still be ending.
             "selector": {"job-name": sub.name, labelling.RUN: sub.info.run},
             "publishNotReadyAddresses": True,
             "ports": [{"name": "rendezvous", "port": PORT}],
@@ -103,7 +103,7 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     return [{**head, "spec": {key: value for key, value in spec.items() if value is not None}}, service]
 
 
-# What a pod learns of its index's earlier failures, where the index has a limit.
+# What a pod learns about its index's earlier failures, if the index has a limit.
 _COUNTS = {
     FAILURES: "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
     IGNORED: "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
@@ -135,8 +135,8 @@ def _exited(*codes: int) -> dict[str, Any]:
 _NO_START = (126, 127, 128)
 # This isn't the job's fault, and doesn't count.
 _DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-# A pod that is simply deleted has no such condition (1.36), and all that the other nodes report is that
-# its node was lost: it would count once more.
+# A pod that is simply deleted has no such condition (1.36), and the other nodes only report that its node
+# was lost: the loss would count once more.
 _PEERS = {"action": "Ignore", **_exited(exits.INFRASTRUCTURE_ERROR, exits.CANCELLED, exits.LEFT)}
 
 

@@ -29,7 +29,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 def facts(obj: Object) -> list[ev.Event]:
     """Return the facts that a TrainJob's status reports; it has no condition while its pods wait or run."""
-    # What the job's code, or ours for it, told the trainer: an alpha field, ``TrainJobStatus``
+    # What the job's code, or ours on its behalf, reported to the trainer: an alpha field, ``TrainJobStatus``
     status = reading.status(obj).get("trainerStatus")
     if not isinstance(status, dict):
         progress = []
@@ -69,7 +69,7 @@ def _number(text: object) -> float | None:
         return None
 
 
-# The step that trains, among initializers and others.
+# The label that tells the step that trains from initializers and others.
 _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _INITIALIZERS = ("dataset-initializer", "model-initializer")
 _FRAMEWORK = "trainer.kubeflow.org/framework"
@@ -85,7 +85,7 @@ def made_for(runtime: Object) -> str:
     # Only with mlPolicy.torch do nodes learn where to meet; the label is what Kubeflow's SDK relies on.
     if "torch" in _policy(runtime):
         return ""
-    return str((reading.meta(runtime).get("labels") or {}).get(_FRAMEWORK) or "nothing in particular")
+    return str((reading.meta(runtime).get("labels") or {}).get(_FRAMEWORK) or "no particular framework")
 
 
 def runs(runtime: Object) -> str:
@@ -236,7 +236,7 @@ def check(spec: JobSpec) -> None:
         beyond += [f"spec.containers[].{key}" for key in container if key not in known]
     if beyond:
         left = f"left without {', '.join(sorted(beyond))} on a trainjob"
-        allowed = f"{left}, whose runtime keeps these; use another --kind"
+        allowed = f"{left}, whose runtime determines these; use another --kind"
         raise SpecError("pod_patch", spec.cluster.pod_patch, allowed)
 
 
@@ -265,18 +265,18 @@ KIND = Kind(
     needs_image=False,  # its runtime has one
     suspend=("spec", "suspend"),
     runtimes=OURS,
-    adopts=((SERVICES, "{name}"),),  # JobSet 0.12 does: one that selects other pods knows no node's name
+    adopts=((SERVICES, "{name}"),),  # by JobSet 0.12; a Service for other pods resolves no node's name
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
     children={"JobSet": "{name}", "Job": "{name}-node-0"},
     complaints=Complaints(
-        # Trainer's of a JobSet, and JobSet's of a Job.
+        # Trainer's about a JobSet, and JobSet's about a Job.
         refusals=dict.fromkeys(
             ("TrainJobResourcesCreationFailed", "JobCreationFailed"),
             "its runtime and this job don't fit together",
         ),
         plain=plain,
     ),
-    # The Job of its JobSet, which isn't read here: what a runtime calls it comes behind the TrainJob's name.
+    # The Job of its JobSet, which isn't read here: the runtime's name for it follows the TrainJob's name.
     controls=lambda owner, obj: (
         owner.get("kind") == "Job" and str(owner.get("name")).startswith(f"{obj['metadata']['name']}-")
     ),

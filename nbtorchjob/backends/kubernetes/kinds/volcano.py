@@ -1,10 +1,10 @@
 """Volcano's Job (1.15): one task, whose pods are scheduled as a gang.
 
-When a job of a fixed size loses a pod, it ends, or all of its pods are started anew, as often as the
-backoff limit allows. An elastic one continues without the lost pod, and has succeeded when as many pods
-as it needs have: else it would wait for pods that never start.
+When a job of a fixed size loses a pod, it ends, or all of its pods are started again, as often as the
+backoff limit allows. An elastic job continues without the lost pod, and succeeds as soon as its minimum
+number of pods has: else it would wait for pods that never start.
 
-A suspension has no field: Volcano's controller obeys Commands (1.15).
+There is no field for a suspension: Volcano's controller obeys Commands (1.15).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def facts(obj: Object) -> list[ev.Event]:
     asked = reading.deleted(obj)
     if asked is not None and not events:
         events.append(ev.CancelRequested(asked))
-    # A condition of a Volcano Job is a phase that it was in, named under ``status``. Each stands once, by its
-    # last time: what first follows the last pause ended it, until a restart has dated that anew.
+    # A condition of a Volcano Job is a phase that it was in, named under ``status``. Each phase is listed
+    # once, by its last time: the first after the last pause ended it, until a restart gives that a new time.
     past: list[Object] = reading.status(obj).get("conditions") or []
     pauses = [at for at, condition in enumerate(past) if condition.get("status") in _PAUSES]
     if phase in _PAUSES:
@@ -73,7 +73,7 @@ def facts(obj: Object) -> list[ev.Event]:
 
 
 def plain(_reason: str, message: str) -> str:
-    """Return the message of an event of Volcano's in the API's own words."""
+    """Return the message of a Volcano event in the API's own words."""
     if refused := _GO_VALUE.search(message):
         with suppress(ValueError):  # Go escapes nearly as JSON does
             return str(json.loads(refused[1]))
@@ -103,7 +103,7 @@ RETRIES = "volcano.sh/job-retry-count"  # an annotation of pods
 API = Api("batch.volcano.sh", "v1alpha1", "jobs", "Job")
 CONTAINER = "main"
 TASK = "node"
-QUEUE = "default"  # of a job that names none
+QUEUE = "default"  # for a job that names none
 _RETRIES = f"metadata.annotations['{RETRIES}']"
 
 # Another try would end the same way.
@@ -119,12 +119,12 @@ def owns_retries(spec: JobSpec, minor: int) -> bool:
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
-    """Yield a caution for a deadline that works otherwise than one might expect."""
+    """Yield a caution for a deadline that works otherwise than a user might expect."""
     policy = spec.launch.run_policy or RunPolicy()
     if policy.backoff_limit and policy.active_deadline_seconds:
         yield (
-            "active_deadline_seconds begins anew with each restart of a Volcano job while nobody follows it; "
-            "--retries instead of backoff_limit ends it there"
+            "active_deadline_seconds starts over with each restart of a Volcano job that no session follows; "
+            "use --retries instead of backoff_limit to enforce it"
         )
 
 
@@ -230,7 +230,7 @@ KIND = Kind(
     restarts=restarts,
     cautions=cautions,
     uses=(Use("create", COMMANDS, "`cancel`, `suspend`, `resume`"),),
-    # Of plugin svc. As a job ends it deletes all three by name, whoever made them (1.15).
+    # Made by the plugin svc, which deletes all three by name when a job ends, whoever made them (1.15).
     adopts=((SERVICES, "{name}"), (CONFIGMAPS, "{name}-svc"), (POLICIES, "{name}")),
     queues=Queues(QUEUES, "Volcano", QUEUE, closed),
 )

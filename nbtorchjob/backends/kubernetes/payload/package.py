@@ -1,19 +1,19 @@
-"""A call as what travels to a cluster: its bytes, key and digest, and the immutable Secrets that hold them.
+"""A call as it travels to a cluster: its bytes, key and digest, and the immutable Secrets that hold them.
 
 The payload is never in a command, a variable or a manifest's text.
 
-The first one holds the job's key, the run that it is for, the job's record, and ``job.pyz`` itself where it
+The first Secret holds the job's key, the run that it is for, the job's record, and ``job.pyz`` itself if it
 fits. A bigger payload continues in further Secrets, and ``job.pyz`` is then the few lines that put the parts
 together (``runtime/start/boot.py``).
 
 A kubelet keeps an immutable Secret by its namespace and name for as long as any pod on its host refers to it,
 so a later one of the same name isn't read (Kubernetes 1.36). So the names of Secrets follow from the run
-(:func:`first_name`), and no two runs share one. Only the :func:`claim` has the job's name: it is made before
-all else, so that of two jobs of one name, whatever their kinds, the second is refused before it sends
-anything. No pod refers to it, so no host keeps it. The job owns the claim, which owns the Secrets.
+(:func:`first_name`), and no two runs share one. Only the :func:`claim` has the job's name: it is made first,
+so that of two jobs with one name, whatever their kinds, the second is refused before it sends anything. No
+pod refers to it, so no host keeps it. The job owns the claim, which owns the Secrets.
 
 A job whose code is swapped gets one more Secret (:func:`swaps`), which changes, and so isn't immutable. Pods
-mount it where it is there as they start.
+mount it if it exists when they start.
 
 What the runs of a group share is in Secrets of the group, which all of the runs own: each run's own Secret
 names them, and holds no payload.
@@ -92,7 +92,7 @@ def sharing(
 
 
 def _own(info: JobInfo, key: bytes) -> dict[str, bytes]:
-    """Return what only one run has; a node compares the run with its pod's (``runtime/start/node``)."""
+    """Return the data of a single run; a node compares the run with its pod's (``runtime/start/node``)."""
     return {KEY: key, RUN: info.run.encode(), EXTRA: labelling.extra(info)}
 
 
@@ -117,7 +117,7 @@ def reference(
 
 
 def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return the payload that :func:`manifests` put there. Raises ``ValueError`` where some is gone."""
+    """Return the payload that :func:`manifests` put there. Raises ``ValueError`` if parts are gone."""
     texts = {key: text for secret in secrets for key, text in data(secret).items()}
     parts = sorted(key for key in texts if key.startswith("part-"))
     without_gap = parts == [_PART.format(i) for i in range(len(parts))]
@@ -135,19 +135,19 @@ def with_env(first: dict[str, Any], values: Mapping[str, str]) -> dict[str, Any]
 
 
 def env_key(name: str) -> str:
-    """Return the key that a job's first Secret has a variable's value under."""
+    """Return the key of a variable's value in a job's first Secret."""
     return f"{_ENV}{name}"
 
 
 def env(first: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that a job's first Secret has values of. Raises ``DamagedError``."""
+    """Return the variables whose values are in a job's first Secret. Raises ``DamagedError``."""
     keys = [key for key in data(first) if key.startswith(_ENV)]
     return {key[len(_ENV) :]: value(first, key).decode(errors="replace") for key in keys}
 
 
 def gone(name: str) -> SubmitError:
     """Return the error for a job whose payload is gone."""
-    return SubmitError(f"what {name} ran is gone from the cluster: run its cell again")
+    return SubmitError(f"the payload of {name} is gone from the cluster: run its cell again")
 
 
 def claim_name(name: str) -> str:
@@ -156,7 +156,7 @@ def claim_name(name: str) -> str:
 
 
 def swaps(name: str, labels: Mapping[str, str], owner: Mapping[str, str]) -> dict[str, Any]:
-    """Return the empty Secret for the payloads of a job's swaps, which goes when its ``owner`` goes."""
+    """Return the empty Secret for the payloads of a job's swaps, which is deleted along with ``owner``."""
     secret = _secret(name, labels, {})
     metadata = {**secret["metadata"], "ownerReferences": [dict(owner)]}
     return {**{key: value for key, value in secret.items() if key != "immutable"}, "metadata": metadata}
@@ -165,7 +165,7 @@ def swaps(name: str, labels: Mapping[str, str], owner: Mapping[str, str]) -> dic
 def swaps_name(spec: JobSpec, info: JobInfo) -> str:
     """Return the name of the Secret for a job's swaps.
 
-    "" where nodes keep them beside the job's checkpoints, and of a lab, which no attempt begins with.
+    "" where nodes keep them beside the job's checkpoints, and for a lab, where no attempt begins with them.
     """
     if stores.checkpoints(spec, info) or info.lab is not None:
         return ""
@@ -178,7 +178,7 @@ def first_name(info: JobInfo) -> str:
 
 
 def part_names(info: JobInfo, names: Iterable[str]) -> list[str]:
-    """Return those of the names that Secrets of the job's payload have, in order."""
+    """Return those of ``names`` that are names of Secrets of the job's payload, in order."""
     pattern = re.compile(rf"{re.escape(first_name(info))}(?:-(\d+))?")
     numbers = {match[0]: int(match[1] or 0) for match in map(pattern.fullmatch, names) if match}
     return sorted(numbers, key=numbers.__getitem__)
@@ -209,7 +209,7 @@ def _boot() -> bytes:
 
 
 def shared_by(first: Mapping[str, Any]) -> list[str]:
-    """Return the names of its group's Secrets that a run's own one tells, in order; none of any other job."""
+    """Return the group's Secrets that a run's own Secret names, in order; none for any other job."""
     return str((first["metadata"].get("annotations") or {}).get(labelling.SHARED, "")).split()
 
 
@@ -230,9 +230,9 @@ _NAMED = 3  # of the biggest captures
 class Packed(FrozenDataclass):
     """A payload, the key that it is signed with, and the digest of what it runs and how.
 
-    ``ours`` is whether its call was submitted from here, rather than another person's repeated. Where it is
-    ``shared``, Secrets of these names hold it, for all runs of a group. Else it is in Secrets of at most
-    ``limit`` bytes.
+    ``ours`` is whether its call was submitted from here, rather than repeated from another person's job. If
+    it is ``shared``, Secrets of these names hold it, for all runs of a group. Else it is in Secrets of at
+    most ``limit`` bytes.
     """
 
     data: memoryview
@@ -261,14 +261,14 @@ class Packed(FrozenDataclass):
         return reference(info, labels, self.key, url, self.sha256)
 
     def store(self, url: str) -> None:
-        """Write it to a store. Raises ``SubmitError``."""
+        """Write the payload to a store. Raises ``SubmitError``."""
         stores.put(self.data, url)
 
 
 class Stored(FrozenDataclass):
-    """A payload that an earlier job left in a store; else as :class:`Packed`.
+    """A payload that an earlier job left in a store; otherwise like :class:`Packed`.
 
-    It is copied for a job that is sent; of one that is only exported it ``stays`` where it is.
+    It is copied for a job that is sent; for a job that is only exported it ``stays`` where it is.
     """
 
     url: str
@@ -285,12 +285,12 @@ class Stored(FrozenDataclass):
         return reference(info, labels, self.key, self.url if self.stays else url, self.sha256)
 
     def store(self, url: str) -> None:
-        """Copy it within the store, as the original goes with the earlier job. Raises ``SubmitError``."""
+        """Copy it within the store, as the original is removed with its job. Raises ``SubmitError``."""
         stores.copy(self.url, url, self.sha256)
 
 
 def pack(call: Call, spec: JobSpec) -> Packed:
-    """Pack ``call``. Raises ``SubmitError`` where it is too big to travel through the API."""
+    """Pack ``call``. Raises ``SubmitError`` if it is too big to travel through the API."""
     if call.size > LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, call.size)
     file, key = io.BytesIO(), os.urandom(32)

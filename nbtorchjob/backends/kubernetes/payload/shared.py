@@ -1,13 +1,13 @@
 """What jobs share in a store: shipped files too big for payloads, uv, and what nodes have installed.
 
     _shipped/SHA256          what a file holds, or the program that installs
-    _shipped/SHA256.going    it is about to be removed: written before it is looked who uses it
-    _shipped/uses/RUN        which of them a job uses: written before it is looked what is there
-    .packages/NAME.tgz       what was installed (``runtime/install/stock``); a node without it does so again
+    _shipped/SHA256.going    it is about to be removed: written before checking who uses it
+    _shipped/uses/RUN        which of them a job uses: written before checking what is there
+    .packages/NAME.tgz       what was installed (``runtime/install/stock``); a node without it installs again
 
-So of a job that is sent and somebody who tidies up, whoever comes second sees the other one. A job's use ends
-when it is deleted. Of jobs that their operator or somebody else deletes that isn't heard: a use that was
-written on this machine counts as long as its job is known to be there.
+So if a job is sent during a cleanup, the later of the two sees the other one. A job's use ends when the job
+is deleted. If its operator or somebody else deletes the job, that goes unnoticed: a use that was written on
+this machine then ends when a cleanup finds its job gone.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 FOLDERS = (SHARED, stock.FOLDER)
 _USES, _GOING = "uses", ".going"
-_UNUSED_S = 30 * 24 * 3600.0  # since it was stored, or taken, before it is removed
+_UNUSED_S = 30 * 24 * 3600.0  # from when a file was stored, or last taken, until it is removed
 _YOUNG_S = 3600.0  # a use may be of a job that is just being sent
-_USE_BYTES = 1 << 21  # of what is written down of a job: digests of 20,000 files at most
-_AT_ONCE = 50  # that are about to be removed: none of them for long
-_WAIT_S = 60.0  # for one that is about to be removed to be gone
+_USE_BYTES = 1 << 21  # of one job's record in uses: digests of 20,000 files at most
+_AT_ONCE = 50  # files that are about to be removed at a time: none of them for long
+_WAIT_S = 60.0  # for a file that is about to be removed to be gone
 _LOOK_S = 0.2
 
 
 class Unused(FrozenDataclass):
-    """The files in one of a store's shared folders that nobody uses; ``age`` is the oldest's, in seconds."""
+    """The files in one of a store's shared folders that no job uses; ``age`` is the oldest's, in seconds."""
 
     url: str
     paths: tuple[str, ...]
@@ -58,9 +58,9 @@ class Unused(FrozenDataclass):
 
 
 def put_files(storage: str, run: str, files: Sequence[ShippedFile | Installer]) -> None:
-    """Write what of a job its payload doesn't hold, unless an earlier job has.
+    """Write those files of a job that its payload doesn't hold, unless an earlier job has.
 
-    Raises ``SubmitError``, and ``CaptureError`` for one that has changed meanwhile.
+    Raises ``SubmitError``, and ``CaptureError`` for a file that has changed meanwhile.
     """
     if files:
         use(storage, run, (file.sha256 for file in files))
@@ -71,13 +71,13 @@ def put_files(storage: str, run: str, files: Sequence[ShippedFile | Installer]) 
 
 
 def _put_file(file: ShippedFile | Installer, url: str) -> None:
-    from nbtorchjob.capture.shipped import changed  # late: most that is done with stores captures nothing
+    from nbtorchjob.capture.shipped import changed  # late: most uses of stores capture nothing
 
     files, path = reached(url)
     _await_gone(files, path)
     if files.exists(path) and files.size(path) == file.size:
         return
-    # A store of objects shows one once it is whole; a folder shows what there is of it.
+    # An object store shows a file once it is whole; a folder shows partial files, too.
     partial = f"{path}.{secrets.token_hex(4)}.partial" if "file" in files.protocol else path
     digest, data = hashlib.sha256(), getattr(file, "data", None)
     make_folder(files, path)
@@ -102,17 +102,17 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
 
 
 def use(storage: str, run: str, files: Iterable[str]) -> None:
-    """Write down that a job uses files, by their digests, and remember the store. Raises ``SubmitError``."""
+    """Record that a job uses files, by their digests, and remember the store. Raises ``SubmitError``."""
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
     with submit_errors(url):
         store, path = reached(url)
         make_folder(store, path)
         store.pipe_file(path, json.dumps({"owner": _owner(), "files": [*files]}).encode())
-    remember(storage)  # one that can be used: each gc looks into it from now on
+    remember(storage)  # only a store that can be used: each gc looks into it from now on
 
 
 def use_again(storage: str, run: str, former: str) -> None:
-    """Write down that a job uses what a former one does. Raises ``SubmitError``."""
+    """Record that a job uses the same files as a former one. Raises ``SubmitError``."""
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{former}"
     with submit_errors(url):
         store, path = reached(url)
@@ -121,14 +121,14 @@ def use_again(storage: str, run: str, former: str) -> None:
 
 
 def done(storage: str, run: str) -> None:
-    """Write down that a job uses nothing any more. Raises ``SubmitError``."""
+    """Record that a job no longer uses anything. Raises ``SubmitError``."""
     url = f"{storage.rstrip('/')}/{SHARED}/{_USES}/{run}"
     with submit_errors(url):
         _drop(*reached(url))
 
 
 def _await_gone(store: Any, path: str) -> None:
-    """Wait where a file is about to be removed; what whoever began that has left behind is taken away."""
+    """Wait while a file is about to be removed; after a while, finish a removal that was left undone."""
     until, going = time.monotonic() + _WAIT_S, f"{path}{_GOING}"
     while store.exists(going):
         if time.monotonic() > until:
@@ -140,13 +140,13 @@ def _await_gone(store: Any, path: str) -> None:
 
 
 def remember(storage: str) -> None:
-    """Note a store that jobs of this user share something in: it is tidied up when none of them is left."""
+    """Remember a store in which this user's jobs share files, so that ``gc`` cleans it up later."""
     with suppress(OSError):
         (own(state_dir() / "stores") / hashlib.sha256(storage.encode()).hexdigest()[:24]).write_text(storage)
 
 
 def remembered() -> list[str]:
-    """Return those stores."""
+    """Return the remembered stores."""
     urls = []
     with suppress(OSError):
         urls = [path.read_text() for path in sorted(own(state_dir() / "stores").iterdir())]
@@ -154,9 +154,9 @@ def remembered() -> list[str]:
 
 
 def unused(storage: str, alive: Collection[str] | None, *, installs: bool) -> list[Unused]:
-    """Return what nobody has used for a month; ``alive`` are the runs of this user's jobs, None if unknown.
+    """Return files unused for a month; ``alive`` are the runs of this user's jobs, None if unknown.
 
-    With ``installs``, a job that goes on may take what was installed: that stays. Raises ``SubmitError``.
+    With ``installs``, a running job may take what was installed: that stays. Raises ``SubmitError``.
     """
     leftovers = []
     for name in FOLDERS:
@@ -181,7 +181,7 @@ def unused(storage: str, alive: Collection[str] | None, *, installs: bool) -> li
 
 
 def remove(leftover: Unused, alive: Collection[str] | None) -> None:
-    """Remove files, but for those that somebody has begun to use. Raises ``SubmitError``."""
+    """Remove files, except those that a job has begun to use. Raises ``SubmitError``."""
     with submit_errors(leftover.url):
         store, folder = reached(leftover.url)
         for begin in range(0, len(leftover.paths), _AT_ONCE):
@@ -208,12 +208,12 @@ def _listed(store: Any, folder: str) -> Iterator[tuple[str, int, float]]:
 
 
 def _used(store: Any, folder: str, alive: Collection[str] | None) -> set[str]:
-    """Return the files that jobs use; uses that were written here of jobs that are gone are taken away."""
+    """Return the files that jobs use; remove uses that were written here for jobs that are gone."""
     names: set[str] = set()
     for path, size, age in _listed(store, f"{folder}/{_USES}"):
-        if not size:  # of nothing a store of objects returns no part
+        if not size:  # object stores return no part of an empty file
             continue
-        with suppress(FileNotFoundError, ValueError):  # deleted meanwhile, or anybody's writing
+        with suppress(FileNotFoundError, ValueError):  # deleted meanwhile, or written by anybody
             owner, files = _read_use(store, path)
             gone = alive is not None and path.rpartition("/")[2] not in alive
             if gone and owner == _owner() and age > _YOUNG_S:
@@ -227,22 +227,22 @@ def _read_use(store: Any, path: str) -> tuple[str, list[str]]:
     """Return who wrote a use, and the files that it names; raises ``ValueError`` for anything else."""
     data = store.cat_file(path, 0, _USE_BYTES + 1)
     if len(data) > _USE_BYTES:
-        raise ValueError(f"{path} has more than {words.size(_USE_BYTES)}, as no list of files has")
+        raise ValueError(f"{path} isn't a list of files: it is larger than {words.size(_USE_BYTES)}")
     try:
         record = json.loads(data)
         owner, files = record["owner"], record["files"]
     except (LookupError, TypeError, RecursionError) as exc:
-        raise ValueError(f"{path} is no list of files") from exc
+        raise ValueError(f"{path} isn't a list of files") from exc
     if not isinstance(files, list) or not all(isinstance(file, str) for file in files):
-        raise ValueError(f"{path} is no list of files")
+        raise ValueError(f"{path} isn't a list of files")
     return str(owner), files
 
 
 def _drop(store: Any, path: str) -> None:
-    with suppress(FileNotFoundError):  # somebody else is as tidy
+    with suppress(FileNotFoundError):  # somebody else has removed it
         store.rm_file(path)
 
 
 def _owner() -> str:
-    """Return what tells this user's state folder from others', and nobody can write who doesn't have it."""
+    """Return a digest that identifies this user's state folder, and that nobody without it can write."""
     return hashlib.sha256(b"stores" + secret("stores")).hexdigest()[:24]

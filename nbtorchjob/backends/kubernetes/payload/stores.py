@@ -23,16 +23,16 @@ from nbtorchjob.state.facts.events import ArtifactsReady, Sent
 from nbtorchjob.text import words
 
 _FOLDER = r"[a-z0-9][-a-z0-9.]*"  # of a job
-_READ_ONLY = ("http", "https")  # no rank can have written there; followed from here, they lead anywhere
+_READ_ONLY = ("http", "https")  # no rank can have written there; requests from here could lead anywhere
 _SAID = 300  # characters of a library's error
 PIECE = 4 << 20  # bytes in memory at a time
 _DIGITS = 12  # of a digest, in a file's name
 
 
 def folder(storage: str, info: JobInfo) -> str:
-    """Return the URL of a job's own folder in the store; what a node writes is there, too.
+    """Return the URL of a job's own folder in the store; nodes write there, too.
 
-    No later job of its name has it: what is left of a deleted one may be removed at any time.
+    No later job of its name has it: what is left of a deleted job may be removed at any time.
     """
     return inside(storage, f"{info.name}.{info.run}")
 
@@ -43,7 +43,7 @@ def inside(storage: str, name: str) -> str:
 
 
 def holds(storage: str | None, sent: Sent) -> bool:
-    """Whether a value, or artifacts, are said to be where a job with this ``--storage`` writes them."""
+    """Whether a value's or artifacts' reported place is where a job with this ``--storage`` writes them."""
     if isinstance(sent, ArtifactsReady):
         file = f"attempt-{sent.attempt}-node-{sent.node}.zip"
     else:
@@ -57,7 +57,7 @@ def payload(storage: str, info: JobInfo, sha256: str) -> str:
 
 
 def holds_payload(storage: str | None, url: str, sha256: str) -> bool:
-    """Whether a payload is said to be where a job with this ``--storage`` has it: not any file of ours."""
+    """Whether a payload's recorded place is where a job with this ``--storage`` has it, not just any file."""
     return _is_of_a_job(storage, url, _payload_file(sha256))
 
 
@@ -87,8 +87,8 @@ def resumed(
 ) -> JobInfo:
     """Return the record of a job that goes on from an old one's checkpoints.
 
-    In a store it gets a copy, up to the file at which it is ``stopped``. A folder that only pods see it
-    shares: that is never removed. Raises ``SubmitError``.
+    In a store it gets a copy, up to the file at which copying is ``stopped``. It shares a folder that only
+    pods see: that is never removed. Raises ``SubmitError``.
     """
     saved = checkpoints(spec, old)
     if not saved:
@@ -101,7 +101,7 @@ def resumed(
         files, path = reached(saved)
         _, to = reached(target)
         stored = files.find(path, detail=True) if files.exists(path) else {}
-        # What a node keeps beside them is of the old job, and a partial file of a node that was killed.
+        # What a node keeps beside them belongs to the old job, and a partial file to a node that was killed.
         sizes = {
             name: int(details.get("size") or 0)
             for name, details in stored.items()
@@ -127,7 +127,7 @@ def put(data: memoryview, url: str) -> None:
 
 
 def copy(url: str, to: str, sha256: str) -> None:
-    """Copy the payload at ``url``, a piece at a time. Raises ``SubmitError``, also for another file."""
+    """Copy the payload at ``url``, a piece at a time. Raises ``SubmitError``, also if it has changed."""
     with submit_errors(url):
         files, path = reached(url)
         there = files.exists(path)
@@ -136,7 +136,7 @@ def copy(url: str, to: str, sha256: str) -> None:
         raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
     digest = hashlib.sha256()
     with submit_errors(to), store.opened(url) as source, _new(to) as file:
-        # No more than it had: whoever writes to the store may never come to an end.
+        # No more than its size so far: somebody may write to it without end.
         while left > 0 and (piece := source.read(min(PIECE, left))):
             digest.update(piece)
             file.write(piece)
@@ -162,7 +162,7 @@ def clear(info: JobInfo) -> None:
 def clear_checkpoints(info: JobInfo) -> None:
     """Remove a job's own checkpoints, unless only pods see them. Raises ``SubmitError``."""
     saved = checkpoints(info.asked, info)
-    # The record says whose they are, and others may write to it.
+    # The record names the folder, and others may have written the record.
     if "://" in saved and saved.endswith(f"-{info.run}"):
         remove(saved)
 
@@ -172,7 +172,7 @@ def remove(url: str) -> None:
     with submit_errors(url):
         files, path = reached(url)
         if files.exists(path):
-            # fsspec takes a path for a pattern, apart from a local one (2026.9).
+            # fsspec takes every path for a pattern, except a local one (2026.9).
             files.rm(path if "file" in files.protocol else glob.escape(path), recursive=True)
 
 
@@ -183,10 +183,10 @@ def reached(url: str) -> tuple[Any, str]:
 
 
 def make_folder(files: Any, path: str) -> None:
-    """Have the folder of a file be there, in stores that have folders.
+    """Make the folder of a file, in stores that have folders.
 
-    Paths in stores of objects begin with a bucket's name, without a slash: s3fs would make a bucket that is
-    only misspelt, and ask for permissions that nothing else needs (2026.9).
+    Paths in object stores begin with a bucket's name, without a slash: s3fs would create a bucket for a
+    misspelt name, and need permissions that nothing else needs (2026.9).
     """
     if path.startswith("/"):
         files.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -201,20 +201,20 @@ def _new(url: str) -> BinaryIO:
 
 @contextmanager
 def submit_errors(url: str) -> Iterator[None]:
-    """Make a ``SubmitError`` of what a store's library raises."""
+    """Turn what a store's library raises into a ``SubmitError``."""
     try:
         yield
     except NBTorchJobError:
         raise
     except Exception as exc:  # whatever a store's library raises
-        # What a library's error comes to, and what to do where that is known
+        # What a library's error means, and what to do about it if that is known
         scheme = urlsplit(url).scheme
         if isinstance(exc, ImportError):
             ours = _EXTRAS.get(scheme)
             how = f": pip install 'nbtorchjob[{ours}]'" if ours else ""
             reason = f"the driver for {scheme}:// isn't installed{how}"
         elif scheme and scheme not in _fsspec().available_protocols():
-            reason = f"{scheme}:// is no kind of store that fsspec knows"
+            reason = f"{scheme}:// isn't a kind of store that fsspec knows"
         elif isinstance(exc, OSError) and exc.strerror:
             reason = exc.strerror
         else:

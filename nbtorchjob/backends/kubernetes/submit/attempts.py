@@ -1,13 +1,13 @@
-"""Starting a job's next attempt, where no operator does; and what a job names of its cluster.
+"""Start a job's next attempt, where no operator does; and look up what a job names on its cluster.
 
-An attempt is another job object of the same job. Its name follows from the job's and the attempt's number, so
-that of any number of kernels that try one makes it. All that it takes lies with the first attempt's object,
-so that any kernel can.
+An attempt is another job object of the same job. Its name follows from the job's name and the attempt's
+number, so that only one of several kernels creates it. All that it takes is stored with the first attempt's
+object, so that any kernel can.
 
-A job without ``--checkpoints`` has its swaps in a Secret, which pods mount that start later. Whoever has
+A job without ``--checkpoints`` has its swaps in a Secret, which pods that start later mount. The process that
 swapped the code writes there, once the nodes have made the change. Nodes read it as they start, and agree on
-the newest swap that one of them has (``runtime/node/kept.py``), as their hosts may learn of a change at
-different times.
+the newest swap that one of them has (``runtime/node/kept.py``), as their hosts may see a change at different
+times.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, Next
 from nbtorchjob.text import words
 
-_OTHERS = "isn't this job's, and has the name: delete it, unless the cluster is about to"
+_OTHERS = "isn't this job's, but has a name that it needs: delete it, unless the cluster is about to do so"
 
 
 async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | None) -> Runtime:
     """Return the runtime of that name, the namespace's own first; without a name the default.
 
-    Raises ``NotFoundError`` where it isn't there, naming those that are; one that we may not read is
+    Raises ``NotFoundError`` if it doesn't exist, naming those that do; one that we may not read is
     taken on trust, unless there is one that we may read.
     """
     wanted = name or runtimes.default.name
@@ -69,9 +69,10 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
 
 
 async def check_priority(session: Session, name: str | None) -> None:
-    """Raise ``NotFoundError`` where it isn't there, naming those that are; what we may not read is trusted.
+    """Raise ``NotFoundError`` if it doesn't exist, naming those that do; what we may not read is trusted.
 
-    Kueue (0.19) makes no Workload for a job without such, and says so to nobody: it would wait for ever.
+    Kueue (0.19) makes no Workload for a job whose class is missing, and doesn't say so: the job would wait
+    for ever.
     """
     api = await session.newest(WORKLOAD_PRIORITIES) if name else None
     if api is None or name is None:
@@ -89,7 +90,7 @@ async def check_priority(session: Session, name: str | None) -> None:
 
 
 def _absent(option: str, kind: str, name: str, known: Sequence[str]) -> NotFoundError:
-    """Return the error for what a job names and the cluster lacks, with what there is."""
+    """Return the error for something that a job names and the cluster lacks, naming what exists."""
     text = f"{option}: there is no {kind} {name!r} on the cluster (there are: {', '.join(known) or 'none'})"
     return NotFoundError(f"{text}: choose one with --{option.replace('_', '-')}")
 
@@ -105,7 +106,7 @@ async def listed(client: Client, runtimes: Runtimes, namespace: str) -> dict[str
     for api, where in _levels(runtimes, namespace):
         with suppress(ClusterError):
             items = (await client.list(api, where)).items
-            # Of one name the namespace's own is taken.
+            # Of two with one name, the namespace's own is taken.
             by_name = {item["metadata"]["name"]: runtimes.runs(item) for item in items} | by_name
     return dict(sorted(by_name.items()))
 
@@ -123,20 +124,19 @@ async def begin(
     deadline: float | None,
     paid: str,
 ) -> bool | None:
-    """Make the objects of the attempt; return whether nobody else has.
+    """Create the objects of the attempt; return False if another process has done so already.
 
-    None where somebody has asked for the job's end meanwhile.
+    Returns None if the job was cancelled meanwhile.
 
-    ``deadline`` is when the job must end (seconds since the epoch), ``paid`` (a mark) what the attempt before
-    drew on. Raises ``ClusterError``, of which
-    ``PayloadGoneError`` is for good.
+    ``deadline`` is when the job must end (seconds since the epoch), ``paid`` (a mark) which budget the
+    attempt before drew on. Raises ``ClusterError``; a ``PayloadGoneError`` is permanent.
     """
     client = session.client
     first, newest = [
         await client.get(target(kind, scope, info, number)) for number in (1, following.number - 1)
     ]
     if not (labelling.belongs(first, info) and labelling.belongs(newest, info)):
-        raise NotFoundError(f"{info.name} is gone, and its name is another job's by now")
+        raise NotFoundError(f"{info.name} is gone, and another job has its name now")
     if labelling.cancelled(first) or labelling.cancelled(newest):
         return None
     secrets, whole = await payload_names(client, scope.namespace, info), package.first_name(info)
@@ -177,7 +177,7 @@ async def begin(
 
 
 async def adopted(client: Client, kind: Kind, namespace: str, name: str) -> list[tuple[Target, Object]]:
-    """Return what has the names that an operator uses for a job of that name, as far as we may list it."""
+    """Return objects with the names that an operator uses for such a job, as far as we may list them."""
     targets = [Target(api, namespace, pattern.format(name=name)) for api, pattern in kind.adopts]
 
     async def listed(target: Target) -> list[Object]:
@@ -191,14 +191,14 @@ async def adopted(client: Client, kind: Kind, namespace: str, name: str) -> list
 
 
 def made_for(name: str, obj: Object) -> bool:
-    """Whether an operator made an object for a job of that name, be it an earlier one."""
+    """Whether an operator made an object for a job of that name, perhaps an earlier job."""
     return any(owner.get("name") == name for owner in obj["metadata"].get("ownerReferences") or ())
 
 
 async def _refuse_adoption(client: Client, kind: Kind, namespace: str, name: str) -> None:
-    """Raise ``AlreadyExistsError`` where the attempt's operator would take over what it didn't make for it.
+    """Raise ``AlreadyExistsError`` if the attempt's operator would take over what it didn't make for it.
 
-    What it made for an attempt of an earlier job would go under this one.
+    What it made for an attempt of an earlier job would be deleted while this attempt needs it.
     """
     present = await adopted(client, kind, namespace, name)
     strange = [target for target, obj in present if not made_for(name, obj)]
@@ -228,7 +228,7 @@ def target(kind: Kind, scope: Scope, info: JobInfo, number: int) -> Target:
 
 
 def reference(owner: Object) -> dict[str, str]:
-    """Return what makes ``owner`` an object's owner: it goes when its owner goes."""
+    """Return a reference to an object's ``owner``: the object is deleted along with it."""
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
@@ -242,9 +242,9 @@ def _given(obj: Object, what: str) -> dict[str, str]:
 
 
 class SecretKeeper(SwapKeeper):
-    """Keeps swaps in the Secret of that name, which had payloads of these sizes, by number, before a swap.
+    """Keeps swaps in the Secret of that name; ``sizes`` are those of its payloads before a swap, by number.
 
-    Those of the swap's own number and above are of an attempt that another one has begun without them.
+    Payloads of the swap's own number and above are from an earlier attempt: a later one began without them.
     """
 
     def __init__(self, job: JobRef, name: str, sizes: Mapping[int, int]) -> None:
@@ -254,10 +254,10 @@ class SecretKeeper(SwapKeeper):
         self._sizes = sizes
 
     def keep(self, number: int, payload: bytes, earlier: Collection[int]) -> None:
-        """Write it, unless the Secret lacks earlier ones, or has no room."""
+        """Write the payload. Raises ``SwapError`` if the Secret lacks earlier ones, or has no room."""
         sizes = {other: size for other, size in self._sizes.items() if other < number}
         if missing := {*earlier} - sizes.keys():
-            raise SwapError(f"swap {min(missing)} isn't kept, and they are made in their order")
+            raise SwapError(f"swap {min(missing)} isn't kept, and swaps must be applied in order")
         total = sum(sizes.values()) + len(payload)
         if total > package.SECRET_BYTES:
             raise SwapError(
@@ -277,14 +277,14 @@ class SecretKeeper(SwapKeeper):
                 secret["data"] = {key: text for key, text in data.items() if text is not None}
                 try:
                     await client.create(SECRETS, self._target.namespace, secret)
-                except AlreadyExistsError:  # whoever makes the next swap was here first
+                except AlreadyExistsError:  # the process that makes the next swap was first
                     await client.patch(self._target, patch)
 
         loop.run(write())
 
 
 async def swap_keeper(job: JobRef) -> SecretKeeper | None:
-    """Return what keeps a job's next swap; None where nodes do. Raises ``ClusterError``."""
+    """Return the keeper of a job's next swap; None if nodes keep it. Raises ``ClusterError``."""
     name = package.swaps_name(job.info.asked, job.info)
     if not name:
         return None
@@ -301,5 +301,5 @@ _KEY = re.compile(r"[1-9]\d{0,8}\.payload")
 
 
 def _key(number: int) -> str:
-    """Return the key of a swap's payload: the name of its file, as nodes have it."""
+    """Return the key of a swap's payload: the name of its file, as on the nodes."""
     return f"{number}.payload"

@@ -1,4 +1,4 @@
-"""Sending a job: its Secrets, the job object, and what belongs to it; all of it, or nothing."""
+"""Send a job: its Secrets, the job object, and what belongs to it; all of it, or nothing."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ _log = logging.getLogger(__name__)
 _TRIES = 5
 _DIGITS = 12  # of a digest, in a file's name
 _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
-_COLLECTED_S = 30.0  # for what belonged to a deleted job to go, too
+_COLLECTED_S = 30.0  # for what belonged to a deleted job to be deleted, too
 _LOOK_S = 0.2
-HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without one has lost its kernel
+HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without a job has lost its kernel
 
 
 class Draft(FrozenDataclass):
@@ -76,9 +76,9 @@ class Draft(FrozenDataclass):
 
 
 class Submitter:
-    """Sends one call to one cluster; ``anew``: a further job of it, under a name that no other one has.
+    """Sends one call to one cluster; ``anew`` makes it another job, under a name that no other job has.
 
-    What is only drafted anew may have a ``name`` that a job has. Its coroutines run on our own event loop.
+    A mere draft may have the ``name`` of an existing job. The coroutines run on our own event loop.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Submitter:
         self._packed = packed
         self._spec = spec
         self._anew = anew
-        self._given = None if anew else spec.name  # the one name that it may have, if there is one
-        # One that is sent again has it signed, with the same key.
+        self._given = None if anew else spec.name  # the given name, if there is one
+        # A job that is sent again has its variant signed already, with the same key.
         own = (
             info.variant
             if anew or not info.variant
@@ -105,19 +105,19 @@ class Submitter:
         )
         self._info = replace(info, call=packed.digest, variant=own)
         self._drafted = name
-        self._count = 0  # of the names that were tried and are taken
+        self._count = 0  # how many names were tried and are taken
 
     async def send(self) -> JobInfo:
-        """Return what is written down of the job that runs now, which may have been sent before.
+        """Send the job; return the record of the job that now runs, which may have been sent before.
 
-        A given name that an ended job has gets a number. Raises ``SubmitError`` with nothing left behind;
-        ``NameTakenError`` for a given name that is another running job's, or somebody else's.
+        If an ended job has the given name, a number is appended. Raises ``SubmitError`` with nothing left
+        behind; ``NameTakenError`` for a given name that is another running job's, or somebody else's.
         """
         draft = await self.draft()
         # Before anything is made: what a killed kernel leaves behind must be found.
         namespaces.remember(draft.scope)
         if self._anew:
-            # Before it is stored: what lies in the store under its first name is another job's.
+            # Before the payload is stored: what the store has under the first name is another job's.
             draft = await self._renamed(draft, _names(await self._others(draft)))
         for _ in range(_TRIES):
             try:
@@ -140,7 +140,7 @@ class Submitter:
                         continue
                     if self._given is not None:
                         raise _taken(draft, foreign) from taken
-                # An ended job of the same call, or of the given name, has it.
+                # An ended job of the same call, or of the given name, has the name.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
                 JobCache(draft.scope.folder(draft.info.name, uid)).begin(
@@ -159,10 +159,10 @@ class Submitter:
         return await self._draft(draft.kind, draft.scope)
 
     async def draft(self, *, blind: bool = False) -> Draft:
-        """Return all that would be sent; ``blind``: to a cluster of which nothing is known."""
+        """Return everything that would be sent; if ``blind``, to a cluster about which nothing is known."""
         if blind:
             kind = fit.choose({kind.api[:3] for kind in KINDS.values()}, self._spec)
-            # Where the job would go; without a kubeconfig that says so, to kubectl's own default
+            # Where the job would go; without a kubeconfig that says where, to kubectl's own default
             try:
                 blind_scope = await self._session.scope(self._spec)
             except ClusterError:
@@ -179,7 +179,7 @@ class Submitter:
 
     @property
     def context(self) -> str:
-        """The kubeconfig context that is asked for; "" is the current one."""
+        """The requested kubeconfig context; "" is the current one."""
         return self._spec.cluster.context or ""
 
     async def _draft(self, kind: Kind, scope: Scope, *, blind: bool = False) -> Draft:
@@ -205,10 +205,12 @@ class Submitter:
         )
         manifests = [*kind.manifests(sub), *asked(sub)]
         if info.at_once is not None and not self._anew:
-            # A run's job object, which waits for its turn, suspended, unless it is among the first
+            # A run's job object waits for its turn, suspended, unless the run is among the first
             job = manifests[0]
             if not kind.suspend:
-                place = f"on a {kind.api.kind}, which can't be made suspended: its queue decides how many run"
+                place = (
+                    f"on a {kind.api.kind}, which can't be created suspended: its queue decides how many run"
+                )
                 raise SpecError("at_once", info.at_once, place, Shape.CONFLICT)
             if info.number > info.at_once:
                 waits: dict[str, Any] = {"annotations": {labelling.TURN: AWAITED}}
@@ -223,7 +225,7 @@ class Submitter:
         if self._drafted:
             return self._drafted
         if self._spec.name is None:
-            # Without the cell's number: run again unchanged, the cell has another, and is the same job.
+            # Without the cell's number: a cell that is run again unchanged has another, but is the same job.
             title = naming.title(self._info.label, self._info.notebook)
             return naming.derive(title, f"{self._info.call}-{self._count}")
         return naming.run(self._spec.name, self._count + (2 if self._anew else 1))
@@ -234,7 +236,7 @@ class Submitter:
         name, known, now = self._spec.cluster.runtime, self._session.runtimes, time.monotonic()
         key = (kind.name, namespace, name or "")
         if known.get(key, (0.0,))[0] < now:
-            # One that is removed meanwhile is refused by the operator.
+            # If the runtime is removed meanwhile, the operator refuses the job.
             runtime = await attempts.find(self._client, kind.runtimes, namespace, name)
             known[key] = now + KNOWN_S, runtime
         return known[key][1]
@@ -243,9 +245,9 @@ class Submitter:
         return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)
 
     async def _create(self, draft: Draft) -> str:
-        """Create everything; return the job's uid. All or nothing, also when it is cancelled on the way."""
+        """Create everything; return the job's uid. All or nothing, even if it is cancelled on the way."""
         targets: list[tuple[Target, str]] = []  # with their uids
-        # Never cut: of a request that is, nobody knows what it has made.
+        # Never cancelled: it is unknown what a cancelled request has made.
         making = asyncio.ensure_future(self._make(draft, targets))
         try:
             return await asyncio.shield(making)
@@ -265,7 +267,7 @@ class Submitter:
             raise
 
     async def _make(self, draft: Draft, targets: list[tuple[Target, str]]) -> str:
-        """Create everything; the job's claim to its name owns the Secrets, and the job owns it."""
+        """Create everything; the job's claim to its name owns the Secrets, and the job owns the claim."""
         namespace = draft.scope.namespace
         first = await self._client.create(SECRETS, namespace, draft.secrets[0])
         owner = Target(SECRETS, namespace, first["metadata"]["name"])
@@ -282,19 +284,19 @@ class Submitter:
         return str(job["metadata"]["uid"])
 
     async def _others(self, draft: Draft) -> list[JobRef]:
-        """Return whoever's jobs that have the name, and all of this user's."""
+        """Return all jobs that have the name, of whatever user, and all jobs of this user."""
         both = [labelling.of(draft.info.name), labelling.of_user(user())]
         jobs = [job for labels in both for job in await find.selected(self._session, draft.scope, labels)]
         return [*{job.root["metadata"]["uid"]: job for job in jobs}.values()]
 
     def _same(self, other: JobInfo) -> bool:
-        """Whether a job is a run of the given name, or without one of this call."""
+        """Whether a job is a run of the given name or, without one, of this call."""
         if self._given is None:
             return not self._anew and other.call == self._info.call
         return self._given in (other.name, other.spec.get("name"))
 
     async def _foreign(self, draft: Draft) -> str:
-        """Name an object that has the job's name and that nbtorchjob didn't make; "" where there is none."""
+        """Name an object that has the job's name and that nbtorchjob didn't make; "" if there is none."""
         claim = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         for target in (draft.job, claim):
             obj = await self._existing(target)
@@ -308,14 +310,14 @@ class Submitter:
     async def _await_collection(self, draft: Draft) -> None:
         """Wait until what an operator made for an earlier job of the name is gone with that job.
 
-        It would take that for the new job's. Raises ``AlreadyExistsError`` for what somebody else made, which
-        it would take as well, and even delete when the job ends.
+        The operator would take it for the new job's. Raises ``AlreadyExistsError`` for what somebody else
+        made, which the operator would take as well, and even delete when the job ends.
         """
         until = time.monotonic() + _COLLECTED_S
         while left := await self._beside(draft):
             for target, obj in left:
                 if not attempts.made_for(draft.info.name, obj):
-                    raise AlreadyExistsError(f"{target} isn't this job's, and has the name")
+                    raise AlreadyExistsError(f"{target} isn't this job's, but has a name that it needs")
             if time.monotonic() > until or await self._existing(draft.job) is not None:
                 return
             await asyncio.sleep(_LOOK_S)
@@ -324,7 +326,7 @@ class Submitter:
         return await attempts.adopted(self._client, draft.kind, draft.scope.namespace, draft.info.name)
 
     async def _cleared(self, draft: Draft) -> bool:
-        """Remove what has the name without a job; False where that may get its job any moment."""
+        """Remove a claim to the name that has no job; False if its job may appear at any moment."""
         secret = Target(SECRETS, draft.scope.namespace, package.claim_name(draft.info.name))
         orphan = await self._existing(secret)
         if orphan is not None and await self._is_lost(orphan):
@@ -333,7 +335,7 @@ class Submitter:
         return orphan is None or await self._existing(draft.job) is not None
 
     async def _is_lost(self, orphan: Object) -> bool:
-        """Whether its kernel was killed before it made the job, or its job was deleted a moment ago."""
+        """Whether a claim's kernel was killed before it made the job, or its job has just been deleted."""
         owners = orphan["metadata"].get("ownerReferences")
         if not owners:
             return self._client.now() - created(orphan) > HALF_MADE_S
@@ -354,9 +356,9 @@ class Submitter:
 
 @asynccontextmanager
 async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo) -> AsyncIterator[Packed]:
-    """Give what each run of ``info``'s group is to send of a payload, which is made once for all of them.
+    """Create a payload's Secrets once for all runs of ``info``'s group; yield what each run is to send.
 
-    What was made is removed again where the runs can't be sent.
+    The Secrets are removed again if the runs can't be sent.
     """
     if not packed.travels:
         yield packed
@@ -382,7 +384,7 @@ async def _deleted(session: Session, target: Target, uid: str) -> None:
     try:
         await session.client.delete(target, uid=uid)
     except ClusterError as exc:
-        # What is raised says why there is no job; this is only what was left of it.
+        # The raised error says why there is no job; this is only about what was left of it.
         _log.warning("%s is left on the cluster (%s): %s lists it", target, exc, hint("gc"))
 
 
@@ -398,7 +400,7 @@ def _names(jobs: Iterable[JobRef]) -> set[str]:
 
 
 def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
-    """Return ``obj`` as ``owner``'s: it goes when its owner goes."""
+    """Return ``obj`` with an owner: it is deleted along with ``owner``."""
     return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference(owner)]}}
 
 

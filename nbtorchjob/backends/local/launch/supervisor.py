@@ -1,8 +1,8 @@
 """Supervises one job: starts its attempts, as far as its budgets go, and closes its record.
 
-It is this machine's operator. What an attempt's end means, and whether another one follows, is for
-``state/`` to say: the supervisor folds the job's own events, as whoever looks at the job does. Of the
-processes of an attempt it decides only when to tell the others that a node is lost, and when to stop them.
+It is this machine's operator. ``state/`` decides what an attempt's end means, and whether another one
+follows: the supervisor folds the job's own events, like every viewer of the job. It only decides when to tell
+an attempt's other nodes that one is lost, and when to stop them.
 
 A node is a fork that becomes an agent: it runs the same zipapp as any image would run.
 """
@@ -43,19 +43,19 @@ from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.failure import AGENT_KILLED
 
-# Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. Of 256 MiB the kernel
-# then takes back 128 pages at a rank's end, not 65,536, for which whoever waits for a value waits, too.
+# Has torch ask for huge pages for tensors from 2 MiB on, unless the job says otherwise. At a rank's end the
+# kernel then frees 128 pages for 256 MiB, not 65,536; a caller that waits for a value waits for that, too.
 PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-_OF_PATH = "PYTHONPATH"  # what it says the request's path has
+_OF_PATH = "PYTHONPATH"  # its entries are in the request's path already
 
 
-# What a payload's program consists of, and the CRC-32 of each of its members, which is imported here.
+# The packages of a payload's program, and the CRC-32 of each member that is imported here.
 _PROGRAM = ("nbtorchjob.runtime", "cloudpickle")
 _imported: dict[str, int] = {}
 
 
 def import_program() -> None:
-    """Import what payloads bring: a node whose payload brings the same needn't, which takes it 20 ms."""
+    """Import the program of payloads: this saves 20 ms in each node whose payload has the same program."""
     for name, _ in program.modules():
         module = name[: -len(".py")].replace("/", ".").replace(".__init__", "")
         if module.startswith(_PROGRAM):
@@ -80,18 +80,18 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         processes.take(request["limits"])
         cpus = os.sched_getaffinity(0)
         os.sched_setaffinity(0, request["cpus"])
-        # The program checks the rest of its payload; itself it can't.
+        # The program checks the rest of its payload, but can't check itself.
         payload = Payload(str(job.payload))
         payload.verify_signature(job.key.read_bytes())
-        if job.run() != env[injected.RUN]:  # the supervisor of an earlier job of its name goes on
+        if job.run() != env[injected.RUN]:  # this supervisor is that of an earlier job with its name
             text = f"this node is of run {env[injected.RUN]}, but {job.payload} is of run {job.run()}"
-            raise PayloadError(f"{text}: nothing of that was run; submit the job again")
-        # torch has counted the CPUs of the pool; only with a number of threads given it needn't again.
+            raise PayloadError(f"{text}: none of it was run; submit the job again")
+        # With other CPUs than the pool's, torch must count them again, unless the number of threads is given.
         counted = cpus == set(request["cpus"]) or "OMP_NUM_THREADS" in env or job.info().nproc_per_node > 1
-        # Some variables are read only as an interpreter, or torch, starts.
+        # Some variables are read only when the interpreter, or torch, starts.
         names = {name for name in (*env, *os.environ) if fresh.too_late(name)} - {_OF_PATH}
         if not counted or any(env.get(name) != os.environ.get(name) for name in names):
-            # What a fresh interpreter runs: the same as :func:`_run`, with no trace in its environment
+            # What a fresh interpreter runs: the same as :func:`_run`, without a trace in its environment
             path = request["path"]
             program = f"import runpy, sys; sys.argv[:] = {[str(job.payload)]!r}; sys.path[:] = {path!r}; "
             program += f"runpy.run_path({str(job.payload)!r}, run_name='__main__')"
@@ -100,7 +100,7 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
         os.environ.update({**env, "NBTORCHJOB_WARM": "1"})
         time.tzset()
         code = _run(payload, request["path"])
-    except Exception as exc:  # before the node's own code could tell what it met
+    except Exception as exc:  # before the node's own code could report the error
         code = exits.CONFIG_ERROR if isinstance(exc, PayloadError) else shortage.code_of(exc)
         error = shortage.explained(from_exception(exc), exc).to_json()
         job.emit("NodeFailed", node=index, code=code, error=error)
@@ -113,8 +113,8 @@ def become(job: JobDirectory, request: dict[str, Any], env: dict[str, str], inde
 def _loaded(name: str) -> Iterator[str]:
     """Yield the names of a package and its modules, as far as they are imported.
 
-    To look through all of ``sys.modules`` takes 4 ms: each name that is looked at is a page that this process
-    shared with the pool until then.
+    Searching all of ``sys.modules`` takes 4 ms: looking at a name unshares the page that it is on, which this
+    process shared with the pool until then.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -126,7 +126,7 @@ def _loaded(name: str) -> Iterator[str]:
 def _run(payload: Payload, path: list[str]) -> int:
     sys.argv = [payload.path]
     sys.path[:] = path  # the payload comes first while it is run
-    # The payload brings its own runtime and cloudpickle; what the pool has imported serves if it is the same.
+    # The payload brings its own runtime and cloudpickle; the pool's imports are used if they are the same.
     same = bool(_imported) and _imported.items() <= payload.checksums().items()
     hidden = {}  # not freed: that would take 4 ms
     for name in [*_loaded("nbtorchjob"), *_loaded("cloudpickle")]:
@@ -142,10 +142,10 @@ def _run(payload: Payload, path: list[str]) -> int:
 
 GRACE_S = 5  # from SIGTERM to SIGKILL for ranks; their agent gets a little more
 _AGENT_GRACE_S = GRACE_S + 2.0
-_OTHERS_GRACE_S = 1.0  # for other nodes to say what they met, once one has failed
+_OTHERS_GRACE_S = 1.0  # for other nodes to report their errors, once one has failed
 PEER_LOST = signal.SIGUSR1
 _ENDED_BY_SOMEBODY = (exits.CANCELLED, exits.LEFT)
-_TOLD = (*_ENDED_BY_SOMEBODY, exits.INFRASTRUCTURE_ERROR)  # or because another one did
+_TOLD = (*_ENDED_BY_SOMEBODY, exits.INFRASTRUCTURE_ERROR)  # the last because another node ended
 
 
 @dataclass
@@ -157,7 +157,7 @@ class _Node:
 
 
 class Attempt:
-    """One attempt, from 1; its ranks' rounds are numbered from ``first_round`` on."""
+    """One attempt, numbered from 1; its ranks' rounds are numbered from ``first_round`` on."""
 
     def __init__(
         self,
@@ -174,15 +174,15 @@ class Attempt:
         self._request = request
         self._number = number
         self._first_round = first_round
-        # Without attempts a node has one life, and needs no name for it.
+        # Without further attempts a node has only one life, which needs no name.
         self._pod = f"attempt-{number}" if info.retry_owner == US else ""
         self._nodes: dict[int, _Node] = {}  # by process id
         self._listener: socket.socket | None = None
         self._store: object = None
         self._stop_at: float | None = None
         self._kill_at: float | None = None
-        self._told = False  # its nodes, to leave
-        self._stopping = 0.0  # until when nodes that are told to end have to
+        self._told = False  # whether its nodes were told to leave
+        self._stopping = 0.0  # when nodes that were told to end have to have ended
         self._refuge, why = folders.refuge(request["env"])
         if why:
             job.emit("Notice", text=why)
@@ -194,7 +194,7 @@ class Attempt:
 
     @property
     def ended_on_demand(self) -> bool:
-        """Whether nodes ended as they were told to: not all well, and none by itself."""
+        """Whether its nodes ended because they were told to: not all with success, and none by itself."""
         codes = {node.code for node in self._nodes.values()}
         return self._told and bool(codes - {exits.OK}) and codes <= {exits.OK, *_TOLD}
 
@@ -217,8 +217,8 @@ class Attempt:
             where = {"host": socket.gethostname(), "pod": self._pod, "attempt": self._number}
             self._job.emit("NodeStarted", node=index, pid=pid, **where)
         if self._listener is not None:
-            # The agents meet in a store of the supervisor's, so that any of them may be lost. It brings
-            # threads, so it is opened when there is nothing left to fork.
+            # The agents meet in a store of the supervisor's, so that any of them may be lost. It has threads,
+            # so it is opened once there is nothing left to fork.
             self._store = groups.store_on(self._listener, "127.0.0.1")
 
     def _environment(self, index: int) -> dict[str, str]:
@@ -243,16 +243,16 @@ class Attempt:
             own[GIVEN] = self._info.variant
         if self._listener is not None:
             own["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{self._listener.getsockname()[1]}"
-            # All nodes start at once here, and a lost one is known at once: no need to wait long.
+            # All nodes start at once here, and a lost one is noticed at once: no need to wait long.
             own["PET_RDZV_CONF"] = (
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
-        # By itself gloo listens where the host's name leads to, which others may reach.
+        # By default gloo listens at the address of the host's name, which other hosts may reach.
         ours = {"GLOO_SOCKET_IFNAME": "lo", **PAGES, **folders.compiler_variables()}
         return {**ours, **self._request["env"], **self._refuge, **own}
 
     def reap(self) -> None:
-        """Take note of what has ended."""
+        """Record which nodes have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -268,7 +268,7 @@ class Attempt:
             node.ended, node.code = True, code
             if code >= 0:
                 how: dict[str, Any] = {"code": code}
-            elif self.due is not None:  # it may well have been us
+            elif self.due is not None:  # this process may well have sent it
                 how = {"signal": -code}
             else:
                 how = {"signal": -code, "reason": AGENT_KILLED, "text": signal.Signals(-code).name}
@@ -284,7 +284,7 @@ class Attempt:
                 self._stop_at = time.monotonic() + _OTHERS_GRACE_S
 
     def act(self) -> None:
-        """Stop or kill what is left, where it is time to."""
+        """Stop or kill the remaining nodes if it is time to."""
         now = time.monotonic()
         if self._stop_at is not None and now >= self._stop_at:
             self.stop()
@@ -300,7 +300,7 @@ class Attempt:
         self._told = True
 
     def stop(self, *, gently: bool = False) -> None:
-        """Ask the nodes to end, ``gently`` with time for their ranks to save; those that don't are killed."""
+        """Ask the nodes to end, ``gently`` with time for their ranks to save; kill those that don't."""
         self._stop_at = None
         until = time.monotonic() + (self._info.grace_s if gently else _AGENT_GRACE_S)
         if self._kill_at is None or until < self._stopping:
@@ -309,7 +309,7 @@ class Attempt:
             self._stopping = self._kill_at = until
 
     def sweep(self) -> None:
-        """Leave nothing behind: orphans of its nodes became this process's children."""
+        """Kill what is left: orphans of its nodes became this process's children."""
         self._store = None  # ends its threads, so that the next attempt can be forked
         death.kill_children()
 
@@ -320,29 +320,29 @@ def _send(pid: int, number: int) -> None:
 
 
 def _kill_group(leader: int) -> None:
-    """Kill a group of processes, but for what removes the shared memory that they leave behind."""
+    """Kill a group of processes, except those that remove the shared memory that is left behind."""
     for pid in processes.of_group(leader):
         if not death.cleans(pid):
             _send(pid, signal.SIGKILL)
 
 
-_WAITED_S = 5.0  # from its submission: a pool may take so long to start
-_LOOK_S = 60.0  # between looks whether the job's folder is still there
+_WAITED_S = 5.0  # since its submission: a pool may take that long to start
+_LOOK_S = 60.0  # between checks that the job's folder is still there
 _SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 
 
 def supervise(folder: Path, request: dict[str, Any]) -> None:
     """Run the job in ``folder`` to its end; the calling process is its supervisor from here on."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    signal.signal(PEER_LOST, signal.SIG_IGN)  # also for agents, until they can do something with it
+    signal.signal(PEER_LOST, signal.SIG_IGN)  # also for agents, until they can handle it
     death.adopt_orphans()
     job = JobDirectory(folder)
     try:
         if not job.claim(Process.of(os.getpid())):
-            return  # somebody has ended it before it began
+            return  # it was ended before it began
         supervisor = Supervisor(job, request)
     except Exception as exc:
-        # Nobody is known to supervise the job, so nobody could miss its supervisor: say the end.
+        # There may be no record of a supervisor whose loss would be noticed, so report the end here.
         _failed(job, exc)
         job.emit("Closed")
         raise
@@ -350,7 +350,7 @@ def supervise(folder: Path, request: dict[str, Any]) -> None:
 
 
 def _monotonic(at: float) -> float:
-    """Return a time of the wall clock as one of the monotonic clock, in which all waiting is done."""
+    """Return a wall-clock time as one of the monotonic clock, which is used for all waiting."""
     return time.monotonic() + max(0.0, at - time.time())
 
 
@@ -369,12 +369,12 @@ class Supervisor:
         self._events = EventFile(job)
         self._state = JobState(self._info)  # as of the last attempt's end
         self._gently = False
-        self._over = False  # nothing is started any more: somebody's wish, or the deadline
+        self._over = False  # nothing is started any more: it was cancelled, or its deadline is over
         seconds = self._info.deadline_s
         if seconds is None:
             self._deadline = None
         else:
-            # From when on the deadline counts: what a job waited for its turn isn't its own time
+            # When the deadline's time begins: the time that a job waited for its turn doesn't count
             now = time.time()
             if 0 <= now - self._info.created < _WAITED_S:
                 begins = self._info.created
@@ -404,7 +404,7 @@ class Supervisor:
     def _try(self) -> None:
         number = 1
         while True:
-            # Rounds go on: what a rank wrote in an earlier attempt stays.
+            # Rounds continue across attempts, so what a rank wrote in an earlier one stays.
             first = self._state.last_round + 1
             self._run(Attempt(self._job, self._info, self._request, number, first, self._deadline))
             if self._info.retry_owner != US or self._over:
@@ -442,16 +442,16 @@ class Supervisor:
             attempt.sweep()
 
     def wait(self, until: float | None) -> None:
-        """Wait for a signal, the deadline or ``until``; note somebody's wish for the end, or the deadline."""
+        """Wait for a signal, the deadline or ``until``; record a cancellation, or a passed deadline."""
         leaving = self._leave_at is None or self._leave_at <= time.monotonic()
         limits = [t for t in (self._deadline, until, None if leaving else self._leave_at) if t is not None]
         timeout = max(0.0, min([time.monotonic() + _LOOK_S, *limits]) - time.monotonic())
         got = signal.sigtimedwait(_SIGNALS, timeout)
         try:
             os.stat(self._job.path)
-        except FileNotFoundError:  # without it nobody can follow the job, or end it
+        except FileNotFoundError:  # without it the job can't be followed, or ended
             self._over = True
-        except OSError:  # a disk that can't be reached for now
+        except OSError:  # a disk that can't be reached at present
             pass
         if got is not None and got.si_signo != signal.SIGCHLD:
             self._gently = self._job.gently

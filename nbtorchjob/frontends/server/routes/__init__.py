@@ -1,4 +1,4 @@
-"""What routes read and answer, as JSON Schema: data for the OpenAPI document and the page's types."""
+"""Requests and answers of routes as JSON Schema: data for the OpenAPI document and the page's types."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ _PROGRESS = _object(
 )
 
 _STILL = _object(
-    since=_said(_NUMBER, "seconds since the epoch: nothing was heard from it since"),
+    since=_said(_NUMBER, "seconds since the epoch: when it was last heard from"),
     unit=_said(_or_null(_TEXT), 'what is overdue: "step", "epoch", "report"; null: it never reported any'),
-    usual=_said(_or_null(_NUMBER), "seconds that one takes"),
+    usual=_said(_or_null(_NUMBER), "the usual seconds for one"),
 )
 
 _STRIP = _object(
     of={"enum": [*usage.KINDS]},
     newest=_said(_TEXT, 'the newest, in words: "7.2 of 8 GB"'),
-    parts=_said(_list(_NUMBER), "of the whole, from 0 to 1, the oldest first"),
+    parts=_said(_list(_NUMBER), "shares of the whole, from 0 to 1, oldest first"),
 )
 
 _USE = _object(node=_COUNT, strips=_list(ref("Strip")))
 
 _LAB = _object(
-    doing=_said(_TEXT, 'in a few words: "idle", "runs cell 4"; "" of one that starts or ended'),
-    since=_said(_or_null(_NUMBER), "seconds since the epoch: nobody uses it since"),
-    ends=_said(_or_null(_NUMBER), "seconds since the epoch: when that ends it"),
+    doing=_said(_TEXT, 'in a few words: "idle", "runs cell 4"; "" if it is starting or has ended'),
+    since=_said(_or_null(_NUMBER), "seconds since the epoch: unused since then"),
+    ends=_said(_or_null(_NUMBER), "seconds since the epoch: when it ends if it stays unused"),
     memory=_said(_COUNT, "bytes that its ranks hold, as far as is known"),
-    cells=_said(_COUNT, "that it has taken"),
+    cells=_said(_COUNT, "how many it has accepted"),
     ended=_said(_or_null(_TEXT), 'why it has ended: "asked", "idle"'),
 )
 
@@ -89,7 +89,7 @@ _JOB = _object(
     status=_said(
         _TEXT,
         'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", '
-        'and where somebody should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING"',
+        'and if a user should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING"',
     ),
     terminal={"type": "boolean"},
     notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
@@ -106,8 +106,8 @@ _JOB = _object(
     kept=_said({"type": "boolean"}, "whether it is a lab: its ranks stay, and run further cells"),
     lab=_said(_or_null(ref("Lab")), "null of a job that isn't kept"),
     promoted=_said(_TEXT, 'the lab whose cells it runs once more, or ""'),
-    note=_said(_TEXT, "a person's, a line"),
-    tags=_said(_list(_TEXT), "a person's"),
+    note=_said(_TEXT, "one line, by a person"),
+    tags=_said(_list(_TEXT), "by a person"),
     group=_said(_TEXT, 'the name that it has in common with other runs, or ""'),
     run=_said(_COUNT, "its place in the group, from 1; 0 of a job in none"),
     pending=_said(_list(_TEXT), "why it waits, a line each"),
@@ -120,7 +120,7 @@ _JOB = _object(
         _or_null({"type": "boolean"}), "whether it left a checkpoint; null where that isn't known"
     ),
     curves=_said(_or_null({"type": "boolean"}), "whether TensorBoard has something to show; null as above"),
-    uses=_said(_list(ref("Use")), "of its first nodes, while it runs; those of which it was measured"),
+    uses=_said(_list(ref("Use")), "of its first nodes, while it runs, as far as measured"),
 )
 
 _CHART = _object(
@@ -161,7 +161,7 @@ SHAPES: Mapping[str, Shape] = {
         whole=_said({"type": "boolean"}, "whether there are no other jobs"),
         mark=_said(_TEXT, "stands for this answer: pass it as `known` the next time"),
         notes=_said(_list(_TEXT), "why some may be missing"),
-        unseen=_said(_list(_TEXT), "how ids begin of jobs that may be missing, or not as they are by now"),
+        unseen=_said(_list(_TEXT), "prefixes of the ids of jobs that may be missing or outdated"),
     ),
     "Artifact": _object(
         path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
@@ -202,7 +202,7 @@ SHAPES: Mapping[str, Shape] = {
     },
 }
 
-# By their names; those in a path stand in its braces.
+# By name; those in a path are in its braces.
 PARAMETERS: Mapping[str, Shape] = {
     "known": {
         "description": "The mark of an earlier answer; without it all jobs are returned.",

@@ -84,7 +84,7 @@ async def test_what_was_refused_is_not_asked_again(server, client):
 async def test_a_login_page_is_no_cluster(server, client):
     server.on(POD_PATH, Reply(body=b"<html>Please sign in"))
 
-    with pytest.raises(ClusterError, match="isn't a Kubernetes API, it says '<html>Please sign in'"):
+    with pytest.raises(ClusterError, match="isn't a Kubernetes API, it answered with '<html>Please sign in'"):
         await client.get(POD)
     assert client.requests == 1
 

@@ -155,7 +155,7 @@ async def test_a_login_command_that_fails_is_quoted(server, client, tmp_path, lo
     ("printed", "reason"),
     [
         ("please log in", "it printed no JSON"),
-        ("null", "it printed JSON that is no credential"),
+        ("null", "it printed JSON that isn't a credential"),
         ("{}", "it printed JSON without 'apiVersion'"),
         ("$(kill -9 $$)", "it ended with code -9"),
     ],

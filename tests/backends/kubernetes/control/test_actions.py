@@ -96,7 +96,7 @@ def test_a_suspension_that_volcano_forgets_is_asked_for_again(stage, restarting)
 def test_what_volcano_does_not_heed_is_told(monkeypatch, restarting, verb):
     # A minute else, and nothing that a user could set.
     monkeypatch.setattr(actions, "_PODS_GONE_S", 0.1)
-    with pytest.raises(NBTorchJobError, match="its pods don't end"):
+    with pytest.raises(NBTorchJobError, match="its pods haven't ended"):
         getattr(restarting, verb)()
 
 

@@ -366,7 +366,11 @@ def test_a_store_of_checkpoints_is_tried_too(emulator, examine):
     ("kind", "budgets", "text"),
     [
         ("indexedjob", Retry(3), "natively: backoffLimitPerIndex"),
-        ("indexedjob", Retry(3, preemptions=2), "by us: whoever follows the job creates a job object"),
+        (
+            "indexedjob",
+            Retry(3, preemptions=2),
+            "by us: a session that follows the job, or a tender, creates a job object",
+        ),
         ("trainjob", Retry(3), "needs permission to create trainjobs.trainer.kubeflow.org"),
     ],
 )

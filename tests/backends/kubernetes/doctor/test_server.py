@@ -225,7 +225,7 @@ def test_without_permission_to_read_logs_that_is_said(stage):
     job = stage.submit("begin()\nvalue(1)")
     job.wait(LIMIT)
 
-    assert "the rest of node 0's log can't be had" in render.text(job.state, 0.0)
+    assert "the rest of node 0's log can't be read" in render.text(job.state, 0.0)
     assert "may not get pods/log" in render.text(job.state, 0.0)
     with pytest.raises(ResultError):
         job.result(LIMIT)

@@ -57,7 +57,7 @@ def test_pdb_in_a_pod_while_the_other_waits_on(stage, kind):
 
     with job.debugger(by="me") as session:
         assert "return x * 2" in typed(session, "p x")
-        with pytest.raises(AskError, match=r"^me looks at rank 1 since"), job.debugger() as second:
+        with pytest.raises(AskError, match=r"^me has been debugging rank 1 since"), job.debugger() as second:
             typed(second)
         assert stage.cluster.cut("/exec$")  # of the second, too, where that has just left
         with pytest.raises(AskError, match="the connection to it was cut"):

@@ -115,7 +115,7 @@ def test_a_node_that_does_not_answer_holds_nobody_up(stage):
     began = time.monotonic()
 
     answers = ask(job, "never", timeout=3.0)
-    assert [answer.trouble for answer in answers] == ["doesn't answer since 3 s"] * 2
+    assert [answer.trouble for answer in answers] == ["hasn't answered for 3 s"] * 2
     assert time.monotonic() - began < 60
     assert [answer.trouble for answer in ask(job)] == ["", ""]
 

@@ -184,7 +184,9 @@ def test_a_cluster_tells_ranks_at_the_deadline():
 
 @pytest.mark.parametrize("name", ["NBTORCHJOB_NODE", "PET_NNODES", "PET_RDZV_ENDPOINT"])
 def test_a_variable_that_leads_the_nodes_is_refused(name):
-    assert re.match("env: got .*where the nodes meet", refusal(KINDS["volcano"], asked(env={name: "1"})))
+    assert re.match(
+        "env: got .*reserved for the nodes' rendezvous", refusal(KINDS["volcano"], asked(env={name: "1"}))
+    )
 
 
 def test_a_request_above_its_limit_is_refused():
@@ -254,8 +256,8 @@ def test_where_no_kind_can_do_it_each_says_why():
         ("pytorchjob", ASKED["cleaned pods"][0], ["--storage"]),
         ("indexedjob", asked(policy="clean", cluster=cluster(storage="s3://a/b")), ["gc"]),
         ("volcano", asked(policy="ttl"), []),
-        ("volcano", asked(policy="ttl", retry=Retry(3)), ["later attempts", "keep a session attached"]),
-        ("volcano", asked(policy="deadline and backoff"), ["begins anew"]),
+        ("volcano", asked(policy="ttl", retry=Retry(3)), ["owns the later ones", "keep a session attached"]),
+        ("volcano", asked(policy="deadline and backoff"), ["starts over"]),
         ("pytorchjob", ASKED["budgets"][0], ["keep a session attached"]),
         ("indexedjob", asked(retry=Retry(3)), []),
         ("indexedjob", asked(Elastic(2), cluster=cluster(gpu=1)), ["placed all at once"]),

@@ -219,7 +219,9 @@ def test_a_part_that_is_gone_is_told(stage):
 
     for part in ("-3", "-1", ""):
         stage.delete(SECRETS, f"{package.first_name(job.info)}{part}")
-        assert refused(stage, job) == f"what {job.name} ran is gone from the cluster: run its cell again"
+        assert (
+            refused(stage, job) == f"the payload of {job.name} is gone from the cluster: run its cell again"
+        )
 
 
 def test_a_payload_in_a_store_gets_a_place_of_its_own(stage, folder):
@@ -264,7 +266,7 @@ def test_a_job_that_only_this_machine_remembers_says_to_run_its_cell(stage):
     stage.delete(JOBS, job.name)
     until(lambda: not stage.left())
 
-    assert refused(stage, job) == f"what {job.name} ran is gone from the cluster: run its cell again"
+    assert refused(stage, job) == f"the payload of {job.name} is gone from the cluster: run its cell again"
     with pytest.raises(JobNotFoundError):
         api.retry("train-2222")
 

@@ -49,7 +49,7 @@ def test_what_has_no_room_is_refused_and_so_is_what_comes_behind_it(stage, job, 
     keeper(job).keep(1, b"one", [])
     with pytest.raises(SwapError, match=r"all swaps together take 13 B, and a Secret holds 10 B; a job with"):
         keeper(job).keep(2, bytes(10), [1])
-    with pytest.raises(SwapError, match="swap 2 isn't kept, and they are made in their order"):
+    with pytest.raises(SwapError, match="swap 2 isn't kept, and swaps must be applied in order"):
         keeper(job).keep(3, b"x", [1, 2])
     assert held(stage) == {"1.payload": b"one"}
 
