@@ -260,8 +260,7 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
     high = _reach(tensor.shape, strides, size)[1]
-    floor = tensor.untyped_storage().data_ptr()
-    device = "" if tensor.device.type == "cpu" else str(tensor.device)
+    floor, device = tensor.untyped_storage().data_ptr(), _device(tensor)
     index = memory.add(start, start + high, tensor, floor, Place(device, floor) if device else HOST)
     form = (tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
     rest = (tensor.is_inference(), device) if device else (True,) if tensor.is_inference() else ()
@@ -273,6 +272,11 @@ def reduce_tensor(memory: Memory, tensor: Any) -> Any:
         None,
         fill_plainly,
     )
+
+
+def _device(tensor: Any) -> str:
+    """Return the device that a tensor is on; "" for the host."""
+    return "" if tensor.device.type == "cpu" else str(tensor.device)
 
 
 def _plain(tensor: Any) -> bool:

@@ -82,9 +82,7 @@ class Ground:
         self._unseen = unseen
         self._alone = _alone()
         self._mounts = _mounts()
-        places = ["/", *_IN_MEMORY] if self._alone else []
-        places += [tempfile.gettempdir(), os.path.expanduser("~"), os.getcwd(), *empty]
-        roots = dict.fromkeys(map(os.path.realpath, places))
+        roots = dict.fromkeys(map(os.path.realpath, [*self._places(), *empty]))
         self._roots = [root for root in roots if self._goes_with_the_pod(root)]
         self._of_system_v = self._look_at_system_v()
         self._known: Dict[str, _State] = {}
@@ -119,6 +117,14 @@ class Ground:
                     os.unlink(path)
         left = filter(os.path.lexists, additions)
         return sorted({*mounted, *(changed - compiled), *left, *self._remove_from_system_v()})
+
+    def _places(self) -> Iterator[str]:
+        if self._alone:
+            yield "/"
+            yield from _IN_MEMORY
+        yield tempfile.gettempdir()
+        yield os.path.expanduser("~")
+        yield os.getcwd()
 
     def _goes_with_the_pod(self, path: str) -> bool:
         place = _place(path, {*self._mounts, *self._mounted})

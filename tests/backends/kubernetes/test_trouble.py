@@ -183,7 +183,7 @@ def test_logs_that_a_process_may_not_open_are_said_and_read_once_others_have_end
     job = stage.submit(
         "begin(2); log(f'of {NODE}\\n'); NODE or wait('go'); log('end\\n'); value(NODE)", launch=Elastic(2)
     )
-    until(lambda: "this process may have 2 files open: raise that (ulimit -n)" in card(job))
+    until(lambda: "this process may have only 2 files open: raise that limit (ulimit -n)" in card(job))
     stage.sign("go")
 
     assert job.result(LIMIT) == 0

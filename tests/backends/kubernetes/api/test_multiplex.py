@@ -247,7 +247,7 @@ def test_where_connections_cant_be_shared_one_process_takes_half_of_its_files(se
         server.on(LOG.path, Stream([b"a"], HANG))
         logs = await asyncio.gather(*[reader.open() for _ in range(APART + 4)])
         assert len(logs) == APART + 4
-        with pytest.raises(OpenFilesError, match=f"may have {2 * APART + 8} files open: raise that"):
+        with pytest.raises(OpenFilesError, match=f"may have only {2 * APART + 8} files open: raise that"):
             await reader.open()
 
     serving(test, Server)
