@@ -71,17 +71,19 @@ def test_a_rank_waits_in_its_first_init_process_group(node, monkeypatch):
     waited = []
 
     def ask():
-        for number in (1, 2):
+        for number in range(1, 1000):  # the main thread may have yet to come to where it waits
             connection.sendall(b"pulse %d\n" % number)
             said(lines)
             waited.append(said(lines)["waits"])
+            if waited[-1]:
+                break
         there.put("all")
 
     asking = threading.Thread(target=ask)
     asking.start()
     assert code["init_process_group"](there) == "all"
     asking.join()
-    assert waited == [False, True]
+    assert (waited[0], waited[-1]) == (False, True)
 
 
 def test_a_file_that_took_the_number_of_its_socket_is_left_alone(node):
