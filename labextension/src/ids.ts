@@ -1,9 +1,9 @@
-/** The names that others know us by: settings, menus, notebooks' outputs, saved layouts. */
+/** The ids that settings, menus, notebooks' outputs and saved layouts refer to. */
 
 import { COMMANDS } from './commands/table';
 
 export const PluginIDs = {
-  /** It has the settings of all: JupyterLab keeps a user's by this id (`schema/plugin.json`). */
+  /** It has all plugins' settings: JupyterLab stores a user's under this id (`schema/plugin.json`). */
   jobs: 'nbtorchjob:plugin',
   sidebar: 'nbtorchjob:sidebar',
   notebook: 'nbtorchjob:notebook',
@@ -25,7 +25,7 @@ export const CommandIDs = {
   goToCell: 'nbtorchjob:go-to-cell'
 } as const;
 
-/** What is done to all runs of a group, by the verbs that do it to a job. */
+/** The commands for all runs of a group, by the verbs that act on a single job. */
 export const RunsCommandIDs = {
   attach: 'nbtorchjob:attach-runs',
   cancel: 'nbtorchjob:cancel-runs',

@@ -1,7 +1,7 @@
 /**
- * The JupyterLab extension: several plugins, and the token by which other extensions get the jobs.
+ * The JupyterLab extension: several plugins, and the token through which other extensions get the jobs.
  *
- * | room        | what lives there                                                               |
+ * | folder      | contents                                                                       |
  * | ----------- | ------------------------------------------------------------------------------ |
  * | `plugins/`  | what JupyterLab starts: what each plugin needs, and where its parts go         |
  * | `model/`    | the jobs: the server's routes, its records, what has changed, a job in words   |
@@ -9,9 +9,9 @@
  * | `notebook/` | what is done to open notebooks: cells found, run as jobs, given a line         |
  * | `sidebar/`  | the list of all jobs (React)                                                   |
  * | `logs/`     | the log viewer                                                                 |
- * | `shell/`    | tabs, the status bar's item, the panel of what runs, notices                   |
+ * | `shell/`    | tabs, the status bar's item, the panel of running sessions, notices            |
  *
- * Which room may use which, `eslint.config.mjs` says and holds them to.
+ * `eslint.config.mjs` defines which folder may import from which, and enforces it.
  */
 
 import { jobs } from './plugins/jobs';

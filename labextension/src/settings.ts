@@ -6,7 +6,7 @@ import { PluginIDs } from './ids';
 
 export type Notified = 'all' | 'failures' | 'none';
 
-/** The settings as they are now; the defaults until they are loaded, or where nothing loads them. */
+/** The current settings; the defaults until they are loaded, or if there is no registry. */
 export class Settings {
   constructor(registry: ISettingRegistry | null) {
     void registry?.load(PluginIDs.jobs).then(loaded => {
@@ -14,7 +14,7 @@ export class Settings {
     });
   }
 
-  /** The ends of which jobs are told. */
+  /** Which jobs' ends are announced. */
   get notifications(): Notified {
     return (this.loaded?.composite.notifications as Notified | undefined) ?? 'all';
   }
@@ -24,12 +24,12 @@ export class Settings {
     return (this.loaded?.composite.options as string | undefined) ?? '';
   }
 
-  /** Whether that asks for the number of nodes and ranks, once a notebook. */
+  /** Whether that command asks for the number of nodes and ranks, once per notebook. */
   get asksSize(): boolean {
     return (this.loaded?.composite.askSize as boolean | undefined) ?? true;
   }
 
-  /** Keeps these options for it, and has it ask no more. */
+  /** Saves these options for that command, and stops it from asking. */
   async askNoSize(options: string): Promise<void> {
     await this.loaded?.set('options', options);
     await this.loaded?.set('askSize', false);

@@ -9,7 +9,7 @@ import type { Job } from './model/record';
 import type { Place } from './shell/links';
 
 /**
- * The torch jobs of this page. An extension that wants them names the token among what its plugin needs:
+ * The torch jobs of this page. An extension that uses them names the token in its plugin's `requires`:
  *
  *     import { ITorchJobs } from 'nbtorchjob';
  *
@@ -32,7 +32,7 @@ export const ITorchJobs = new Token<ITorchJobs>(
 );
 
 export interface ITorchJobs {
-  /** Every job, as the server told it last; its signals tell of changes and ends. */
+  /** Every job, as the server reported it last; its signals announce changes and ends. */
   readonly model: Pick<
     JobsModel,
     | 'ready'
@@ -47,14 +47,14 @@ export interface ITorchJobs {
     | 'elapsed'
     | 'refresh'
   >;
-  /** Asks the server: cancels, suspends, retries, deletes; asks nobody whether that is meant. */
+  /** Sends requests to the server: cancels, suspends, retries, deletes, without confirmation. */
   readonly client: Client;
-  /** What a job ran was run once more from this page, as this new job. */
+  /** A job was retried or continued from this page, as this new job. */
   readonly retried: ISignal<unknown, Job>;
-  /** The files of this job are asked for: the sidebar shows them. */
+  /** The user asked for this job's files: the sidebar shows them. */
   readonly browsed: ISignal<unknown, Job>;
-  /** Opens what a job's ranks write in a tab, at a line or a failed job's at its failure. */
+  /** Opens a job's logs in a tab, at a line or, for a failed job, at its failure. */
   readonly openLogs: (job: Job, at?: Place) => void;
-  /** Opens all that is known of a job in a tab. */
+  /** Opens everything known about a job in a tab. */
   readonly openDescription: (job: Job) => void;
 }

@@ -1,4 +1,4 @@
-/** What can be done to a job: a table by verb, of which each entry is a command. */
+/** The actions on a job: a table by verb, each entry of which becomes a command. */
 
 import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -15,13 +15,13 @@ import { CHANGES, offersIn } from './table';
 import { setValues } from './values';
 import { type Offer, type OfferedVerb, type Verb, type Warning, applies } from './verbs';
 
-/** What can be done to a job. */
+/** An action on a job. */
 export interface JobAction extends Pick<Offer, 'label' | 'asking' | 'caption'> {
   readonly icon: icons.LabIcon;
   readonly applies: (job: Job) => boolean;
   /** May reject with an Error, one line for the user. */
   readonly run: (job: Job, args: ReadonlyPartialJSONObject) => unknown;
-  /** What its arguments beside the job's id mean. */
+  /** What its arguments other than the job's id mean. */
   readonly arguments?: Readonly<Record<string, string>>;
 }
 
@@ -31,7 +31,7 @@ export interface JobActionsOptions {
   readonly openLogs: (job: Job) => void;
   readonly openDescription: (job: Job) => void;
   readonly browseFiles: (job: Job) => void;
-  /** Is told the new job when what one ran is run once more. */
+  /** Called with the new job when one is retried or continued. */
   readonly retried: (job: Job) => void;
   readonly trans: TranslationBundle;
 }
@@ -41,7 +41,7 @@ export type JobActions = Readonly<Partial<Record<Verb, JobAction>>>;
 
 type InNotebook = 'attach' | 'swap' | 'tensorboard';
 
-/** All but those that need a notebook (`notebook/actions`). */
+/** All actions except those that need a notebook (`notebook/actions`). */
 export function jobActions(options: JobActionsOptions): JobActions {
   const { browseFiles, client, openLogs, openDescription, trans } = options;
   const runs: Readonly<Record<Exclude<OfferedVerb, InNotebook>, JobAction['run']>> = {
@@ -51,7 +51,7 @@ export function jobActions(options: JobActionsOptions): JobActions {
     describe: job => openDescription(job),
     stacks: async job => {
       await client.change(job, 'stacks');
-      openDescription(job); // it has them, and follows the job
+      openDescription(job); // which shows them, and follows the job
     },
     set: job => setValues(job, client, trans),
     note: async job => {
@@ -74,7 +74,7 @@ export function jobActions(options: JobActionsOptions): JobActions {
   };
 }
 
-/** The action of a verb that the table has. */
+/** The action of a verb in the table. */
 export function offered(
   verb: OfferedVerb,
   run: JobAction['run'],
@@ -94,7 +94,7 @@ export function offered(
   };
 }
 
-/** What the server only need be told. */
+/** The actions that only send the server a change. */
 function changes(client: Client): Record<Change, JobAction['run']> {
   const runs = CHANGES.map((change): [Change, JobAction['run']] => [
     change,
@@ -130,7 +130,7 @@ function downloadArtifacts(client: Client, trans: TranslationBundle): JobAction 
     caption: trans.__('Download what this job’s ranks left below artifacts_dir() as one archive'),
     applies: job => job.artifacts !== 0, // null: only its cluster knows
     run: async job => {
-      // Asked first: a browser would save what the server says is wrong as a file.
+      // Checked first: a browser would save the server's error message as a file.
       if ((await client.artifacts(job)).length === 0) {
         throw new Error(trans.__('%1 left no artifacts.', job.name));
       }
@@ -157,9 +157,9 @@ function copyManifest(client: Client, trans: TranslationBundle): JobAction {
   };
 }
 
-const AT_ONCE = 4; // as many as the server does at once in one place (`TorchJobApp.at_once`)
+const AT_ONCE = 4; // as many as the server handles at once in one place (`TorchJobApp.at_once`)
 
-/** Deletes jobs, once it was confirmed how many; rejects with what kept the first of those that stay. */
+/** Deletes jobs once the user has confirmed how many; rejects with the first error, once all are done. */
 export async function deleteAll(
   jobs: readonly Job[],
   client: Pick<Client, 'delete'>,
@@ -172,7 +172,7 @@ export async function deleteAll(
   }
 }
 
-/** Whether something is to be done to several jobs. */
+/** Asks whether to do something to several jobs. */
 export async function agreed(
   title: string,
   body: string,
@@ -186,7 +186,7 @@ export async function agreed(
   return (await showDialog({ title, body, buttons })).button.accept;
 }
 
-/** Does something to jobs, a few at a time; rejects with the first of what went wrong, once all else is done. */
+/** Does something to jobs, a few at a time; rejects with the first error, once all are done. */
 export async function eachOf(
   jobs: readonly Job[],
   act: (job: Job) => Promise<unknown>

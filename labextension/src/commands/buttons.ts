@@ -1,4 +1,4 @@
-/** Buttons of a notification, each of which does something to a job. */
+/** Buttons of a notification that act on a job. */
 
 import type { Notification } from '@jupyterlab/apputils';
 import type { CommandRegistry } from '@lumino/commands';
@@ -8,7 +8,7 @@ import { type Meant, meant } from '../model/client';
 
 import type { Verb } from './verbs';
 
-/** A button for each of these verbs, but for those that this page has no command for. */
+/** A button for each of these verbs for which this page has a command. */
 export function jobButtons(
   commands: CommandRegistry,
   verbs: readonly Verb[],

@@ -6,7 +6,7 @@ import { Widget } from '@lumino/widgets';
 
 import type { Job, Note } from '../model/record';
 
-/** What is to be put on a job; null: the user takes it back. */
+/** The note and tags to put on a job; null: the user cancelled. */
 export async function askNote(job: Job, trans: TranslationBundle): Promise<Note | null> {
   const { button, value } = await showDialog({
     title: trans.__('Note and Tags of %1', job.name),
@@ -23,7 +23,7 @@ class NoteForm extends Widget implements Dialog.IBodyWidget<Note> {
     this.addClass('jp-nbtorchjob-note');
     this.note = document.createElement('textarea');
     this.note.rows = 4;
-    this.note.maxLength = 2000; // as `backends/naming.MOST_NOTE`
+    this.note.maxLength = 2000; // the same as `backends/naming.MOST_NOTE`
     this.note.value = note;
     this.tags = document.createElement('input');
     this.tags.value = tags.join(' ');

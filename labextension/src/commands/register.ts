@@ -1,4 +1,4 @@
-/** A command for each thing that can be done to a job; without an id it asks which job is meant. */
+/** A command for each action on a job; without an id it asks which job is meant. */
 
 import { type ICommandPalette, InputDialog, showErrorMessage } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -14,7 +14,7 @@ import { status } from '../model/words';
 import type { JobAction, JobActions } from './actions';
 import { VERBS } from './verbs';
 
-const MOST = 8; // jobs that the server compares (`nbtorchjob/ui/page`)
+const MOST = 8; // jobs that the server compares at most (`nbtorchjob/ui/page`)
 
 export interface CommandsOptions {
   readonly commands: CommandRegistry;
@@ -23,7 +23,7 @@ export interface CommandsOptions {
   readonly trans: TranslationBundle;
 }
 
-/** Registers a command for each of these actions; gives the commands' ids. */
+/** Registers a command for each of these actions; returns the commands' ids. */
 export function addJobCommands(actions: JobActions, options: CommandsOptions): string[] {
   return VERBS.flatMap(verb => {
     const action = actions[verb];
@@ -35,7 +35,7 @@ export function addJobCommands(actions: JobActions, options: CommandsOptions): s
   });
 }
 
-/** Registers the command that holds jobs against each other: those that its arguments name. */
+/** Registers the command that compares the jobs that its arguments name. */
 export function addCompareCommand(
   open: (ids: readonly string[]) => void,
   { commands, trans }: Pick<CommandsOptions, 'commands' | 'trans'>
@@ -84,7 +84,7 @@ export function addToPalette(
   commands.forEach(command => palette?.addItem({ command, category: trans.__('Torch Jobs') }));
 }
 
-/** Tells what went wrong, in the line that an error carries. */
+/** Does some work; shows the user an error's message. */
 export async function told(trans: TranslationBundle, work: () => unknown): Promise<void> {
   try {
     await work();
@@ -94,7 +94,7 @@ export async function told(trans: TranslationBundle, work: () => unknown): Promi
   }
 }
 
-/** For what nobody asked for just now: a saved layout may hold a job that is gone. */
+/** Does work that the user didn't ask for, and ignores errors: a saved layout may name a job that is gone. */
 async function quietly(_: TranslationBundle, work: () => Promise<void>): Promise<void> {
   await work().catch(() => undefined);
 }
@@ -127,7 +127,7 @@ function addJobCommand(
     isEnabled: args => {
       const id = idIn(args);
       const known = id === null ? undefined : model.jobs.get(id);
-      // One that isn't listed yet may well be there: the server knows.
+      // A job that isn't listed yet may well exist: only the server knows.
       return id === null ? fitting().length > 0 : known === undefined || action.applies(known);
     },
     execute: args =>
@@ -141,7 +141,7 @@ function addJobCommand(
         if (job === null) {
           return;
         }
-        // Of a job that goes on what is known may be a second old: then the server says no.
+        // What is known of a live job may be a second old: the server refuses what no longer applies.
         if (job.terminal && !action.applies(job)) {
           throw new Error(
             trans.__(
@@ -158,7 +158,7 @@ function addJobCommand(
 
   async function known(job: Meant): Promise<Job> {
     const listed = model.jobs.get(job.id);
-    // It is the server's to say what has become of a job whose name another one has.
+    // Only the server can say what became of a job whose name another one has.
     return listed && [undefined, listed.created].includes(job.created) ? listed : client.job(job);
   }
 }

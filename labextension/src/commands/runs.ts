@@ -1,4 +1,4 @@
-/** What can be done to all runs of a group: commands that are told one of them. */
+/** The actions on all runs of a group: commands that take the id of any of them. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { type LabIcon, deleteIcon, stopIcon, undoIcon } from '@jupyterlab/ui-components';
@@ -57,7 +57,7 @@ export function addRunsCommands(
   }
 }
 
-/** What ends runs, in this order so that none that waits for its turn gets it in between, and begins some anew. */
+/** Actions that end runs, the last first so that no waiting run starts in between, and retry failed ones. */
 export function runsActions(client: Client, trans: TranslationBundle): RunsActions {
   return {
     cancel: {

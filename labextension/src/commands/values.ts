@@ -1,4 +1,4 @@
-/** Asks which values a running job's code is to go on with, and sets them. */
+/** Asks for the values that a running job's code is to go on with, and sets them. */
 
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -9,7 +9,7 @@ import type { Job, Value } from '../model/record';
 
 type Asked = Pick<Client, 'values' | 'set'>;
 
-/** Sets what is changed in a dialog; rejects with why nothing was. */
+/** Sets the values that the user changes in a dialog; rejects with the reason if none was set. */
 export async function setValues(
   job: Pick<Job, 'id' | 'created' | 'name'>,
   client: Asked,
@@ -28,7 +28,7 @@ export async function setValues(
   }
 }
 
-/** A field for each value that is known, and one for others. */
+/** A field for each known value, and one for others. */
 export class ValuesForm extends Widget implements Dialog.IBodyWidget<readonly Value[]> {
   constructor(known: readonly Value[], trans: TranslationBundle) {
     super();
@@ -41,7 +41,7 @@ export class ValuesForm extends Widget implements Dialog.IBodyWidget<readonly Va
     this.node.append(more);
   }
 
-  /** Those that were changed. */
+  /** The values that were changed. */
   getValue(): readonly Value[] {
     const changed = this.fields
       .map(({ name, value, input }) => ({ name, value: input.value.trim(), before: value }))

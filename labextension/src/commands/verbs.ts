@@ -1,4 +1,4 @@
-/** The verbs: what can be done to a job, and where it is offered (pure). */
+/** The verbs: the actions on a job, and where they are offered (pure). */
 
 import type * as icons from '@jupyterlab/ui-components';
 
@@ -11,7 +11,7 @@ type IconName = {
   [Name in keyof typeof icons]: (typeof icons)[Name] extends icons.LabIcon ? Name : never;
 }[keyof typeof icons];
 
-/** A verb as the table has it, in the words of the page's language. */
+/** A verb as in the table, in the page's language. */
 export interface Offer {
   /** Beside a job: "Cancel". */
   readonly label: string;
@@ -19,12 +19,12 @@ export interface Offer {
   readonly asking: string;
   readonly caption: string;
   readonly icon: IconName;
-  /** Of which jobs: those that have one of these values in each of these fields. */
+  /** The jobs that it applies to: those that have one of these values in each of these fields. */
   readonly when: { readonly [Field in keyof Job]?: readonly Job[Field][] };
   readonly warning?: Warning;
 }
 
-/** What is asked first; of a job that is live, or has ended, nothing where that is empty. */
+/** The confirmation to ask for first: none if the text for a job that is live, or has ended, is empty. */
 export interface Warning {
   readonly title: (name: string) => string;
   readonly yes: string;
@@ -34,7 +34,7 @@ export interface Warning {
 
 export type OfferedVerb = keyof typeof COMMANDS;
 
-/** Those that only a page has, by their place in a job's menu. */
+/** The verbs that only a page has, by their place in a job's menu. */
 const OWN = { downloadLogs: 15, downloadArtifacts: 17, goToCell: 30, copyManifest: 50 } as const;
 
 export type Verb = OfferedVerb | keyof typeof OWN;
@@ -53,12 +53,12 @@ export function applies({ when }: Offer, job: Job): boolean {
   return fields.every(field => (when[field] as readonly unknown[]).includes(job[field]));
 }
 
-/** What ends a job, or all runs of a group: first what runs, then what is kept of it. */
+/** The verb that ends a job, or all runs of a group: cancels what is live, or deletes what has ended. */
 export function ending(listed: Listed): Verb {
   return jobsOf(listed).every(job => job.terminal) ? 'delete' : 'cancel';
 }
 
-/** What a row offers at once; all the rest is in its menu. */
+/** The verbs that a row shows as buttons; all others are in its menu. */
 export function quick(listed: Listed): readonly Verb[] {
   return ending(listed) === 'delete' ? ['logs', 'retry', 'delete'] : ['logs', 'attach', 'cancel'];
 }

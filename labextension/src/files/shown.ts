@@ -1,9 +1,9 @@
-/** What a page shows of a file: an image, a table, text, or why nothing (pure). */
+/** What a page shows of a file: an image, a table, text, or nothing (pure functions). */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-/** Bytes that are asked for; of an image all, or none, is shown. */
-export const IMAGE_BYTES = 8 << 20; // as `frontends/server/routes/logs.MOST_SHOWN`
+/** The most bytes requested; an image is shown whole or not at all. */
+export const IMAGE_BYTES = 8 << 20; // same as `frontends/server/routes/logs.MOST_SHOWN`
 export const TEXT_BYTES = 1 << 20;
 const MOST_ROWS = 1000;
 const MOST_COLUMNS = 200;
@@ -34,7 +34,7 @@ function ending(path: string): string {
   return /\.([^./]+)$/.exec(path)?.[1]?.toLowerCase() ?? '';
 }
 
-/** The most bytes that it takes to show a file; 0: it isn't shown, as it is an image too big. */
+/** The most bytes needed to show a file; 0: it is an image that is too big to show. */
 export function bytesFor(path: string, size: number): number {
   if (ending(path) in IMAGES) {
     return size <= IMAGE_BYTES ? IMAGE_BYTES : 0;
@@ -42,7 +42,7 @@ export function bytesFor(path: string, size: number): number {
   return TEXT_BYTES;
 }
 
-/** What there is to see in the first bytes of a file of this size. */
+/** What to show of a file of this size, given its first bytes. */
 export function shownOf(path: string, bytes: Uint8Array, size: number): Shown {
   const type = IMAGES[ending(path)];
   if (type !== undefined) {
@@ -67,7 +67,7 @@ export function shownOf(path: string, bytes: Uint8Array, size: number): Shown {
   };
 }
 
-/** Bytes as UTF-8, which may be cut within a character; null: it is no text. */
+/** Bytes as UTF-8, which may end within a character; null: they aren't text. */
 function decoded(bytes: Uint8Array, whole: boolean): string | null {
   if (bytes.includes(0)) {
     return null;
@@ -79,7 +79,7 @@ function decoded(bytes: Uint8Array, whole: boolean): string | null {
   }
 }
 
-/** The fields of each line, as RFC 4180 has them. */
+/** The fields of each line, as RFC 4180 defines them. */
 export function rowsIn(text: string, separator: string): string[][] {
   const rows: string[][] = [];
   let row: string[] = [];
@@ -118,7 +118,7 @@ export function rowsIn(text: string, separator: string): string[][] {
   return rows;
 }
 
-/** A size in the words of cards: "12 B", "3.4 kB", "1.2 MB". */
+/** A size as cards show it: "12 B", "3.4 kB", "1.2 MB". */
 export function sizeOf(bytes: number, trans: TranslationBundle): string {
   const units = ['kB', 'MB', 'GB', 'TB'];
   if (bytes < 1000) {

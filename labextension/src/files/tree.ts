@@ -1,11 +1,11 @@
-/** The files of a job as a tree, and what of it is seen (pure). */
+/** The files of a job as a tree, and which rows of it are visible (pure functions). */
 
 import type { RunFile } from '../model/record';
 
-/** A folder, or a file where it has one. */
+/** A folder, or a file if `file` is set. */
 export interface Branch {
   readonly name: string;
-  /** The whole path, without an end; with the node where several have a file of that path. */
+  /** The whole path, without a trailing slash; with the node if several nodes have a file of that path. */
   readonly key: string;
   readonly file: RunFile | null;
   readonly branches: readonly Branch[];
@@ -18,7 +18,7 @@ export interface TreeRow {
   readonly position: number;
   readonly size: number;
   readonly open: boolean;
-  /** The row of the folder that it lies in; -1 at the top. */
+  /** The row of the folder that contains it; -1 at the top. */
   readonly parent: number;
 }
 
@@ -29,7 +29,7 @@ interface Folder {
 
 const names = new Intl.Collator(undefined, { numeric: true }); // "step-9" before "step-10"
 
-/** Files by their folders: folders first, both by name. */
+/** Files grouped by folder: folders first, both sorted by name. */
 export function treeOf(files: readonly RunFile[]): readonly Branch[] {
   const root: Folder = { folders: new Map(), files: [] };
   const several = new Set<string>();
@@ -72,7 +72,7 @@ export function isOneOfSeveral({ key }: Branch): boolean {
   return key.includes('\n');
 }
 
-/** The rows that are seen: all but what lies in `closed` folders. */
+/** The visible rows: all except those inside `closed` folders. */
 export function rowsOf(
   branches: readonly Branch[],
   closed: ReadonlySet<string>
@@ -90,7 +90,7 @@ export function rowsOf(
   return rows;
 }
 
-/** What a key does in a tree, as the ARIA pattern has it: leads to a row, or opens or closes one. */
+/** What a key does in a tree, as the ARIA pattern defines it: go to a row, toggle a folder, or open a file. */
 export function keyed(
   key: string,
   rows: readonly TreeRow[],

@@ -1,4 +1,4 @@
-/** One file of a job as a tab: text, a table, an image, or just its size and a way to download it. */
+/** One file of a job as a tab: text, a table, an image, or just its size and a download link. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReactElement } from 'react';
@@ -17,7 +17,7 @@ export interface FileViewOptions {
   readonly trans: TranslationBundle;
 }
 
-/** Is asked for anew whenever its tab comes to the front, or its button is pressed. */
+/** Requests the file again whenever its tab comes to the front, or its button is pressed. */
 export class FileView extends AskedPage {
   constructor(private readonly options: FileViewOptions) {
     super();
@@ -88,7 +88,7 @@ export class FileView extends AskedPage {
   protected async refresh(): Promise<void> {
     const { client, job, place, trans } = this.options;
     try {
-      // Its size first: it may have grown, and of an image too big nothing is asked for.
+      // Its size first: the file may have grown, and an image that is too big isn't requested.
       const { files } = await client.files(job, place.path);
       const file = files.find(({ path, node }) => path === place.path && node === place.node);
       if (!file) {
@@ -101,7 +101,7 @@ export class FileView extends AskedPage {
       }
       this.take(shownOf(file.path, bytes, file.size), bytes, Math.max(file.size, bytes.length));
     } catch (error) {
-      // What was there is shown on.
+      // What was shown before stays.
       this.note = error instanceof Error ? error.message : String(error);
     }
     this.update();
@@ -112,7 +112,7 @@ export class FileView extends AskedPage {
     this.forget();
     [this.shown, this.size] = [shown, size];
     if (shown.kind === 'image') {
-      // In an image no script of an SVG runs; opened in a tab of its own a blob's would, as JupyterLab's.
+      // An <img> runs no scripts of an SVG; a blob opened in its own tab would, with JupyterLab's origin.
       this.image =
         shown.type === 'image/svg+xml'
           ? `data:${shown.type},${encodeURIComponent(new TextDecoder().decode(bytes))}`

@@ -3,17 +3,17 @@ import type { IDisposable } from '@lumino/disposable';
 import { type Meant, RequestError } from '../model/client';
 import type { Job } from '../model/record';
 
-/** What a rank wrote from a byte of a round's log on. */
+/** Bytes that a rank wrote in a round, from `offset` of the round's log on. */
 export interface Chunk {
   readonly rank: number;
   readonly round: number;
   readonly offset: number;
   readonly bytes: Uint8Array;
-  /** When they were written, as far as that is known, in ascending order. */
+  /** When the bytes were written, as far as known, in ascending order. */
   readonly times?: readonly Written[];
 }
 
-/** What lies before that offset was written by then, in milliseconds since the epoch. */
+/** The bytes before `offset` were written by `at`, in milliseconds since the epoch. */
 export interface Written {
   readonly offset: number;
   readonly at: number;
@@ -25,7 +25,7 @@ export interface Failed {
   readonly round: number;
 }
 
-/** What the server says in words. */
+/** A text message from the server. */
 export type Message =
   | { readonly job: Job; readonly failed: Failed | null }
   | { readonly loaded: true }
@@ -33,7 +33,7 @@ export type Message =
   | { readonly message: string }
   | Readonly<Record<string, never>>;
 
-/** How it stands with the server; `reason` may be empty. */
+/** The state of the connection to the server; `reason` may be empty. */
 export type Connection =
   | { readonly is: 'connecting' | 'open' | 'ended' }
   | { readonly is: 'waiting' | 'refused'; readonly reason: string };
@@ -44,26 +44,27 @@ export interface Source {
   job(job: Meant): Promise<Job>;
 }
 
-/** Who takes them. */
+/** What receives the logs. */
 export interface Sink {
   wrote(chunk: Chunk): void;
   knows(job: Job, failed: Failed | null): void;
   connected(connection: Connection): void;
-  /** What was written before this was opened is all there. */
+  /** All that was written before the stream was opened has arrived. */
   loaded(): void;
 }
 
 const NEWLINE = 10;
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 30_000;
-// The server says something every 30 s: a connection that a sleep or a tunnel has cut never ends by itself.
+// Milliseconds without a message before a connection counts as lost, as one cut by sleep or by a tunnel never
+// closes by itself. The server sends something every 30 s.
 const SILENCE = 75_000;
 const MOST_NAMED = 200; // each takes up to 40 characters
 
 /**
- * Reads `RANK.ROUND.OFFSET`, ` BYTES:TIME,…` where times are known, a newline and the bytes behind it.
+ * Parses `RANK.ROUND.OFFSET`, ` BYTES:TIME,…` if times are known, a newline, and the bytes after it.
  *
- * @throws Error where it isn't that.
+ * @throws Error if the message doesn't begin like that.
  */
 export function chunk(data: ArrayBuffer): Chunk {
   const bytes = new Uint8Array(data);
@@ -77,7 +78,7 @@ export function chunk(data: ArrayBuffer): Chunk {
   return { rank, round, offset, bytes: bytes.subarray(end + 1), times: written(times, offset) };
 }
 
-/** Each tells how many bytes, and how long after the one before; the first since the epoch. */
+/** Parses `BYTES:TIME,…`: each TIME counts from the one before, and the first from the epoch. */
 function written(text: string, from: number): Written[] {
   let [offset, at] = [from, 0];
   return (text ? text.split(',') : []).map(part => {
@@ -87,11 +88,11 @@ function written(text: string, from: number): Written[] {
   });
 }
 
-/** How much is known of each rank's rounds: nothing is taken twice. */
+/** How much of each rank's rounds has arrived, so that nothing is taken twice. */
 export class Offsets {
   private readonly known = new Map<string, number>();
 
-  /** What of the chunk is new. */
+  /** Returns the bytes of the chunk that are new. */
   take({ rank, round, offset, bytes }: Chunk): Uint8Array {
     const key = `${rank}.${round}`;
     const known = this.known.get(key) ?? 0;
@@ -100,8 +101,8 @@ export class Offsets {
   }
 
   /**
-   * As the server wants it: `RANK.ROUND.OFFSET,…`. Proxies take URLs of 8 KB: of very many logs the
-   * longest are named, and what comes again of the others isn't taken.
+   * In the server's format: `RANK.ROUND.OFFSET,…`. Proxies accept URLs of 8 KB: if there are very many logs,
+   * only the longest are named, and the bytes of the others that arrive again are ignored.
    */
   toString(): string {
     const longest = Array.from(this.known).sort(([, a], [, b]) => b - a);
@@ -112,7 +113,7 @@ export class Offsets {
   }
 }
 
-/** Reads a job's logs to their end, over every cut. */
+/** Reads a job's logs to their end, and reconnects whenever the connection is lost. */
 export class LogStream implements IDisposable {
   private readonly offsets = new Offsets();
   private socket: WebSocket | null = null;
@@ -139,7 +140,7 @@ export class LogStream implements IDisposable {
     this.close();
   }
 
-  /** Begins, or begins again where it stopped, with these ranks' logs; null: all. */
+  /** Starts reading these ranks' logs, or resumes where it stopped; null: all ranks. */
   open(ranks: readonly number[] | null): void {
     this.ranks = ranks;
     this.connect();
@@ -178,7 +179,7 @@ export class LogStream implements IDisposable {
     clearTimeout(this.timer);
     clearTimeout(this.silence);
     const socket = this.socket;
-    this.socket = null; // whatever it still says isn't heard
+    this.socket = null; // its further messages are ignored
     socket?.close();
   }
 
@@ -208,12 +209,12 @@ export class LogStream implements IDisposable {
     }
   }
 
-  /** A browser doesn't tell why a socket wasn't opened; the same question as a request does. */
+  /** Reconnects unless refused: a browser doesn't say why a socket failed to open, so this requests the job. */
   private async cut(opened: boolean): Promise<void> {
     const socket = this.socket;
     const refusal = opened ? null : await this.source.job(this.job).then(() => null, asError);
     if (socket !== this.socket) {
-      return; // meanwhile it was closed, or opened anew
+      return; // it was closed or reopened meanwhile
     }
     if (refusal && isFinal(refusal)) {
       this.close();
@@ -221,7 +222,7 @@ export class LogStream implements IDisposable {
       return;
     }
     if (this.heardOf && !this.reason) {
-      this.wait = FIRST_WAIT; // it was only cut: an error that the server tells may last
+      this.wait = FIRST_WAIT; // only the connection was lost: an error that the server reports may last
     }
     this.sink.connected({ is: 'waiting', reason: this.reason || (refusal?.message ?? '') });
     this.timer = setTimeout(() => this.connect(), this.wait);
@@ -233,7 +234,7 @@ function asError(error: unknown): Error {
   return error instanceof Error ? error : new Error(String(error));
 }
 
-/** Whether our server has said it of this job: it won't say otherwise when it is asked again. */
+/** Whether the error is our server's refusal of this job: asking again won't change it. */
 function isFinal(error: Error): boolean {
   return error instanceof RequestError && error.ours && error.status >= 400 && error.status < 500;
 }

@@ -20,7 +20,7 @@ import { Columns, type View } from './view/columns';
 import { copied } from './view/copied';
 import { CSS } from './view/dom';
 
-/** What the viewer asks the server. */
+/** What the viewer requests from the server. */
 export interface LogClient extends Source {
   logUrl(job: Meant, rank: number): string;
   archiveUrl(job: Meant, times: boolean): string;
@@ -30,26 +30,26 @@ export interface LogViewerOptions {
   readonly client: LogClient;
   readonly job: Pick<Job, 'id' | 'name' | 'created'>;
   readonly trans: TranslationBundle;
-  /** Knows of the job also where its logs can't be had. */
+  /** Knows the job even if its logs are unavailable. */
   readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'elapsed' | 'refresh'>;
-  /** Whether it goes to where the job failed, if it has. */
+  /** Whether the view opens at the line where the job failed, if it has. */
   readonly openAtFailure?: boolean;
-  /** Puts text into the clipboard, and says what that was. */
+  /** Copies text to the clipboard, and shows `said` to the user. */
   readonly copy?: (text: string, said: string) => void;
   /** A link that opens this log at a line, counted from 1. */
   readonly link?: (rank: number, line: number) => string;
-  /** Cancels the job, or runs it once more. */
+  /** Cancels the job, or runs it again. */
   readonly act?: (verb: 'cancel' | 'retry') => void;
 }
 
-// Of a job with more ranks than this only some are read at first: a rank's log may have gigabytes.
+// If a job has more ranks than this, only some are read at first: a rank's log may have gigabytes.
 const FEW = 16;
 const FIRST = 8;
-// Milliseconds for which lines wait to be shown until what was written earlier is there.
+// Milliseconds after which lines are shown even if earlier output hasn't arrived yet.
 const PATIENCE = 3000;
-// Milliseconds of a frame that filters and searches may take.
+// Milliseconds per frame that filters and searches may take.
 const BUDGET = 8;
-// Milliseconds between two drawings of the end of a log that is still being read.
+// Milliseconds between redraws of the end of a log that is still loading.
 const SELDOM = 250;
 
 /** A line to go to. */
@@ -57,7 +57,7 @@ interface Wanted {
   readonly rank: number;
   /** Counted from 0. */
   readonly line: (log: RankLog) => number;
-  /** Whether somebody said which: they are told where there is no such line. */
+  /** Whether the user named the line, and so is told if it doesn't exist. */
   readonly named: boolean;
 }
 
@@ -82,7 +82,7 @@ export class LogViewer extends Widget {
   private world = 0;
   /** The ranks whose logs are read; null: all. */
   private read: ReadonlySet<number> | null = null;
-  /** Whether what was written before this was opened is there. */
+  /** Whether all that was written before the stream was opened has arrived. */
   private whole = false;
   private failed: Failed | null = null;
   private known = false;
@@ -90,10 +90,10 @@ export class LogViewer extends Widget {
   /** Whether the view goes to the failure as its rank's log comes in. */
   private seeking: boolean;
   private sought = 0;
-  /** The line that the view goes to once it is there. */
+  /** The line that the view goes to once it has arrived. */
   private wanted: Wanted | null = null;
   private frame = 0;
-  /** When a log that is still being read was drawn, and whether that was filtered and searched. */
+  /** When a loading log was last drawn, and whether filters and searches have examined all rows. */
   private drawn = -Infinity;
   private done = true;
   private waiting: ReturnType<typeof setTimeout> | undefined;
@@ -154,12 +154,12 @@ export class LogViewer extends Widget {
     this.arrange();
   }
 
-  /** Whether these are its logs, and not those of a deleted job of its name. */
+  /** Whether these are the job's logs, and not those of a deleted job of the same name. */
   shows(job: Meant): boolean {
     return isMeant(this.options.job, job);
   }
 
-  /** Goes to a line of a rank's log, counted from 1, now or once it is there; says so if there is none. */
+  /** Goes to a line of a rank's log, counted from 1, now or once it arrives; tells the user if there is none. */
   goTo(rank: number, line: number): void {
     this.moved();
     this.wanted = { rank, line: () => Math.max(0, line - 1), named: true };
@@ -212,16 +212,16 @@ export class LogViewer extends Widget {
 
   private knows(job: Job, failed: Failed | null): void {
     if (!this.shows(job)) {
-      this.stream.dispose(); // it was cut, and meanwhile another job got the name
+      this.stream.dispose(); // the connection was lost, and meanwhile another job got the name
       this.deleted();
       return;
     }
     this.failed = failed;
-    // The end of a long log is told behind all of it: the model may know earlier how the job ended.
+    // The stream reports the end after the whole log: the model may know earlier how the job ended.
     const listed = this.options.model && jobIn(this.options.model.jobs, job);
     this.headline.tell(listed?.terminal ? listed : job, failed !== null);
     this.world = job.nodes.asked[1] * job.nproc_per_node;
-    // The first record of a job that has failed may come before what failed.
+    // The first record of a failed job may come before the one that says where it failed.
     const early = this.seeking && !failed && !job.terminal;
     if (!this.known && !early) {
       this.known = true;
@@ -230,7 +230,7 @@ export class LogViewer extends Widget {
     this.schedule();
   }
 
-  /** What is read and shown at first, now that the job's size is known. */
+  /** Chooses what is read and shown at first, now that the job's size is known. */
   private first(failed: Failed | null): void {
     const some = new Set(this.ranks.slice(0, FIRST));
     const named = [failed?.rank, this.wanted?.rank];
@@ -252,7 +252,7 @@ export class LogViewer extends Widget {
 
   private connected(connection: Connection): void {
     if (this.connection === 'connecting' && connection.is === 'open') {
-      void this.options.model?.refresh(); // it may still wait for the server to come back
+      void this.options.model?.refresh(); // the model may still be waiting for the server to come back
     }
     this.connection = connection.is;
     if (connection.is === 'ended') {
@@ -262,7 +262,7 @@ export class LogViewer extends Widget {
     this.schedule();
   }
 
-  /** What the model knows counts where the stream says nothing. */
+  /** Shows the model's record if the job has ended or the stream isn't connected; notices a deletion. */
   private remembered(): void {
     const { model, job } = this.options;
     const record = model && jobIn(model.jobs, job);
@@ -276,7 +276,7 @@ export class LogViewer extends Widget {
     this.listed = record !== undefined || this.listed;
   }
 
-  /** Offers no links any more: they name the job, and another one may have its name. */
+  /** Stops offering links: they name the job, and another one may have its name. */
   private deleted(): void {
     this.headline.gone();
     this.node.dataset['deleted'] = 'true';
@@ -294,7 +294,7 @@ export class LogViewer extends Widget {
     this.schedule();
   }
 
-  /** Reads what was chosen and isn't read yet. */
+  /** Reads the chosen ranks that aren't read yet. */
   private readMore(): void {
     const { read } = this;
     const wanted = [...(this.view.chosen ?? this.ranks)];
@@ -313,7 +313,7 @@ export class LogViewer extends Widget {
     this.stream.open(this.read && [...this.read]);
   }
 
-  /** What is said of a log without lines; where there are no logs, the headline says why. */
+  /** The text shown for a log without lines; if the server refuses logs, the headline says why. */
   private nothing(): string {
     const { trans } = this.options;
     if (this.connection === 'refused') {
@@ -350,7 +350,7 @@ export class LogViewer extends Widget {
     this.headline.misses('');
   }
 
-  /** Has the rank shown that the view is to go to; to the failure also when more of its log has come. */
+  /** Shows the rank that the view is to go to; goes to the failure again when more of its log has come. */
   private seek(): void {
     const lines = this.failed ? this.store.log(this.failed.rank).count : 0;
     if (this.seeking && lines !== this.sought) {
@@ -364,7 +364,7 @@ export class LogViewer extends Widget {
     }
   }
 
-  /** Goes to the line that is wanted once it is there, or the nearest one once no other can be. */
+  /** Goes to the wanted line once it has arrived, or to the nearest one once all lines have. */
   private arrive(): void {
     const { wanted } = this;
     if (!wanted || !this.known || !this.done) {
@@ -380,7 +380,7 @@ export class LogViewer extends Widget {
     }
   }
 
-  /** Why the view isn't at a line of that log, but at another one or nowhere; nothing: it is. */
+  /** Why the view isn't at a line of that log, but at another one or nowhere; empty: it is there. */
   private missing(rank: number, line: number, log: RankLog | null, at: Row | null): string {
     const { trans } = this.options;
     if (!log) {
@@ -423,7 +423,7 @@ export class LogViewer extends Widget {
     }
   }
 
-  /** Shows lines, though more of what was written earlier may come. */
+  /** Shows lines, even though earlier ones may still arrive. */
   private unveil(): void {
     delete this.columns.node.dataset['waits'];
   }
@@ -473,7 +473,7 @@ export class LogViewer extends Widget {
     }
   }
 
-  /** Whether to draw with this frame: each one would take a third of the time in which a long log is read. */
+  /** Whether to draw in this frame: drawing in all of them takes a third of the time of reading a long log. */
   private due(): boolean {
     const reading = !this.whole && this.store.count > 0;
     if (!reading || !this.done || !this.following) {

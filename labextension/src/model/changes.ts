@@ -1,4 +1,4 @@
-/** What the server tells of changes, and what they make of the jobs that are known (pure). */
+/** The changes that the server reports, applied to the jobs that the page knows (pure). */
 
 import type { Event } from '@jupyterlab/services';
 
@@ -6,14 +6,14 @@ import type { Job, Jobs } from './record';
 
 export const JOBS_SCHEMA = 'https://events.nbtorchjob.dev/jobs/v1';
 
-/** Whether an event says that jobs have changed; which ones it doesn't say. */
+/** Whether an event reports that jobs have changed; it doesn't name them. */
 export function isChange(emission: Event.Emission): boolean {
   return emission.schema_id === JOBS_SCHEMA;
 }
 
 /**
- * The jobs after an answer: those that are known keep their place, new ones come last. A whole answer has no
- * others, but where it hasn't seen any.
+ * The jobs after an answer: known ones keep their place, new ones come last. A whole answer drops all jobs that
+ * it doesn't list, except in places that the server couldn't see.
  */
 export function applied(
   jobs: ReadonlyMap<string, Job>,
@@ -23,7 +23,7 @@ export function applied(
   const after = new Map([...jobs].filter(stays));
   for (const job of changed) {
     if (!jobIn(after, job)) {
-      after.delete(job.id); // a job that was deleted had its name
+      after.delete(job.id); // a deleted job had the same name
     }
     after.set(job.id, job);
   }
@@ -31,7 +31,7 @@ export function applied(
   return after;
 }
 
-/** The same job in another list: a later one may have the name, and so the id, of one that was deleted. */
+/** The same job in another list: a later job may have the name, and so the id, of a deleted one. */
 export function jobIn(
   jobs: ReadonlyMap<string, Job>,
   job: Pick<Job, 'id' | 'created'>
@@ -40,12 +40,12 @@ export function jobIn(
   return namesake?.created === job.created ? namesake : undefined;
 }
 
-/** How grave it is that a job says nothing: it has stalled, or hangs; 0: neither. */
+/** How serious a job's silence is: 2 if it hangs, 1 if it has stalled, else 0. */
 export function stillnessOf({ status }: Job): 0 | 1 | 2 {
   return status === 'HUNG' ? 2 : status === 'STALLED' ? 1 : 0;
 }
 
-/** The jobs that were known, and have stalled since, or now hang. */
+/** The known jobs that have stalled since, or now hang. */
 export function stalledBetween(
   before: ReadonlyMap<string, Job>,
   after: ReadonlyMap<string, Job>
@@ -56,7 +56,7 @@ export function stalledBetween(
   });
 }
 
-/** The jobs that had no end before and have one now. */
+/** The known jobs that have ended since. */
 export function endedBetween(
   before: ReadonlyMap<string, Job>,
   after: ReadonlyMap<string, Job>

@@ -1,4 +1,4 @@
-/** The one door to the server: its routes below `nbtorchjob/api/` as functions. */
+/** The only access to the server: its routes below `nbtorchjob/api/` as functions. */
 
 import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
@@ -18,8 +18,8 @@ import type {
 } from './record';
 
 /**
- * A request that wasn't fulfilled, in one line; `status` is 0 where no server answered. It is `ours` to say where
- * the request has reached our routes: hubs and proxies in between answer with the same statuses.
+ * Why a request failed, in one line; `status` is 0 if no server answered. `ours` says that the request reached
+ * our routes: hubs and proxies in between answer with the same statuses.
  */
 export class RequestError extends Error {
   constructor(
@@ -32,15 +32,15 @@ export class RequestError extends Error {
   }
 }
 
-/** A job; where it doesn't say when that was created, whichever has the id now. */
+/** A reference to a job; without `created`, to whichever job has the id now. */
 export type Meant = Pick<Job, 'id'> & { readonly created?: number | undefined };
 
-/** No more of a job than what it is meant by, as a command's arguments. */
+/** Only what identifies a job, as a command's arguments. */
 export function meant({ id, created }: Meant): Meant {
   return { id, created };
 }
 
-/** Whether both are one job, as far as they say. */
+/** Whether both refer to the same job; a missing `created` matches any. */
 export function isMeant(one: Meant, other: Meant): boolean {
   return one.id === other.id && (one.created ?? other.created) === (other.created ?? one.created);
 }
@@ -48,7 +48,7 @@ export function isMeant(one: Meant, other: Meant): boolean {
 /** Where a file of a job lies. */
 export type FilePlace = Pick<RunFile, 'path' | 'node'>;
 
-/** Asks the server of the page. Every method rejects with a {@link RequestError}. */
+/** Sends requests to the page's server. Every method rejects with a {@link RequestError}. */
 export class Client {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
@@ -57,7 +57,7 @@ export class Client {
     return [...this.cancelled].some(each => isMeant(each, job));
   }
 
-  /** The jobs that aren't known to who has an answer with that mark; all where it is ''. */
+  /** The jobs that are new or changed since the answer with the mark `known`; all jobs if it is ''. */
   jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
     return this.json('GET', { path: 'jobs', query: known ? { known } : {} }, signal);
   }
@@ -66,10 +66,10 @@ export class Client {
     return this.json('GET', at(job));
   }
 
-  /** Cancels, suspends or resumes a job, which stays, or has its nodes tell where its ranks are. */
+  /** Cancels, suspends, resumes, starts or ends a job, which stays, or has its nodes sample their ranks. */
   async change(job: Meant, change: Change): Promise<void> {
     if (change === 'cancel') {
-      this.cancelled.add(job); // before the answer: the job's end may be told first
+      this.cancelled.add(job); // before the answer: the job's end may be reported first
     }
     try {
       await this.request('POST', at(job, change));
@@ -79,17 +79,17 @@ export class Client {
     }
   }
 
-  /** Ends the job if it runs, and removes all that is kept of it. */
+  /** Ends the job if it runs, and removes everything that is kept for it. */
   async delete(job: Meant): Promise<void> {
     await this.request('DELETE', at(job));
   }
 
-  /** Replaces a person's note on the job, and its tags. */
+  /** Replaces the user's note on the job, and its tags. */
   async annotate(job: Meant, note: Note): Promise<void> {
     await this.request('PUT', at(job, 'note'), null, JSON.stringify(note));
   }
 
-  /** Runs what the job ran once more; gives the new job. */
+  /** Submits the job's payload again; returns the new job. */
   retry(job: Meant): Promise<Job> {
     return this.json('POST', at(job, 'retry'));
   }
@@ -99,64 +99,64 @@ export class Client {
     return (await this.json<Values>('GET', at(job, 'values'))).values;
   }
 
-  /** Sets some of them, on all ranks at one step; gives what became of it, in words. */
+  /** Sets some of these values, on all ranks at one step; returns the outcome in words. */
   async set(job: Meant, values: readonly Value[]): Promise<string> {
     const value = values.map(({ name, value }) => `${name}=${value}`);
     return (await this.request('POST', at(job, 'values', { value }))).text();
   }
 
-  /** The same as a retry, from the job's checkpoints. */
+  /** Like {@link retry}, but from the job's checkpoints. */
   resumed(job: Meant): Promise<Job> {
     return this.json('POST', at(job, 'continue'));
   }
 
-  /** All that is known of a job, to be laid out. */
+  /** Everything known about a job, to be laid out. */
   page(job: Meant): Promise<Page> {
     return this.json('GET', at(job, 'page'));
   }
 
-  /** Jobs held against each other: their curves, and how they differ from the first. */
+  /** A comparison of jobs: their curves, and how they differ from the first. */
   compare(ids: readonly string[]): Promise<Page> {
     return this.json('GET', { path: 'compare', query: { job: ids } });
   }
 
-  /** The YAML of its objects on the cluster, without Secrets. */
+  /** The YAML of the job's objects on the cluster, without Secrets. */
   async manifests(job: Meant): Promise<string> {
     return (await this.request('GET', at(job, 'manifests'))).text();
   }
 
-  /** Where a rank's whole log is downloaded from. */
+  /** The URL of a rank's whole log. */
   logUrl(job: Meant, rank: number): string {
     return this.signed(this.settings.baseUrl, at(job, `logs/${rank}`));
   }
 
-  /** Where all ranks' logs are downloaded from as one archive, with the time in front of each line or without. */
+  /** The URL of an archive of all ranks' logs, with or without the time at the start of each line. */
   archiveUrl(job: Meant, times: boolean): string {
     return this.signed(this.settings.baseUrl, at(job, 'logs.zip', times ? { times: 'true' } : {}));
   }
 
-  /** What the job's ranks left. */
+  /** The artifacts that the job's ranks left. */
   async artifacts(job: Meant): Promise<readonly Artifact[]> {
     return (await this.json<Artifacts>('GET', at(job, 'artifacts'))).artifacts;
   }
 
-  /** Where those are downloaded from as one archive. */
+  /** The URL of an archive of these artifacts. */
   artifactsUrl(job: Meant): string {
     return this.signed(this.settings.baseUrl, at(job, 'artifacts.zip'));
   }
 
-  /** What the job's ranks have written so far, all of it or at or below a path. */
+  /** The files that the job's ranks have written so far: all of them, or those at or below a path. */
   files(job: Meant, path = ''): Promise<Files> {
     return this.json('GET', at(job, 'files', path ? { file: path } : {}));
   }
 
-  /** The first bytes of one of these files, at most so many. */
+  /** The first bytes of one of these files, at most `limit`. */
   async file(job: Meant, { path, node }: FilePlace, limit: number): Promise<Uint8Array> {
     const query = { file: path, node: `${node}`, limit: `${limit}` };
     return new Uint8Array(await (await this.request('GET', at(job, 'file', query))).arrayBuffer());
   }
 
-  /** Where all of it is downloaded from. */
+  /** The URL of the whole file. */
   fileUrl(job: Meant, { path, node }: FilePlace): string {
     return this.signed(this.settings.baseUrl, at(job, 'file', { file: path, node: `${node}` }));
   }
@@ -164,8 +164,8 @@ export class Client {
   /**
    * Opens the stream of a job's logs; binary messages arrive as ArrayBuffers.
    *
-   * @param since - what is there already: `RANK.ROUND.OFFSET,…`
-   * @param ranks - only these; null: all
+   * @param since - how far the caller has them already: `RANK.ROUND.OFFSET,…`
+   * @param ranks - only these ranks; null: all
    */
   openLogs(job: Meant, since: string, ranks: readonly number[] | null): WebSocket {
     const query = {
@@ -180,7 +180,7 @@ export class Client {
 
   private readonly cancelled = new Set<Meant>();
 
-  /** The address below that of the server for what sends no headers, as a link or a websocket. */
+  /** The URL, with the token, for requests that can't send headers: links and websockets. */
   private signed(base: string, { path, query }: Route): string {
     const { appendToken, token } = this.settings;
     return urlOf(base, { path, query: appendToken && token ? { ...query, token } : query });
@@ -199,7 +199,7 @@ export class Client {
     const url = urlOf(this.settings.baseUrl, route);
     let response: Response;
     try {
-      // It sends the token, or the XSRF cookie's value as a header.
+      // This sends the token, or the XSRF cookie's value as a header.
       response = await ServerConnection.makeRequest(url, { method, signal, body }, this.settings);
     } catch (error) {
       throw new RequestError(0, error instanceof Error ? error.message : String(error));
@@ -215,19 +215,19 @@ const API = 'nbtorchjob/api';
 
 interface Route {
   readonly path: string;
-  /** Of a list each is a parameter of that name. */
+  /** Each value in a list becomes a parameter of that name. */
   readonly query: Readonly<Record<string, string | readonly string[]>>;
 }
 
 function urlOf(base: string, { path, query }: Route): string {
   const pairs = Object.entries(query).flatMap(([name, values]) =>
-    // Proxies take URLs of 8 KB: numbers of a thousand ranks fit in only with plain commas.
+    // Proxies accept URLs of up to 8 KB: the numbers of a thousand ranks fit only with plain commas.
     [values].flat().map(value => `${name}=${encodeURIComponent(value).replaceAll('%2C', ',')}`)
   );
   return URLExt.join(base, API, path) + (pairs.length > 0 ? `?${pairs.join('&')}` : '');
 }
 
-/** What is asked about a job, and not about another one that has its id now. */
+/** The route of a request about this job, and not about another one that has its id now. */
 function at({ id, created }: Meant, rest = '', query: Route['query'] = {}): Route {
   return {
     path: ['jobs', encodeURIComponent(id), rest].filter(Boolean).join('/'),
@@ -235,7 +235,7 @@ function at({ id, created }: Meant, rest = '', query: Route['query'] = {}): Rout
   };
 }
 
-/** What the server says is wrong: JSON from ours, which has a reason, maybe a page from a proxy in between. */
+/** The error in a response: JSON with a reason from our routes, perhaps a page from a proxy in between. */
 async function complaint(response: Response): Promise<RequestError> {
   const { status, statusText } = response;
   const told: unknown = await response.json().catch(() => null);

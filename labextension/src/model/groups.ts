@@ -1,4 +1,4 @@
-/** Jobs in their order, by state or by something else, and which of them are looked for (pure). */
+/** Sorting jobs, grouping them by state, and searching them (pure). */
 
 import type { Job, Phase } from './record';
 import { type Listed, folded, isRuns } from './runs';
@@ -16,13 +16,13 @@ export const GROUPS = [
 
 export type GroupName = (typeof GROUPS)[number];
 
-/** By state: a group for each, newest first. By anything else: one list without headings. */
+/** "state": a group for each state, newest first. Any other order: one list without headings. */
 export const SORTS = ['state', 'start', 'name', 'duration'] as const;
 
 export type Sort = (typeof SORTS)[number];
 
 export interface Group {
-  /** null: of all jobs, without a heading. */
+  /** null: the group of all jobs, without a heading. */
   readonly name: GroupName | null;
   readonly listed: readonly Listed[];
 }
@@ -30,7 +30,7 @@ export interface Group {
 export interface Search {
   /** Every word must occur. */
   readonly text: string;
-  /** Only jobs of this notebook; null: of any. */
+  /** Only jobs of this notebook; null: of any notebook. */
   readonly notebook: string | null;
 }
 
@@ -51,7 +51,7 @@ export function groupOf(listed: Listed): GroupName {
   return suspended ? 'waiting' : OF_PHASE[listed.phase];
 }
 
-// As `state/text/facts.ATTENTION`.
+// The same as `state/text/facts.ATTENTION`.
 const ATTENTION: readonly string[] = [
   'HUNG',
   'STALLED',
@@ -61,12 +61,12 @@ const ATTENTION: readonly string[] = [
   'WAITING'
 ];
 
-/** Whether somebody should act on a job, or on one of some runs, or know of it. */
+/** Whether a user should act on a job, or on one of a group's runs, or at least know about it. */
 export function needsAttention(listed: Listed): boolean {
   return isRuns(listed) ? listed.newest.some(needsAttention) : ATTENTION.includes(listed.status);
 }
 
-/** The words of a search; a job is held against all of them. */
+/** The words of a search; a job must match all of them. */
 export function wordsOf(text: string): string[] {
   return text.toLowerCase().split(/\s+/).filter(Boolean);
 }
@@ -76,13 +76,13 @@ export function matches(job: Job, words: readonly string[]): boolean {
   return words.every(word => haystack(job).includes(word));
 }
 
-/** Whether a job's whole group is what is looked for, by name, what it calls, notebook or place. */
+/** Whether a search matches a job's whole group: its name, the function called, notebook or place. */
 function isWithRuns({ group, label, notebook, where }: Job, words: readonly string[]): boolean {
   const text = [group, label.split('(')[0], notebook, where].join('\n').toLowerCase();
   return group !== '' && words.every(word => text.includes(word));
 }
 
-/** Jobs in an order; `elapsed` is how long ago one was submitted, or at its end. */
+/** Jobs in an order; `elapsed` gives the seconds from a job's submission to now, or to its end. */
 export function ordered(
   jobs: Iterable<Job>,
   sort: Sort = 'state',
@@ -94,8 +94,8 @@ export function ordered(
 }
 
 /**
- * The jobs that a search finds, as they are ordered; by state without groups that have none. Runs of a
- * group stand as one, unless the search is for some of them.
+ * The jobs that a search finds, in the order given; by state, only the groups that have any. The runs of a
+ * group are one entry, unless the search matches single runs and not the whole group.
  */
 export function grouped(
   jobs: readonly Job[],
@@ -131,11 +131,11 @@ function byName(a: Job, b: Job): number {
 }
 
 function longestFirst(elapsed: (job: Job) => number): (a: Job, b: Job) => number {
-  const took = (job: Job) => ran(job, elapsed(job)); // what its row says
+  const took = (job: Job) => ran(job, elapsed(job)); // what its row shows
   return (a, b) => took(b) - took(a) || newestFirst(a, b);
 }
 
-// Records don't change, so what is searched of each is made once and goes with it.
+// Records are immutable: the text to search in each one is made once, and dropped with the record.
 const haystacks = new WeakMap<Job, string>();
 
 function haystack(job: Job): string {

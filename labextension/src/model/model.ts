@@ -1,4 +1,4 @@
-/** The jobs as this page knows them: one list from the server, then what is new whenever it says so. */
+/** The jobs as this page knows them: one list from the server, then updates whenever it announces any. */
 
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
@@ -10,11 +10,11 @@ import { type Client, RequestError } from './client';
 import type { Job, Jobs } from './record';
 import { underWay } from './summary';
 
-const CALM_MS = 60_000; // events tell of changes: this only finds what was lost on the way
-const BUSY_MS = 10_000; // while a job runs: a socket of events that broke doesn't say what it missed
+const CALM_MS = 60_000; // events announce changes: this only finds those that were lost
+const BUSY_MS = 10_000; // while a job is under way: an event socket that broke doesn't report what it missed
 const FIRST_RETRY_MS = 5_000;
 const LAST_RETRY_MS = 30_000;
-// A connection that a sleep or a tunnel has cut gives no answer, for minutes; all that comes later would wait.
+// A connection that was cut, by sleep or by a tunnel, may hang for minutes, and later requests would wait.
 // The server itself always answers within 55 s (`TorchJobApp.patience_s`).
 const ANSWER_MS = 60_000;
 const GATHER_MS = 250;
@@ -23,7 +23,7 @@ export interface JobsModelOptions {
   readonly client: Pick<Client, 'jobs'>;
   /** The server's events: `app.serviceManager.events.stream`. */
   readonly events: ISignal<unknown, Event.Emission>;
-  /** Others can't reach the server: `app.serviceManager.connectionFailure`. */
+  /** Other requests can't reach the server: `app.serviceManager.connectionFailure`. */
   readonly lost?: ISignal<unknown, Error>;
   /** Milliseconds; only differences count. */
   readonly now?: () => number;
@@ -49,35 +49,35 @@ export class JobsModel implements IDisposable {
     this.ready = this.refresh();
   }
 
-  /** Settled once the first answer is there, a good one or not. */
+  /** Settles once the first request has succeeded or failed. */
   readonly ready: Promise<void>;
 
-  /** Something about the model has changed; told a few times a second at most. */
+  /** Something in the model has changed; emitted a few times a second at most. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
 
-  /** A job that was seen before its end has ended. */
+  /** A job that the page knew before its end has ended. */
   get finished(): ISignal<this, Job> {
     return this._finished;
   }
 
-  /** A job that was seen before has stopped reporting, or hangs. */
+  /** A job that the page knew before has stopped reporting, or hangs. */
   get stalled(): ISignal<this, Job> {
     return this._stalled;
   }
 
-  /** By id, in the order in which they were made. Another map after each change. */
+  /** By id, in the order in which they were created. A new map after each change. */
   get jobs(): ReadonlyMap<string, Job> {
     return this._jobs;
   }
 
-  /** Why some jobs may be missing, a line each. */
+  /** Why some jobs may be missing, one reason per line. */
   get notes(): readonly string[] {
     return this._notes;
   }
 
-  /** Whether a job that counts as under way may have ended: its place or the server doesn't answer. */
+  /** Whether a job shown as under way may have ended, as its place or the server doesn't answer. */
   get doubtful(): boolean {
     const remote = underWay(this._jobs.values()).some(job => job.backend !== 'local');
     return this._failure !== null || (this._notes.length > 0 && remote);
@@ -101,16 +101,16 @@ export class JobsModel implements IDisposable {
     return this.poll.isDisposed;
   }
 
-  /** Seconds since a job was submitted, now or at its end; stands still while the server is silent. */
+  /** Seconds from a job's submission to now or to its end; doesn't grow while the server is silent. */
   elapsed(job: Job): number {
     const now = this.silent ?? this.now();
     const since = job.terminal ? 0 : (now - (this.received.get(job) ?? now)) / 1000;
     return job.elapsed + Math.max(0, since);
   }
 
-  /** Asks for what isn't known yet; never rejects, see {@link failure}. */
+  /** Asks for what is new; never rejects, see {@link failure}. */
   refresh(): Promise<void> {
-    // One request at a time and one that waits: the answer is newer than the question.
+    // One request at a time and one that waits: each caller gets an answer to a request made after its call.
     this.waiting ??= this.flight.then(() => {
       this.waiting = null;
       return (this.flight = this.fetch());
@@ -152,13 +152,13 @@ export class JobsModel implements IDisposable {
 
   private take(listing: Jobs): void {
     this.become(applied(this._jobs, listing));
-    // A server that has just started can't say later which of those that it hasn't seen are gone.
+    // A server that has just started can't report later which of the jobs it hasn't seen yet are gone.
     this.mark = listing.whole && listing.unseen.length > 0 ? '' : listing.mark;
     this._notes = listing.notes;
     this._loaded = true;
   }
 
-  /** Looks again soon while something is missing, and less and less often. */
+  /** Asks again soon while something is missing, at growing intervals. */
   private comeAgain(): void {
     const interval = this.missing ? this.retry : this.patience;
     this.retry = this.missing ? Math.min(2 * this.retry, LAST_RETRY_MS) : FIRST_RETRY_MS;
@@ -170,13 +170,13 @@ export class JobsModel implements IDisposable {
     return this._failure !== null || this._notes.length > 0;
   }
 
-  /** How many milliseconds without an event are as they should be. */
+  /** How many milliseconds may pass without an event before it asks anyway. */
   private get patience(): number {
     return underWay(this._jobs.values()).length > 0 ? BUSY_MS : CALM_MS;
   }
 
   private onEvent(_: unknown, emission: Event.Emission): void {
-    // Whatever comes, the server is there again, and has told others what this page missed.
+    // Any event shows that the server is back; it may have announced changes that this page missed.
     if (isChange(emission) || this._failure) {
       void this.refresh();
     }
@@ -186,7 +186,7 @@ export class JobsModel implements IDisposable {
     void this.refresh();
   }
 
-  /** A page that slept may have missed events without its socket's end. */
+  /** A page that slept may have missed events although its socket never closed. */
   private readonly onVisible = (): void => {
     if (!document.hidden) {
       void this.refresh();
@@ -229,11 +229,11 @@ export class JobsModel implements IDisposable {
   private _notes: readonly string[] = [];
   private _failure: RequestError | null = null;
   private _loaded = false;
-  /** Since when the server doesn't answer; null: it does. */
+  /** Since when the server hasn't answered; null: it does. */
   private silent: number | null = null;
   private flight: Promise<void> = Promise.resolve();
   private waiting: Promise<void> | null = null;
-  /** What the newest answer told; '': nothing is known. */
+  /** The mark of the newest answer, which limits the next one to changes; '': asks for all jobs. */
   private mark = '';
   private retry = FIRST_RETRY_MS;
   private announcing: ReturnType<typeof setTimeout> | undefined;

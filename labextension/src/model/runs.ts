@@ -1,4 +1,4 @@
-/** The runs of a group, folded into one, as the list in a notebook folds them (pure). */
+/** The runs of a group, folded into one entry, as in a notebook's list of jobs (pure). */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -7,18 +7,18 @@ import type { Job, Phase } from './record';
 type Some = readonly [Job, ...Job[]];
 
 export interface Runs {
-  /** No job has it. */
+  /** Not the id of any job. */
   readonly id: string;
   readonly name: string;
-  /** By their numbers; of one that was retried each job. */
+  /** By run number; a run that was retried has several jobs. */
   readonly jobs: Some;
-  /** Of each run the newest job: it counts. */
+  /** The newest job of each run: the one that counts. */
   readonly newest: readonly Job[];
-  /** Of the whole: it goes on while one of its runs does. */
+  /** The group's phase: the group goes on while one of its runs does. */
   readonly phase: Phase;
 }
 
-/** What has a place of its own in the list. */
+/** An entry of the list: a job, or the runs of a group. */
 export type Listed = Job | Runs;
 
 export function isRuns(listed: Listed): listed is Runs {
@@ -29,12 +29,12 @@ export function jobsOf(listed: Listed): readonly Job[] {
   return isRuns(listed) ? listed.jobs : [listed];
 }
 
-/** Which group a job is a run of: a name may be that of several places; "" of none. */
+/** The id of the group that a job is a run of, or "". Groups in different places may share a name. */
 export function groupIdOf({ group, where }: Job): string {
   return group && `runs:${where}/${group}`;
 }
 
-/** Jobs in their order, where those of a group that are `together` stand as one in the first one's place. */
+/** Folds the jobs of a group that are `together` into one entry, at the first one's place in the order. */
 export function folded(jobs: readonly Job[], together: (job: Job) => boolean): Listed[] {
   const found = new Map<string, Job | [Job, ...Job[]]>();
   for (const job of jobs) {
@@ -66,9 +66,9 @@ function runsOf(members: Some): Runs {
   return { id: groupIdOf(first), name: first.group, jobs, newest, phase: phaseOf(newest) };
 }
 
-/** As `nbtorchjob/ui/record.py` has it. */
+/** The same as `phase` in `nbtorchjob/ui/record.py`. */
 function phaseOf(jobs: readonly Job[]): Phase {
-  // That some are stopped early is what was asked for.
+  // Runs are stopped early on request, so they count as succeeded.
   const found = new Set(jobs.map(job => (wasStopped(job) ? 'SUCCEEDED' : job.phase)));
   const first = (...phases: Phase[]) => phases.find(phase => found.has(phase));
   const live = first('RUNNING', 'PENDING', 'SUBMITTED');
@@ -93,7 +93,7 @@ const STANDS = [
   'SUBMITTED'
 ] as const;
 
-/** How many runs stand where, without those of which there are none. */
+/** How many runs are in which state, without the states that no run is in. */
 export function shares({ newest }: Runs): (readonly [Phase | 'STOPPED', number])[] {
   return STANDS.flatMap(stand => {
     const count = newest.filter(job => (wasStopped(job) ? 'STOPPED' : job.phase) === stand).length;
@@ -101,7 +101,7 @@ export function shares({ newest }: Runs): (readonly [Phase | 'STOPPED', number])
   });
 }
 
-/** How many runs stand where: "5 done, 2 running, 1 failed". */
+/** How many runs are in which state: "5 done, 2 running, 1 failed". */
 export function counted(runs: Runs, trans: TranslationBundle): string {
   const words: Readonly<Record<(typeof STANDS)[number], (n: number) => string>> = {
     SUCCEEDED: n => trans.__('%1 done', n),
@@ -117,7 +117,7 @@ export function counted(runs: Runs, trans: TranslationBundle): string {
     .join(', ');
 }
 
-/** Seconds from the first one's submission to the last one's end; `elapsed` is how long one has taken by now. */
+/** Seconds from the first submission to the last end; `elapsed` gives how long a job has taken so far. */
 export function elapsedOf({ jobs, newest }: Runs, elapsed: (job: Job) => number): number {
   const ends = newest.map(job => job.created + elapsed(job));
   return Math.max(...ends) - Math.min(...jobs.map(job => job.created));

@@ -1,4 +1,4 @@
-/** Jobs in a few words: how many are under way, and what came of one that has ended (pure). */
+/** Jobs in a few words: how many are under way, and how one ended (pure). */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -12,15 +12,15 @@ export function underWay(jobs: Iterable<Job>): Job[] {
 }
 
 /**
- * How many jobs run, need attention and wait: "2 torch jobs running, 1 needs you, 1 waiting"; "" where none does.
- * Where that is `doubtful`, as nobody answers, it claims no more than was known.
+ * How many jobs run, need attention and wait: "2 torch jobs running, 1 needs you, 1 waiting"; "" if none does.
+ * If `doubtful`, as a place or the server doesn't answer, the words claim only what was known last.
  */
 export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful = false): string {
   const going = underWay(jobs);
   const attention = going.filter(needsAttention).length;
   const running = going.filter(job => job.phase === 'RUNNING' && !needsAttention(job)).length;
   const waiting = going.length - running - attention;
-  // The first says of what there are so many.
+  // Only the first count names what is counted.
   const told: (readonly [number, string, string])[] = [
     [running, trans._n('%1 torch job running', '%1 torch jobs running', running), ''],
     [
@@ -41,7 +41,7 @@ export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful
   return counts && doubtful ? trans.__('%1 when last heard of', counts) : counts;
 }
 
-/** What is said of a job that hangs, or has stalled, since a moment ago. */
+/** The notice about a job that has just stalled or begun to hang. */
 export function stalledLine(job: Job, elapsed: number, trans: TranslationBundle): string {
   if (job.status === 'HUNG') {
     return trans.__('%1 hangs', job.name);
@@ -49,7 +49,7 @@ export function stalledLine(job: Job, elapsed: number, trans: TranslationBundle)
   return trans.__('%1 has stalled: %2', job.name, stillness(job, elapsed, trans));
 }
 
-/** What came of a job that has ended, in one line. */
+/** How a job ended, in one line. */
 export function outcomeOf(job: Job, elapsed: number, trans: TranslationBundle): string {
   const took = duration(ran(job, elapsed), trans);
   switch (job.phase) {

@@ -4,12 +4,12 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { Job, Phase } from './record';
 
-/** The state in a word. */
+/** A job's state in one word. */
 export function status(job: Job, trans: TranslationBundle): string {
   return worded(job.status, trans);
 }
 
-/** The same of runs, which have a phase alone. */
+/** The state of a group's runs, which have only a phase, in one word. */
 export function phase(of: Phase, trans: TranslationBundle): string {
   return worded(of, trans);
 }
@@ -37,7 +37,7 @@ function worded(status: string, trans: TranslationBundle): string {
   return words[status] ?? status;
 }
 
-/** A time of so many seconds, as the card says it: "4.2 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h". */
+/** A duration as the card words it: "4.2 s", "42 s", "3 min 20 s", "2 h 05 min", "3 d 4 h". */
 export function duration(seconds: number, trans: TranslationBundle): string {
   if (seconds < 9.95) {
     return trans.__('%1 s', Math.max(0, seconds).toFixed(1));
@@ -56,18 +56,18 @@ export function duration(seconds: number, trans: TranslationBundle): string {
     : trans.__('%1 d %2 h', Math.floor(hours / 24), hours % 24);
 }
 
-/** A job may take so many seconds to start without having waited, as its card and `list` have it. */
+/** A job that took fewer seconds to start hasn't waited; the same as in its card and in `list`. */
 const WAITED_S = 10;
 
-/** How long a job has run, of the seconds that have `elapsed`: those before it had its turn don't count. */
+/** How many of the `elapsed` seconds a job has run: those before it had its turn don't count. */
 export function ran({ created, started }: Job, elapsed: number): number {
   const waited = started === null ? 0 : started - created;
   return waited < WAITED_S ? elapsed : Math.max(0, elapsed - waited);
 }
 
 /**
- * For how long a running job has said nothing, as its card says it: "no step for 40 s; a step took 2.0 s",
- * "quiet for 2 min"; "" where it hasn't been longer than usual. Of a lab it is what that does: "idle for 3 min",
+ * How long a running job has been silent, as its card words it: "no step for 40 s; a step took 2.0 s",
+ * "quiet for 2 min"; "" if that is no longer than usual. For a lab, what it is doing: "idle for 3 min",
  * "runs cell 4". `elapsed` is in seconds.
  */
 export function stillness(

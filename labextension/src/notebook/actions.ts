@@ -1,4 +1,4 @@
-/** What can be done to a job in a notebook: the other part of the table in `commands/actions`. */
+/** The actions on a job that need a notebook: the rest of the table in `commands/actions`. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { jumpForwardIcon, linkIcon } from '@jupyterlab/ui-components';
@@ -40,7 +40,7 @@ export function notebookActions(notebooks: Notebooks, trans: TranslationBundle):
   };
 }
 
-/** The same for all runs of a group. */
+/** Such actions on all runs of a group. */
 export function notebookRunsActions(notebooks: Notebooks, trans: TranslationBundle): RunsActions {
   return {
     attach: {

@@ -12,7 +12,7 @@ import { isJobLine } from './cells';
 import type { Notebooks } from './notebooks';
 import { SizeDialog } from './sizedialog';
 
-const MAGIC = '%%torchjob'; // translations take a percent sign for a place to fill in
+const MAGIC = '%%torchjob'; // translations treat a percent sign as a placeholder
 
 export interface CellCommandsOptions {
   readonly commands: CommandRegistry;
@@ -67,7 +67,7 @@ export function addCellCommands({
     isEnabled: () => notebooks.isPython,
     execute: ({ line, path }) =>
       told(trans, () => {
-        // It may come from a notebook's output: a line of options is all that it can be.
+        // The line may come from a notebook's output: accept nothing but a line of options.
         if (typeof line !== 'string' || !isJobLine(line)) {
           throw new Error(trans.__('Not a %1 line: %2', MAGIC, JSON.stringify(line)));
         }
@@ -76,7 +76,7 @@ export function addCellCommands({
   });
 }
 
-/** Has a click on the panel's button put its line into a cell. */
+/** Makes a click on the panel's button put its line into a cell. */
 export function hearInsertions(node: HTMLElement, commands: CommandRegistry): void {
   node.addEventListener('click', ({ target }) => {
     const button = target instanceof Element ? target.closest('[data-nbtorchjob-line]') : null;

@@ -1,39 +1,39 @@
-/** What a cell's source says about how it is run, and the same source run as a torch job. */
+/** How a cell's source says it is run, and the same source as a torch job. */
 
 const MAGIC = /^%%(\S*)/;
-// What a reader would still take for the cell's first line; IPython drops blank lines, but not comments.
+// A magic below this still looks like the cell's first line; IPython drops blank lines, but not comments.
 const PREAMBLE = /^(?:[ \t]*(?:#.*)?\r?\n)*/;
-// A line that ends in a backslash was meant to go on, though IPython takes one line only.
+// A line that ends in a backslash was meant to continue, although IPython takes only one line.
 const TORCHJOB = /^%%torchjob(?!\S)(?:[^\n]*\\\r?\n)*[^\n]*(?:\n|$)/;
 const LINE_VERB = /^\s*%torchjob(?!\S)/;
 
-/** The cell magic that a source is given to, such as "torchjob" or "bash"; null without one. */
+/** The cell magic that runs a source, such as "torchjob" or "bash"; null if it has none. */
 export function magicOf(source: string): string | null {
   return MAGIC.exec(afterPreamble(source))?.[1] ?? null;
 }
 
-/** Whether a source can run as a torch job: no other cell magic has it, and it acts on no job itself. */
+/** Whether a source can run as a torch job: it has no other cell magic, and doesn't start with `%torchjob`. */
 export function canBeJob(source: string): boolean {
   const magic = magicOf(source);
   return magic === 'torchjob' || (magic === null && !LINE_VERB.test(source));
 }
 
-/** The `%%torchjob` line that a source has; null without one. */
+/** The `%%torchjob` line of a source; null if it has none. */
 export function lineOf(source: string): string | null {
   return TORCHJOB.exec(afterPreamble(source))?.[0].trimEnd() ?? null;
 }
 
-/** What is there for a `%%torchjob` line to go to. */
+/** The cells that a `%%torchjob` line may go to. */
 export interface Around {
-  /** What the active cell says; null: it is no code, or there is none. */
+  /** The active cell's source; null: it isn't code, or no cell is active. */
   readonly active: string | null;
-  /** Whether the active cell shows the panel: who presses a button there makes it the active one. */
+  /** Whether the active cell shows the panel: pressing a button there makes it the active one. */
   readonly isPanel: boolean;
-  /** What the cell that this panel made before says now, and the line that it was given. */
+  /** The cell that this panel made before: its source now, and the line that it was given. */
   readonly made: { readonly source: string; readonly line: string } | null;
 }
 
-/** Where a `%%torchjob` line goes: never in the place of one that its user wrote or changed. */
+/** Where a `%%torchjob` line goes: it never replaces a line that the user wrote or changed. */
 export function placeOfLine({ active, isPanel, made }: Around): 'active' | 'made' | 'new' {
   if (isPanel) {
     return made && lineOf(made.source) === made.line ? 'made' : 'new';
@@ -41,14 +41,14 @@ export function placeOfLine({ active, isPanel, made }: Around): 'active' | 'made
   return active !== null && canBeJob(active) && lineOf(active) === null ? 'active' : 'new';
 }
 
-/** The source with this `%%torchjob` line on top, in the place of the one that it has. */
+/** The source with this `%%torchjob` line on top, in place of its own. */
 export function withLine(source: string, line: string): string {
   const { preamble, rest } = split(source);
   const body = preamble + rest.replace(TORCHJOB, '');
   return `${line}\n${body.replace(/^\s*\n/, '')}`;
 }
 
-/** The source as a job: its own `%%torchjob` line comes to the top, or one with these options. */
+/** The source as a job: with its own `%%torchjob` line moved to the top, or else one with these options. */
 export function asJob(source: string, options: string): string {
   const own = lineOf(source);
   if (own !== null) {
@@ -63,7 +63,7 @@ export function isJobLine(line: string): boolean {
 }
 
 interface Addressed {
-  /** It names the backend first. */
+  /** It begins with the backend's name. */
   readonly id: string;
   readonly backend: string;
 }
@@ -78,7 +78,7 @@ export function boardLine(job: Addressed): string {
   return `%torchjob tensorboard ${addressOf(job)}`;
 }
 
-/** What changes a job's code: a cell to be written, or the line that swaps in its own, as `edited`. */
+/** Source that swaps a job's code: a line that swaps in its own `edited` cell, or the start of a new cell. */
 export function swapLine(job: Addressed, edited: boolean): string {
   return edited ? `%torchjob swap ${addressOf(job)}` : `%%torchjob --swap ${addressOf(job)}\n`;
 }

@@ -1,4 +1,4 @@
-/** What is done to the notebooks that are open: cells found, put in, changed and run. */
+/** Actions on open notebooks: finding, inserting, changing and running cells. */
 
 import { SessionContextDialogs } from '@jupyterlab/apputils';
 import type { IDocumentManager } from '@jupyterlab/docmanager';
@@ -11,18 +11,18 @@ type Cell = NotebookPanel['content']['widgets'][number];
 
 export interface NotebooksOptions {
   readonly tracker: INotebookTracker;
-  /** Opens a notebook that isn't open; null where nothing can. */
+  /** Opens a notebook that isn't open; null if the page can't. */
   readonly documents: IDocumentManager | null;
   readonly translator: ITranslator;
 }
 
-/** The open notebooks. What can't be done rejects with an Error, one line for the user. */
+/** The open notebooks. What can't be done throws or rejects with an Error, one line for the user. */
 export class Notebooks {
   constructor(private readonly options: NotebooksOptions) {
     this.trans = options.translator.load('nbtorchjob');
   }
 
-  /** Whether the active cell can be given to `%%torchjob`: it is code, of a Python notebook. */
+  /** Whether the active cell can be given to `%%torchjob`: it is code, in a Python notebook. */
   get hasCodeCell(): boolean {
     const panel = this.options.tracker.currentWidget;
     return this.isPython && panel?.content.activeCell?.model.type === 'code';
@@ -30,12 +30,12 @@ export class Notebooks {
 
   /** Whether there is a Python notebook that a line can be put into. */
   get isPython(): boolean {
-    // A new notebook says nothing of its language before its kernel has.
+    // A new notebook doesn't name its language until its kernel has.
     const language = this.options.tracker.currentWidget?.context.model.defaultKernelLanguage;
     return language !== undefined && ['', 'python', 'ipython'].includes(language);
   }
 
-  /** The active cell's notebook, if the cell has no line of its own; null where it has. Rejects where it can't run. */
+  /** The active cell's notebook; null if the cell has a line of its own. Throws if it can't run as a job. */
   activeWithoutLine(): string | null {
     const panel = this.current();
     return lineOf(this.codeOfActive(panel)) === null ? panel.context.path : null;
@@ -54,7 +54,7 @@ export class Notebooks {
     await this.run(panel, cell);
   }
 
-  /** Puts a `%%torchjob` line where it belongs, on a cell that is there or a new one. */
+  /** Puts a `%%torchjob` line where it belongs, on top of an existing cell or of a new one. */
   async putLine(line: string, path: string | null): Promise<void> {
     const panel = this.at(path);
     const { activeCell, widgets } = panel.content;
@@ -79,7 +79,7 @@ export class Notebooks {
     await this.load(panel);
   }
 
-  /** Puts a cell below the active one, shows and selects it; runs it where asked to. */
+  /** Puts a cell below the active one, shows and selects it; runs it if `run`. */
   async insert(source: string, { run }: { run: boolean }): Promise<void> {
     const panel = this.current();
     if (!panel.isVisible) {
@@ -90,7 +90,7 @@ export class Notebooks {
     await (run ? this.run(panel, cell) : this.load(panel));
   }
 
-  /** Shows a cell by its id, in whichever notebook has it, else in the one that had it. */
+  /** Shows a cell by its id, in whichever open notebook has it, else in the one at `path`. */
   async reveal(id: string, path: string): Promise<void> {
     const panel = this.holding(id) ?? (await this.open(path));
     if (panel === null) {
@@ -106,7 +106,7 @@ export class Notebooks {
     panel.content.activate();
   }
 
-  /** What the active cell says; throws where it can't run as a job. */
+  /** The active cell's source; throws if it can't run as a job. */
   private codeOfActive(panel: NotebookPanel): string {
     const source = codeOf(panel.content.activeCell);
     if (source === null) {
@@ -140,7 +140,7 @@ export class Notebooks {
     return found;
   }
 
-  /** Opens a notebook; null where that happens on a page of its own, as Notebook does it. */
+  /** Opens a notebook; null if it opens on a page of its own, as in Notebook. */
   private async open(path: string): Promise<NotebookPanel | null> {
     if (!path) {
       throw new Error(this.trans.__('The job’s notebook isn’t below the server’s folder.'));
@@ -190,7 +190,7 @@ export class Notebooks {
     if (sessionContext.hasNoKernel && (await sessionContext.startKernel())) {
       await dialogs.selectKernel(sessionContext);
     }
-    // Both at once: a kernel answers in the order in which it is asked.
+    // Both at once: a kernel handles requests in the order in which they arrive.
     await Promise.all([
       this.load(panel),
       NotebookActions.runCells(
@@ -203,7 +203,7 @@ export class Notebooks {
     ]);
   }
 
-  /** Makes the magics known to a notebook's kernel; loading them again does nothing. */
+  /** Loads the magics into a notebook's kernel; loading them again does nothing. */
   private async load(panel: NotebookPanel): Promise<void> {
     const kernel = panel.sessionContext.session?.kernel;
     if (!kernel) {
@@ -212,7 +212,7 @@ export class Notebooks {
     const code = '%load_ext nbtorchjob';
     const reply = await kernel
       .requestExecute({ code, silent: true, store_history: false, stop_on_error: false })
-      .done.catch(() => null); // the kernel has gone: whatever runs next says so
+      .done.catch(() => null); // the kernel is gone: whatever runs next reports that
     if (reply?.content.status === 'error') {
       const why = reply.content.evalue;
       throw new Error(
@@ -226,13 +226,13 @@ export class Notebooks {
   private readonly made = new Map<string, { readonly id: string; readonly line: string }>();
 }
 
-/** What a code cell says; null for any other. */
+/** A code cell's source; null for any other cell. */
 function codeOf(cell: Cell | null): string | null {
   return cell?.model.type === 'code' ? cell.model.sharedModel.source : null;
 }
 
 function put(cell: Cell, source: string): void {
-  // As one step to undo, and only where something changes.
+  // As one undo step, and only if something changes.
   if (cell.model.sharedModel.source !== source) {
     cell.model.sharedModel.setSource(source);
   }

@@ -1,6 +1,6 @@
-/** How many nodes and ranks a cell without a line of its own is to have, as options (pure). */
+/** How many nodes and ranks a cell without a line of its own gets, as options (pure). */
 
-/** As they are typed: "2", "1:4", "auto"; "": whatever is the default there. */
+/** As typed: "2", "1:4", "auto"; "": the default. */
 export interface Size {
   readonly nodes: string;
   readonly ranks: string;
@@ -9,13 +9,13 @@ export interface Size {
 const NODES = /(?:^|\s)--nnodes(?:=|\s+)(\S+)/;
 const RANKS = /(?:^|\s)--nproc[-_]per[-_]node(?:=|\s+)(\S+)/;
 
-/** The size that a line's options have, the last of each. */
+/** The size in a line's options; of a repeated option, the last one counts. */
 export function sizeOf(options: string): Size {
   const last = (flag: RegExp) => [...options.matchAll(new RegExp(flag, 'g'))].pop()?.[1] ?? '';
   return { nodes: last(NODES), ranks: last(RANKS) };
 }
 
-/** The same options with this size instead of their own. */
+/** The options with this size in place of their own. */
 export function withSize(options: string, { nodes, ranks }: Size): string {
   const rest = [NODES, RANKS].reduce(
     (left, flag) => left.replace(new RegExp(flag, 'g'), ''),

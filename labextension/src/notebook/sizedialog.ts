@@ -1,4 +1,4 @@
-/** Asks once a notebook how many nodes and ranks its cells' jobs are to have. */
+/** Asks once per notebook how many nodes and ranks its cells' jobs get. */
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -8,14 +8,14 @@ import type { Settings } from '../settings';
 
 import { type Size, sizeOf, withSize } from './size';
 
-/** The options for cells that have no line, with what was answered for their notebook. */
+/** The options for cells without a line, with the size that the user chose for their notebook. */
 export class SizeDialog {
   constructor(
     private readonly settings: Settings,
     private readonly trans: TranslationBundle
   ) {}
 
-  /** Asks, unless it has for this notebook or is to ask no more; null: the user takes it back. */
+  /** Asks, unless it has already for this notebook or the settings say not to; null: the user cancelled. */
   async options(notebook: string): Promise<string | null> {
     const { settings } = this;
     if (!settings.asksSize) {
@@ -89,9 +89,9 @@ class SizeForm extends Widget implements Dialog.IBodyWidget<Size> {
   private readonly ranks: HTMLInputElement;
 }
 
-const MAGIC = '%%torchjob'; // translations take a percent sign for a place to fill in
+const MAGIC = '%%torchjob'; // translations treat a percent sign as a placeholder
 
-/** What is typed is one word of the line; whether it is a number, the magic says. */
+/** The input as one word of the line; the magic checks whether it is a number. */
 function word(input: HTMLInputElement): string {
   return input.value.replace(/\s+/g, '');
 }

@@ -1,4 +1,4 @@
-/** The plugin that the others stand on: the jobs, the commands that act on them, and their tabs. */
+/** The plugin that the others build on: the jobs, the commands that act on them, and their tabs. */
 
 import {
   ILabShell,

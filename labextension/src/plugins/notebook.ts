@@ -1,4 +1,4 @@
-/** The plugin of what is done to notebooks: cells run as jobs, a job followed in a cell. */
+/** The plugin that acts on notebooks: runs cells as jobs, follows a job in a cell. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
@@ -21,7 +21,7 @@ export const notebook: JupyterFrontEndPlugin<void> = {
   description: 'Torch jobs: cells that run as jobs.',
   autoStart: true,
   requires: [ITorchJobs],
-  // The tracker too: Notebook's page of files has none, and would report a plugin that failed.
+  // The tracker too: Notebook's file browser has none, and would report that the plugin failed.
   optional: [INotebookTracker, ITranslator, ISettingRegistry, IDocumentManager, ICommandPalette],
   activate
 };

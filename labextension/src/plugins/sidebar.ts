@@ -1,4 +1,4 @@
-/** The plugin of the sidebar. */
+/** The sidebar's plugin. */
 
 import {
   ILayoutRestorer,

@@ -1,4 +1,4 @@
-/** The plugin that says how it stands with jobs: in the status bar, the panel of what runs, and notices. */
+/** The plugin that shows the jobs' status: in the status bar, the panel of running sessions, and notices. */
 
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { INotebookTracker } from '@jupyterlab/notebook';
@@ -21,7 +21,7 @@ export const status: JupyterFrontEndPlugin<void> = {
   description: 'Torch jobs: how many are under way, and a notice when one ends.',
   autoStart: true,
   requires: [ITorchJobs],
-  // Notebook has no status bar, and its page of files no notebooks.
+  // Notebook has no status bar, and its file browser has no notebooks.
   optional: [ITranslator, ISettingRegistry, INotebookTracker, IStatusBar, IRunningSessionManagers],
   activate
 };

@@ -1,9 +1,9 @@
-/** The base of tabs whose content is asked of the server. */
+/** The base class of tabs whose content comes from the server. */
 
 import { ReactWidget } from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
 
-/** Asks anew whenever it comes to the front. */
+/** Refreshes whenever it comes to the front. */
 export abstract class AskedPage extends ReactWidget {
   constructor() {
     super();

@@ -1,6 +1,6 @@
-/** Links to lines of logs: the address of this page, with what it is to open. */
+/** Links to lines of logs: the address of this page, with the line to open. */
 
-/** A line of a rank's log, counted from 1 as the log viewer counts. */
+/** A line of a rank's log, counted from 1 as in the log viewer. */
 export interface Place {
   readonly rank: number;
   readonly line: number;
@@ -13,7 +13,7 @@ export interface Linked extends Place {
 const JOB = 'nbtorchjob-logs';
 const LINE = 'nbtorchjob-line';
 
-/** What of an address is ours. */
+/** Matches an address that has such a link. */
 export const LINKED = new RegExp(`[?&]${JOB}=`);
 
 /** A page's address that opens a job's log at a line. */
@@ -25,13 +25,13 @@ export function linkTo(page: string, id: string, { rank, line }: Place): string 
   return url.href;
 }
 
-/** What a link opens; null: nothing of ours. */
+/** The line that an address's query links to; null: none. */
 export function linked(search: string): Linked | null {
   const query = new URLSearchParams(search);
   return place(query.get(JOB), query.get(LINE));
 }
 
-/** A job by its id, and `RANK.LINE`. */
+/** The line of a log named by a job's id and `RANK.LINE`; null: these are invalid. */
 export function place(id: unknown, line: unknown): Linked | null {
   const found = /^(\d{1,9})\.(\d{1,9})$/.exec(typeof line === 'string' ? line : '');
   return typeof id === 'string' && id && found
@@ -39,7 +39,7 @@ export function place(id: unknown, line: unknown): Linked | null {
     : null;
 }
 
-/** An address's query without what is ours. */
+/** An address's query without the link. */
 export function unlinked(search: string): string {
   const query = new URLSearchParams(search);
   query.delete(JOB);

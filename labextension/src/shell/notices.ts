@@ -1,4 +1,4 @@
-/** A notification for each job that ends while the page looks on, and for one that stalls, for as long as it does. */
+/** Notifications about each job that ends while the page is open, and about stalled ones while they are. */
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -15,7 +15,7 @@ import type { Notified, Settings } from '../settings';
 export interface NoticesOptions {
   readonly commands: CommandRegistry;
   readonly model: Pick<JobsModel, 'changed' | 'elapsed' | 'finished' | 'jobs' | 'stalled'>;
-  /** Whether this page has cancelled the job: nobody need be told. */
+  /** Whether this page has cancelled the job: its end needs no notice. */
   readonly cancelled: (job: Job) => boolean;
   /** Whether the user has the job's notebook, and with it its card, in view. */
   readonly inView: (job: Job) => boolean;
@@ -23,7 +23,7 @@ export interface NoticesOptions {
   readonly trans: TranslationBundle;
 }
 
-/** Tells of every job that ends from now on, as far as the settings want it. */
+/** Announces every job that ends from now on, as far as the settings ask for it. */
 export function announceEnds(options: NoticesOptions): void {
   const { cancelled, commands, inView, model, settings, trans } = options;
   model.finished.connect((_, job) => {
@@ -41,8 +41,8 @@ export function announceEnds(options: NoticesOptions): void {
 }
 
 /**
- * Tells of every job that stalls or hangs from now on, for as long as it does, unless no failures are to be
- * told. That one stalls is told once: it may do so at each checkpoint.
+ * Announces every job that stalls or hangs from now on, for as long as it does, unless the settings turn
+ * notices off. A job is announced as stalled only once: it may stall at each checkpoint.
  */
 export function announceStalls(options: NoticesOptions): void {
   const { commands, inView, model, settings, trans } = options;

@@ -1,4 +1,4 @@
-/** The command that opens a log at a line, for links to it. */
+/** The command that opens a log at a line, for links to such lines. */
 
 import type { IRouter, JupyterFrontEnd } from '@jupyterlab/application';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -21,7 +21,7 @@ export interface OpenLineOptions {
   readonly trans: TranslationBundle;
 }
 
-/** Adds the command that opens a log at a line, and has the page's address start it. */
+/** Adds the command that opens a log at a line, and runs it if the page's address is such a link. */
 export function addOpenLine(options: OpenLineOptions): void {
   const { app, router, client, model, openLogs, trans } = options;
   app.commands.addCommand(CommandIDs.openLine, {
@@ -46,7 +46,7 @@ export function addOpenLine(options: OpenLineOptions): void {
   router?.register({ command: CommandIDs.openLine, pattern: LINKED });
 }
 
-/** A page that is loaded anew stays where it is by then. */
+/** Removes the link from the page's address, so that a reload doesn't jump back to the line. */
 function leave(router: IRouter | null): void {
   if (router) {
     const { path, search, hash } = router.current;

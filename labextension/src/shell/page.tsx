@@ -1,4 +1,4 @@
-/** A page that the server has made of one job, or of some held against each other, as a tab. */
+/** A tab with a page that the server has made about one job, or comparing several. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
@@ -13,10 +13,10 @@ import type { Job, Page } from '../model/record';
 import { AskedPage } from './asked';
 import { PartBox } from './part';
 
-const EACH_MS = 3000; // a job that reports changes each second
+const EACH_MS = 3000; // a job that reports changes every second
 
 export interface JobsPageOptions {
-  /** Whose page it is: it is asked for again when one of them has changed. */
+  /** The jobs on the page, which is requested again when one of them has changed. */
   readonly jobs: readonly Meant[];
   readonly ask: () => Promise<Page>;
   readonly commands: CommandRegistry;
@@ -24,7 +24,7 @@ export interface JobsPageOptions {
   readonly trans: TranslationBundle;
 }
 
-/** Is asked for anew whenever its tab comes to the front, and while it is seen when its jobs change. */
+/** Refreshes whenever its tab comes to the front, and when its jobs change while it is visible. */
 export class JobsPage extends AskedPage {
   constructor(private readonly options: JobsPageOptions) {
     super();
@@ -67,7 +67,7 @@ export class JobsPage extends AskedPage {
     super.dispose();
   }
 
-  /** What can be done to the job of a page that has one. */
+  /** The actions on the job of a page about one job. */
   private buttons(): ReactElement[] {
     const { commands, jobs } = this.options;
     const args = jobs[0] && meant(jobs[0]);
@@ -91,7 +91,7 @@ export class JobsPage extends AskedPage {
     const { jobs, model } = this.options;
     const now = jobs.map(({ id }) => model.jobs.get(id));
     if (this.isVisible && now.some((job, at) => job !== this.seen[at])) {
-      this.update(); // what can be done to it is known here
+      this.update(); // which actions apply is known without the server
       this.alarm ??= setTimeout(() => void this.refresh(), EACH_MS);
     }
   }

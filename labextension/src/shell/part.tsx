@@ -81,7 +81,7 @@ function Table({ head, rows, title }: Pick<Part, 'head' | 'rows' | 'title'>) {
   );
 }
 
-/** Thousands of spans, perhaps: drawn anew only when they have changed. */
+/** Perhaps thousands of spans: rendered again only when they have changed. */
 const Code = memo(
   function Code({ code }: Pick<Part, 'code'>) {
     return (

@@ -1,4 +1,4 @@
-/** The jobs that are under way, in JupyterLab's panel of what runs. */
+/** The jobs that are under way, in JupyterLab's panel of running sessions. */
 
 import type { IRunningSessions } from '@jupyterlab/running';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -18,7 +18,7 @@ export interface RunningJobsOptions {
   readonly trans: TranslationBundle;
 }
 
-/** Gives the section of that panel. */
+/** Returns the section of that panel. */
 export function runningJobs({
   client,
   commands,
@@ -38,7 +38,7 @@ export function runningJobs({
     running: () => underWay(model.jobs.values()).map(item),
     runningChanged: model.changed,
     refreshRunning: () => void model.refresh(),
-    // The panel has asked already, so these don't; what fails stays in the list.
+    // The panel has asked for confirmation already; jobs that can't be cancelled stay in the list.
     shutdownAll: () =>
       void Promise.allSettled(
         underWay(model.jobs.values()).map(job => client.change(job, 'cancel'))

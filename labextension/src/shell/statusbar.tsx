@@ -14,7 +14,7 @@ export interface JobsStatusOptions {
   readonly trans: TranslationBundle;
 }
 
-/** A button in words that shows the sidebar. */
+/** A text button that shows the sidebar. */
 export class JobsStatus extends ReactWidget {
   constructor(private readonly options: JobsStatusOptions) {
     super();

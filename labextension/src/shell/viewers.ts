@@ -1,4 +1,4 @@
-/** Logs, descriptions and comparisons as tabs: one of each, and there again after a reload. */
+/** Logs, descriptions, comparisons and files in tabs: one tab for each, restored after a reload. */
 
 import type { ILabShell, ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import { Clipboard, MainAreaWidget, Notification, WidgetTracker } from '@jupyterlab/apputils';
@@ -18,7 +18,7 @@ import { JobsPage } from './page';
 
 export interface ViewersOptions {
   readonly app: JupyterFrontEnd;
-  /** null: an application that shows one document a page, as Notebook does. */
+  /** null: an application that shows one document per page, like Notebook. */
   readonly labShell: ILabShell | null;
   readonly restorer: ILayoutRestorer | null;
   readonly client: Client;
@@ -35,7 +35,7 @@ export class Viewers {
     this.files = this.tracker('nbtorchjob-file', CommandIDs.openFile);
   }
 
-  /** Shows what a job's ranks write, at a line or a failed job's at its failure. */
+  /** Shows a job's logs, at a line or, for a failed job, at its failure. */
   openLogs(job: Job, at?: Place): void {
     const { app, client, model, trans } = this.options;
     this.closeNamesake(this.logs, job);
@@ -51,7 +51,7 @@ export class Viewers {
     }
   }
 
-  /** Shows all that is known of a job. */
+  /** Shows everything known about a job. */
   openDescription(job: Job): void {
     const { client, trans } = this.options;
     const ask = () => client.page(job);
@@ -61,7 +61,7 @@ export class Viewers {
     );
   }
 
-  /** Shows jobs held against each other. */
+  /** Shows a comparison of jobs. */
   openComparison(ids: readonly string[]): void {
     const { client, trans } = this.options;
     const label = trans._n('Compare: %1 job', 'Compare: %1 jobs', ids.length);
@@ -86,7 +86,7 @@ export class Viewers {
     return new JobsPage({ jobs, ask, commands: app.commands, model, trans });
   }
 
-  /** Closes the tab that shows a deleted job whose id this one has. */
+  /** Closes the tab of a deleted job that had the same id. */
   private closeNamesake(tracker: Tracker, job: Meant, ids: readonly string[] = [job.id]): void {
     const tab = this.find(tracker, ids);
     if (tab && job.created !== undefined && !(tab.content as Content).shows(job)) {
@@ -116,7 +116,7 @@ export class Viewers {
     let tab = this.find(tracker, ids);
     if (!tab) {
       tab = new MainAreaWidget({ content: make() });
-      tab.toolbar.hide(); // a log has its own, a page none
+      tab.toolbar.hide(); // a log has its own, a page has none
       tab.id = tabId(tracker, ids);
       tab.title.label = label;
       tab.title.caption = [label, ...ids].join('\n');
@@ -125,7 +125,7 @@ export class Viewers {
       void tracker.add(tab);
     }
     if (!tab.isAttached) {
-      // Notebook's main area holds the notebook and takes nothing else; below it a tab starts closed.
+      // Notebook's main area takes nothing but the notebook; in the area below it, a tab starts closed.
       tab.toggleClass('jp-nbtorchjob-below', labShell === null);
       app.shell.add(tab, labShell ? 'main' : 'down');
     }
@@ -155,6 +155,6 @@ function copy(text: string, said: string): void {
 type Tracker = WidgetTracker<MainAreaWidget>;
 
 interface Content extends Widget {
-  /** Whether it is about this job, and not about a deleted one that had its id. */
+  /** Whether it shows this job, and not a deleted one that had its id. */
   shows(job: Meant): boolean;
 }

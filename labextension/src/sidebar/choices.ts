@@ -1,4 +1,4 @@
-/** What the user has chosen of the list: its order, and which groups are closed. */
+/** The user's choices for the list: its order, and which groups are closed. */
 
 import { useMemo } from 'react';
 
@@ -6,7 +6,7 @@ import { GROUPS, type GroupName, SORTS, type Sort } from '../model/groups';
 
 import { useKept } from './kept';
 
-/** The groups that are closed, and what closes or opens one. */
+/** The groups that are closed, and a function that closes or opens one. */
 export function useClosedGroups(): [ReadonlySet<GroupName>, (group: GroupName) => void] {
   const [text, choose] = useKept('closed-groups', '');
   const closed = useMemo(() => {
@@ -23,7 +23,7 @@ export function useClosedGroups(): [ReadonlySet<GroupName>, (group: GroupName) =
   return [closed, toggle];
 }
 
-/** The order of the list, and what chooses another. */
+/** The order of the list, and a function that chooses another. */
 export function useSort(): [Sort, (sort: Sort) => void] {
   const [text, choose] = useKept('sort', 'state');
   return [SORTS.find(sort => sort === text) ?? 'state', choose];

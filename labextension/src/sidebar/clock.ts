@@ -1,6 +1,6 @@
-/** One timer for all that shows how long something has taken; it runs while anyone looks. */
+/** One timer for everything that shows a duration; it runs while it has subscribers. */
 export class Clock {
-  /** Calls `listener` about once a second; gives what ends it. */
+  /** Calls `listener` about once a second; returns a function that ends this. */
   readonly subscribe = (listener: () => void): (() => void) => {
     this.listeners.add(listener);
     this.timer ??= setInterval(() => this.listeners.forEach(each => each()), 1000);

@@ -1,4 +1,4 @@
-/** What the sidebar's components need of the page around them. */
+/** What the sidebar's components need from the page around them. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ReactNode, createContext, useContext } from 'react';
@@ -22,18 +22,18 @@ export interface Page {
   icon(name: IconName): ReactNode;
   /** Opens the menu of a job, or of a group's runs, at a point of the window. */
   menu(listed: Listed, x: number, y: number): void;
-  /** Whether this page has notebooks to act on. */
+  /** Whether this page has the command, which needs notebooks. */
   offers(command: NotebookCommand): boolean;
   start(command: NotebookCommand): void;
   refresh(): void;
-  /** Whether so many jobs, and these, can be held against each other. */
+  /** Whether these jobs can be compared, and that many at once. */
   comparable(jobs: readonly Job[]): boolean;
   compare(jobs: readonly Job[]): void;
-  /** What a job's ranks have written; rejects with an Error, one line for the user. */
+  /** The files that a job's ranks have written; rejects with an Error, one line for the user. */
   files(job: Meant): Promise<Files>;
   /** Opens one of these files in a tab. */
   openFile(job: Job, file: RunFile): void;
-  /** Deletes these jobs, once that was confirmed. */
+  /** Deletes these jobs once the user has confirmed it. */
   deleteAll(jobs: readonly Job[]): void;
 }
 

@@ -1,4 +1,4 @@
-/** Below the list: what a job's ranks have written, as a tree. */
+/** Below the list: the files that a job's ranks have written, as a tree. */
 
 import {
   type KeyboardEvent,
@@ -19,8 +19,8 @@ import { ago } from './list/words';
 import { toggled } from './list/selecting';
 import { IconButton } from './toolbar';
 
-const EACH_MS = { local: 10_000, kubernetes: 30_000 }; // each look asks all nodes
-const MOST_ROWS = 2000; // drawn at once
+const EACH_MS = { local: 10_000, kubernetes: 30_000 }; // each request goes to all nodes
+const MOST_ROWS = 2000; // rendered at once
 const NONE: ReadonlySet<string> = new Set();
 
 interface FilesPaneProps {
@@ -69,7 +69,7 @@ export function FilesPane({ job, onClose }: FilesPaneProps) {
   );
 }
 
-/** Asks for the files of a job, now and then while it goes on; what was there stays where that fails. */
+/** Asks for a job's files, again and again until it has ended; if that fails, the last ones stay. */
 function useFiles(job: Job) {
   const { files: ask, trans } = usePage();
   const [files, setFiles] = useState<Files | null>(null);
@@ -119,7 +119,7 @@ function Tree({ job, rows, title, onToggle, onClose }: TreeProps) {
     0,
     rows.findIndex(({ branch }) => branch.key === spot)
   );
-  useEffect(() => view.current?.focus({ preventScroll: true }), []); // it was just asked for
+  useEffect(() => view.current?.focus({ preventScroll: true }), []); // the user has just opened it
   const act = ({ branch }: TreeRow) =>
     branch.file ? openFile(job, branch.file) : onToggle(branch);
   const onKeyDown = (event: KeyboardEvent) => {

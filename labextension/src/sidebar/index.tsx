@@ -1,4 +1,4 @@
-/** The widget that holds the sidebar, and what ties it to the page. */
+/** The widget that holds the sidebar, and its connection to the page. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import {
@@ -29,7 +29,7 @@ import { type IconName, type Page, PageProvider } from './context';
 import type { Wanted } from './list/wanted';
 import { JobsView } from './view';
 
-// Those of verbs are their commands'.
+// A verb's icon is that of its command.
 const ICONS: Readonly<Record<Exclude<IconName, Verb>, LabIcon>> = {
   menu: ellipsesIcon,
   openPanel: settingsIcon,
@@ -48,9 +48,9 @@ export interface SidebarOptions {
   readonly trans: TranslationBundle;
   readonly client: Pick<ITorchJobs['client'], 'files'>;
   readonly openFile: (job: Job, file: RunFile) => void;
-  /** Deletes these jobs, once that was confirmed. */
+  /** Deletes these jobs once the user has confirmed it. */
   readonly deleteAll?: (jobs: readonly Job[]) => Promise<void>;
-  /** The active notebook's path, or null; call `update()` when it becomes another. */
+  /** The active notebook's path, or null; call `update()` when it changes. */
   readonly notebook?: () => string | null;
 }
 
@@ -93,7 +93,7 @@ export class JobsSidebar extends ReactWidget {
     this.update();
   }
 
-  /** Shows the files of a job below the list; of none with ''. */
+  /** Shows the files of a job below the list; '' hides them. */
   browse(id: string): void {
     this.browsed = id;
     this.update();
@@ -141,13 +141,13 @@ function iconOf(commands: CommandRegistry, name: IconName): LabIcon | null {
   return icon instanceof LabIcon ? icon : null;
 }
 
-/** What a verb's command is called; null where there is none for all runs of a group. */
+/** The id of a verb's command; null for a group's runs if there is none for all of them. */
 function commandOf(verb: Verb, listed: Listed): string | null {
   const ids: Readonly<Partial<Record<Verb, string>>> = isRuns(listed) ? RunsCommandIDs : CommandIDs;
   return ids[verb] ?? null;
 }
 
-/** A group's runs are meant by any of them. */
+/** A command's arguments; any run of a group stands for all of its runs. */
 function argsOf(listed: Listed): Pick<Job, 'id' | 'created'> {
   const { id, created } = isRuns(listed) ? listed.jobs[0] : listed;
   return { id, created };
@@ -165,7 +165,7 @@ function openMenu(commands: CommandRegistry, listed: Listed, x: number, y: numbe
   for (const verb of VERBS.filter(each => can(commands, each, listed))) {
     menu.addItem({ command: commandOf(verb, listed) ?? '', args: argsOf(listed) });
   }
-  // The command runs after the menu has closed: it must not be disposed before.
+  // The command runs after the menu has closed: the menu must not be disposed before that.
   menu.aboutToClose.connect(() => void Promise.resolve().then(() => menu.dispose()));
   menu.open(x, y);
 }

@@ -1,8 +1,8 @@
-/** A choice that is kept in the browser, as how wide the sidebar is. */
+/** A choice that is kept in the browser, like the sidebar's width. */
 
 import { useState } from 'react';
 
-/** What was chosen last, else `fallback`, and what chooses. */
+/** The last choice, or else `fallback`, and a function that changes it. */
 export function useKept(name: string, fallback: string): [string, (chosen: string) => void] {
   const key = `nbtorchjob:${name}`;
   const [value, setValue] = useState(() => recall(key) ?? fallback);

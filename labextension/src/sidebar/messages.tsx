@@ -1,10 +1,10 @@
-/** What stands in the list's place, or above it, when there is something to say instead of jobs. */
+/** Messages that take the list's place or appear above it. */
 
 import type { RequestError } from '../model/client';
 
 import { usePage } from './context';
 
-/** Nothing was ever submitted, or all was deleted. */
+/** No job was ever submitted, or all were deleted. */
 export function NoJobs() {
   const { offers, start, trans } = usePage();
   return (
@@ -23,7 +23,7 @@ export function NoJobs() {
   );
 }
 
-/** There are jobs, but none that is looked for. */
+/** There are jobs, but none matches the search. */
 export function NothingFound({ onClear }: { onClear: () => void }) {
   const { trans } = usePage();
   return (
@@ -41,7 +41,7 @@ export function Loading() {
   return <div className="jp-nbtorchjob-jobs-message">{trans.__('Asking for jobs…')}</div>;
 }
 
-/** The list couldn't be had: why, and a button that asks again. */
+/** The list couldn't be loaded: why, and a button that tries again. */
 export function Problem({ failure }: { failure: RequestError }) {
   const { refresh, trans } = usePage();
   const texts: Record<number, string> = {

@@ -1,4 +1,4 @@
-/** Above the list: its title and buttons, and what is searched for. */
+/** Above the list: its title and buttons, the search, the order and the selection. */
 
 import { SORTS, type Sort } from '../model/groups';
 import type { Job } from '../model/record';
@@ -13,7 +13,7 @@ interface ButtonProps {
   readonly onClick: () => void;
 }
 
-/** A button that shows an icon, and says its label. */
+/** A button that shows an icon, with its label as a tooltip and for screen readers. */
 export function IconButton({ icon, label, pressed, disabled, onClick }: ButtonProps) {
   const page = usePage();
   return (
@@ -35,7 +35,7 @@ interface ToolbarProps {
   /** Whether a notebook is open that the list can be limited to. */
   readonly notebookOpen: boolean;
   readonly onOnlyNotebook: (only: boolean) => void;
-  /** Of the jobs that are listed. */
+  /** The listed jobs that have ended. */
   readonly ended: readonly Job[];
 }
 
@@ -71,7 +71,7 @@ export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook, ended }: T
 
 interface SearchProps {
   readonly text: string;
-  /** How many jobs it finds. */
+  /** How many jobs the search finds. */
   readonly found: number;
   readonly onText: (text: string) => void;
 }
@@ -130,12 +130,12 @@ export function SortField({ sort, onSort }: SortProps) {
 }
 
 interface SelectionProps {
-  /** The oldest first: the others are held against it. */
+  /** The oldest first: the others are compared with it. */
   readonly selected: readonly Job[];
   readonly onClear: () => void;
 }
 
-/** What is selected, and what can be done with it. */
+/** How many jobs are selected, and the actions on them. */
 export function Selection({ selected, onClear }: SelectionProps) {
   const { comparable, compare, trans } = usePage();
   return (

@@ -1,4 +1,4 @@
-/** The sidebar: what is searched for, and the list that it finds. */
+/** The sidebar: the search, and the list of what it finds. */
 
 import { useEffect, useMemo, useState } from 'react';
 
@@ -23,12 +23,12 @@ export interface JobsViewProps {
   readonly jobs: ReadonlyMap<string, Job>;
   readonly notes: readonly string[];
   readonly failure: RequestError | null;
-  /** Whether the list was ever there. */
+  /** Whether the list was ever loaded. */
   readonly loaded: boolean;
   /** The active notebook's path; null: none. */
   readonly notebook: string | null;
   readonly wanted?: Wanted | null;
-  /** The id of the job whose files are shown; '' of none. */
+  /** The id of the job whose files are shown; '': none. */
   readonly browsed?: string;
   readonly onBrowsed?: () => void;
 }
@@ -42,7 +42,7 @@ export function JobsView(props: JobsViewProps) {
   const [closed, toggle] = useClosedGroups();
   const { elapsed } = usePage();
   const only = onlyNotebook ? notebook : null;
-  // Apart from the search: thousands need not be sorted at each letter.
+  // Apart from the search, so that thousands of jobs aren't sorted again at each letter.
   const all = useMemo(() => ordered(jobs.values(), sort, elapsed), [jobs, sort, elapsed]);
   const groups = useMemo(
     () => grouped(all, { text, notebook: only }, sort),
@@ -56,7 +56,7 @@ export function JobsView(props: JobsViewProps) {
   const hidden = goal ? groupIdOf(goal) : '';
   useEffect(() => {
     if (hidden) {
-      setUnfolded(now => new Set([...now, hidden])); // else there is no row to lead to
+      setUnfolded(now => new Set([...now, hidden])); // else the job has no row to go to
     }
   }, [hidden]);
   const [picked, setPicked] = useState<ReadonlySet<string>>(NONE);
@@ -86,7 +86,7 @@ export function JobsView(props: JobsViewProps) {
       <Notes notes={notes} />
       {selected.length > 0 && <Selection selected={selected} onClear={() => setPicked(NONE)} />}
       {found.length > 0 ? (
-        // Another search or order begins at its top.
+        // Another search or order starts at the top.
         <JobList
           key={`${only} ${sort} ${text}`}
           layout={layout}

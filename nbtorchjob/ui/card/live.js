@@ -1,22 +1,22 @@
-// Runs with each drawing of a job that goes on, in the element that holds it and outlives the drawings.
+// Runs with each drawing of a live job's card, in the element that holds the drawings and outlives them.
 //
-// A kernel draws the card while a cell waits. Where none does, as after a reload, a restart of the kernel or
-// *Detach*, and a Jupyter Server with our extension serves the page, the server's drawings take their place.
+// A kernel draws the card while a cell waits. If none does, as after a reload, a restart of the kernel or
+// *Detach*, the server draws it if a Jupyter Server with our extension serves the page.
 //
-// What the reader unfolded, scrolled, searched or focused is put back after each drawing. Buttons, which
-// reach the server and not the kernel, take the place of the sentence that says what to do without any.
+// What the reader unfolded, scrolled, searched or focused is restored after each drawing. Buttons, which
+// talk to the server, not the kernel, replace the sentence that says what to do without buttons.
 (host, given) => {
   if (host.torchjob) return;
   host.torchjob = true;
-  const FIRST_MS = 1500, STALE_MS = 5000; // a kernel that waits draws each second
+  const FIRST_MS = 1500, STALE_MS = 5000; // the kernel of a waiting cell draws every second
   const ENDED_LOOKS = 12;
   const page = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "null");
   const {id, created} = given.job;
   const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(id)}`;
-  // A later job may have the name of this one once it is deleted: that isn't meant.
+  // Once this job is deleted, another may have its name: that isn't meant.
   const at = path => `${url}${path}${created === undefined ? "" : `?created=${created}`}`;
-  const logs = {}; // by what stands first in its summary: whether it is open, how far it is scrolled
-  const whole = new WeakMap(); // of a log that is searched: all its lines, whether it was open
+  const logs = {}; // by the first part of its summary: whether it is open, how far it is scrolled
+  const whole = new WeakMap(); // for a log that is searched: all its lines, whether it was open
   let served = false, drawings = 0, drawn = -STALE_MS, focused = null, aging = 0;
 
   const send = async (method, to) => {
@@ -26,7 +26,7 @@
     if (answer.ok) return answer;
     const said = await answer.json().catch(() => ({}));
     const message = said.message || `the server answers ${answer.status}`;
-    const ours = Boolean(said.reason); // other servers' have none
+    const ours = Boolean(said.reason); // other servers' errors have none
     throw Object.assign(new Error(message), {ours, gone: ours && answer.status === 404});
   };
 
@@ -46,7 +46,7 @@
   };
   const waitedFor = () =>
     performance.now() - drawn < STALE_MS && host.querySelector(".nbtorchjob-waited-for") !== null;
-  // JupyterLab's command, with its dialog: our extension's style shows the buttons that it answers.
+  // Runs JupyterLab's command, with its dialog, if our extension is there: its style shows the button.
   const commanded = verb => {
     const pressed = make("button", {className: "nbtorchjob-do"});
     pressed.style.display = "none";
@@ -63,7 +63,7 @@
     await send("POST", at(`/${verb}`));
     return done;
   }));
-  // An interrupt is for whatever the kernel runs: that is the waiting cell only while drawings come.
+  // An interrupt hits whatever the kernel runs, which is the waiting cell only while drawings arrive.
   const detach = button("Detach", async () => {
     if (!waitedFor()) return "no cell waits for it any more";
     await send("POST", `${page.baseUrl}api/kernels/${given.kernel}/interrupt`);
@@ -79,7 +79,7 @@
   const bar = make("span", {className: "nbt-more"});
   bar.style.cssText = "display:flex;flex-wrap:wrap;gap:4px";
   bar.append(...offered, detach, link("Describe", at("/describe")), copy, search, stale, said);
-  copy.hidden = id.startsWith("local:"); // there is none
+  copy.hidden = id.startsWith("local:"); // it has none
 
   const name = log => log.firstElementChild.textContent.split(" · ")[0];
   const filter = (log, pre) => {
@@ -98,7 +98,7 @@
     const mine = logs[name(log)] ??= {};
     const rank = /^rank (\d+)$/.exec(name(log))?.[1];
     log.open = mine.open ?? log.open;
-    // The last drawing folds all of a job that succeeded, but not what is being read.
+    // The last drawing of a job that succeeded folds everything: what is being read stays open.
     if (mine.open) log.parentElement.closest("details")?.setAttribute("open", "");
     if (rank) filter(log, box.querySelector("pre"));
     if (rank && served && log.children.length === 2) box.after(link("full log", at(`/logs/${rank}`)));
@@ -108,7 +108,7 @@
     summary.onpointerdown = summary.onclick = () => { mine.open = !log.open; };
   };
 
-  // Where the focus was: a part of the bar, or a button or the place in a log that every drawing has anew.
+  // Where the focus is: a part of the bar, or a button or place in a log, which each drawing replaces.
   const spot = element => {
     if (element.matches(".nbtorchjob-do")) return `do ${element.title}`;
     const log = element.closest("details");
@@ -116,7 +116,7 @@
     const at = [...log.children].indexOf(element);
     return `${name(log)} ${at < 0 ? element.href : at}`;  // there may be links in its lines
   };
-  // A rank's tile leads to its log.
+  // A click on a rank's tile opens its log.
   host.addEventListener("click", event => {
     const rank = /^rank (\d+) /.exec(event.target.closest(".nbt-ranks > span")?.title ?? "")?.[1];
     const log = rank && [...host.querySelectorAll("details")].find(log => name(log) === `rank ${rank}`);
@@ -126,7 +126,7 @@
   });
   host.addEventListener("focusin", event => { focused = spot(event.target); });
   host.addEventListener("focusout", event => queueMicrotask(() => {
-    // What a drawing removed was not left by the reader.
+    // The reader didn't leave an element that a drawing removed.
     if (event.target.isConnected && document.activeElement !== event.target) focused = null;
   }));
   const refocus = () => {
@@ -135,7 +135,7 @@
     parts.find(part => spot(part) === focused)?.focus({preventScroll: true});
   };
 
-  // A drawing between press and release takes what was pressed away for a moment: no click follows then.
+  // A drawing between press and release replaces what was pressed: the browser then sends no click.
   host.addEventListener("pointerdown", down => {
     const pressed = down.target.closest("a, button"), before = drawings;
     if (pressed) document.addEventListener("pointerup", up => {
@@ -152,7 +152,7 @@
       line.querySelector("span")?.remove();
       host.querySelector(".nbt-tools").append(bar);
     }
-    // What is drawn every few seconds needn't say when; once no drawing comes, it does.
+    // A card that is drawn every few seconds needn't say when; once the drawings stop, it does.
     if (line) {
       line.hidden = (waitedFor() || served) && !line.querySelector("span");
       clearTimeout(aging);
@@ -172,18 +172,18 @@
 
   const look = async () => {
     if (!host.isConnected || document.hidden || waitedFor()) return;
-    // Without a bar the end is drawn, by the kernel with the value, which the server doesn't read.
+    // Without a bar the job's end is drawn: by the kernel, with the value, which the server doesn't read.
     if (!host.contains(bar)) return void await send("GET", at(""));
     const before = drawings, made = document.createElement("div");
     made.innerHTML = await (await send("GET", at("/card"))).text();
     if (drawings > before || waitedFor()) return;
     stale.textContent = "";
     host.querySelector(".nbtorchjob").replaceWith(made.firstElementChild);
-    observer.takeRecords(); // the kernel's drawings count
+    observer.takeRecords(); // only the kernel's drawings count
     drawings += 1;
     draw();
   };
-  // A job that was deleted: what its card showed last stays, and claims nothing of now.
+  // A deleted job's card keeps what it showed last, but no longer claims that it holds.
   const gone = () => {
     const phase = host.querySelector(".nbt-state");
     const line = host.querySelector(".nbtorchjob-drawn") ??
@@ -197,10 +197,10 @@
     bar.remove();
   };
   const begin = async () => {
-    await send("GET", at("")).catch(error => { if (!error.ours) throw error; }); // other servers have no such place
+    await send("GET", at("")).catch(error => { if (!error.ours) throw error; }); // other servers have no such route
     served = true;
     draw();
-    // Of an ended job there is no bar. One that is deleted while it runs ends first, and is gone some seconds later.
+    // An ended job has no bar. A job deleted while it runs ends first, and is gone seconds later.
     let wait = FIRST_MS, left = ENDED_LOOKS;
     while (host.contains(bar) || left-- > 0) {
       await new Promise(resolve => { setTimeout(resolve, wait); });

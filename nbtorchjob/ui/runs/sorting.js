@@ -1,15 +1,15 @@
-// Has a click on a head of a group's table sort it, in a page and in the saved file. Runs with each drawing,
-// in the element that holds it and outlives the drawings: the order that was chosen stays.
+// Makes a click on a column's head sort a group's table, in a page and in the saved file. Runs with each
+// drawing, in the element that holds the drawings and outlives them: the chosen order stays.
 host => {
   const table = host.querySelector(".nbtorchjob-sorts"), [body] = table.tBodies;
   const heads = [...table.tHead.rows[0].cells];
-  // What stands below a run, why it failed, goes with it.
+  // The row below a run that says why it failed moves with it.
   const below = ({nextElementSibling: next}) => (next?.classList.contains("nbtorchjob-why") ? [next] : []);
   const runs = [...body.rows].filter(row => row.cells.length === heads.length).map(row => [row, ...below(row)]);
   const sort = ({at, sign}) => {
     const told = ([row]) => row.cells[at].textContent.trim();
     const order = (a, b) => sign * (a - b || a.localeCompare(b));
-    const empty = run => told(run) === ""; // nothing was reported: last, whichever way
+    const empty = run => told(run) === ""; // nothing was reported: last in either direction
     const sorted = [...runs].sort((a, b) => empty(a) - empty(b) || order(told(a), told(b)));
     body.append(...sorted.flat());
     heads.forEach((head, n) => head.ariaSort = n === at ? (sign > 0 ? "ascending" : "descending") : "none");

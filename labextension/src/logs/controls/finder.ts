@@ -11,7 +11,7 @@ export interface FinderOptions {
   readonly closed: () => void;
 }
 
-/** The bar that searches all lines that are shown; it counts lines, not words. */
+/** The bar that searches all shown lines; it counts matching lines, not matches. */
 export class Finder {
   readonly node: HTMLElement;
   private readonly input: HTMLInputElement;
@@ -52,13 +52,13 @@ export class Finder {
     this.options.closed();
   }
 
-  /** Has panes that are new search too. */
+  /** Makes new panes search too. */
   renew(): void {
     this.current = null;
     this.options.columns.panes.forEach(pane => pane.search(this.wanted));
   }
 
-  /** Goes to the next line found, or with -1 to the one before; around the ends. */
+  /** Goes to the next line found, or with -1 to the previous one; wraps around at the ends. */
   step(by: 1 | -1): void {
     const { panes, active } = this.options.columns;
     const start = panes.findIndex(pane => pane === (this.current ?? active));
@@ -73,7 +73,7 @@ export class Finder {
     }
   }
 
-  /** Says how many lines were found so far. */
+  /** Shows how many lines were found so far. */
   update(): void {
     const { trans, columns } = this.options;
     if (!this.wanted) {
@@ -130,7 +130,7 @@ export class Finder {
   }
 }
 
-/** The row found next to where a pane stands; from its first or last one on, if `around`. */
+/** The next match from a pane's place, in the direction `by`; with `around`, its first or last match. */
 function nextIn(pane: Pane, by: 1 | -1, around: boolean): number | undefined {
   const scan = pane.hits;
   if (!scan?.length) {

@@ -10,13 +10,13 @@ export interface HeadlineOptions {
   readonly name: string;
   readonly trans: TranslationBundle;
   readonly toFailure: () => void;
-  /** Does it to the job; nothing: it can't be done from here. */
+  /** Cancels or retries the job; undefined: that can't be done from here. */
   readonly act?: ((verb: 'cancel' | 'retry') => void) | undefined;
-  /** Seconds, of any origin. */
+  /** The time in seconds, from any origin. */
   readonly now?: () => number;
 }
 
-/** The line above the logs that says how it stands with the job. */
+/** The line above the logs that shows the job's state. */
 export class Headline {
   readonly node: HTMLElement;
   private readonly state = make('span', 'state');
@@ -60,7 +60,7 @@ export class Headline {
     this.node = make('div', 'headline', {}, line, this.why);
   }
 
-  /** Shows what is known of the job, which was submitted so many seconds ago. */
+  /** Shows the job, which was submitted `elapsed` seconds ago. */
   tell(job: Job, failed: boolean, elapsed = job.elapsed): void {
     [this.job, this.submitted] = [job, this.now() - elapsed];
     this.state.textContent = status(job, this.options.trans);
@@ -76,7 +76,7 @@ export class Headline {
     this.tick();
   }
 
-  /** Says that the job was deleted: what is shown of it is all that is left, and nothing can be done to it. */
+  /** Shows that the job was deleted: what is on the page is all that is left, and no action is possible. */
   gone(): void {
     this.cancel.hidden = this.retry.hidden = true;
     const { job } = this;
@@ -96,7 +96,7 @@ export class Headline {
     }
   }
 
-  /** Says that what was written earlier is still being read, of which there are so many lines; null: it is there. */
+  /** Shows that earlier output is still loading, with `lines` lines so far; null: it is loaded. */
   reads(lines: number | null): void {
     this.loading.hidden = lines === null;
     if (lines !== null) {
@@ -110,14 +110,14 @@ export class Headline {
     }
   }
 
-  /** Says why the view isn't at the line that was asked for; nothing: it is. */
+  /** Shows why the view isn't at the requested line; empty: it is. */
   misses(why: string): void {
     if (this.missing.textContent !== why) {
       this.missing.textContent = why;
     }
   }
 
-  /** Shows how it stands with the server, where that is worth a word. */
+  /** Shows the state of the connection, if it is worth mentioning. */
   connected(connection: Connection): void {
     const { trans } = this.options;
     const words: Record<Connection['is'], string> = {
@@ -129,7 +129,7 @@ export class Headline {
     };
     const reason = 'reason' in connection ? connection.reason : '';
     const text = [words[connection.is], reason].filter(Boolean).join(' · ');
-    // Trying once more isn't news: what was said stays until it has succeeded.
+    // Trying again isn't news: the text stays until that succeeds.
     if (connection.is !== 'connecting') {
       this.connection.textContent = text;
     }

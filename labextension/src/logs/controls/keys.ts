@@ -5,7 +5,7 @@ import type { Finder } from './finder';
 
 type Move = (pane: Pane) => void;
 
-// What a key does with the lines that have the focus.
+// What keys do while the lines have the focus.
 const MOVES: Readonly<Record<string, Move>> = {
   ArrowUp: pane => pane.move(-1),
   ArrowDown: pane => pane.move(1),
@@ -30,7 +30,7 @@ export interface KeyOptions {
   readonly copyLink: () => void;
 }
 
-/** Does what a key is for, and keeps it from the page. */
+/** Performs the action of a key, and keeps the event from the rest of the page. */
 export function keys(event: KeyboardEvent, options: KeyOptions): void {
   const action = bound(event, options);
   if (action) {

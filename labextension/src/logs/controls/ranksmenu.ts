@@ -5,12 +5,12 @@ import { button, download, make } from '../view/dom';
 
 export interface RanksOptions {
   readonly trans: TranslationBundle;
-  /** Where a rank's whole log is downloaded from. */
+  /** The URL of a rank's whole log. */
   readonly url: (rank: number) => string;
   readonly chose: (chosen: Chosen) => void;
 }
 
-/** Ranks in few words: "0–3, 8". */
+/** Ranks in short form: "0–3, 8". */
 export function spoken(ranks: readonly number[]): string {
   const runs: [number, number][] = [];
   for (const rank of [...ranks].sort((a, b) => a - b)) {
@@ -24,7 +24,7 @@ export function spoken(ranks: readonly number[]): string {
   return runs.map(([from, to]) => (from === to ? `${from}` : `${from}–${to}`)).join(', ');
 }
 
-/** A button with a menu of ranks: which are shown, and each one's log as a download. */
+/** A button with a menu of ranks, to choose which are shown and to download their logs. */
 export class RanksMenu {
   readonly node: HTMLElement;
   private readonly opener: HTMLButtonElement;

@@ -9,9 +9,9 @@ import { RanksMenu } from './ranksmenu';
 export interface ToolbarOptions {
   readonly trans: TranslationBundle;
   readonly url: (rank: number) => string;
-  /** Where all ranks' logs are downloaded from, with their times or without. */
+  /** The URL of an archive of all ranks' logs, with or without times. */
   readonly archive: (times: boolean) => string;
-  /** The view is to be this. */
+  /** Called with what the user changed in the view. */
   readonly changed: (change: Partial<View>) => void;
   readonly follow: (on: boolean) => void;
   readonly search: () => void;
@@ -19,16 +19,16 @@ export interface ToolbarOptions {
   readonly copyLink: () => void;
 }
 
-/** What is shown, whichever way. */
+/** What the toolbar reflects besides the `View`. */
 export interface Shown {
   readonly ranks: readonly number[];
   readonly following: boolean;
   readonly picked: boolean;
-  /** Whether links lead to the job: not once it is deleted. */
+  /** Whether links lead to the job: they don't once it is deleted. */
   readonly linked: boolean;
 }
 
-// A filter is applied once nothing was typed for so long: it looks at every line.
+// Milliseconds without typing before a filter is applied: it examines every line.
 const PAUSE = 200;
 
 /** The row of controls above the logs. */
@@ -83,7 +83,7 @@ export class Toolbar {
     this.node.setAttribute('aria-label', trans.__('Log view'));
   }
 
-  /** Shows what is the case. */
+  /** Shows the current state. */
   update(view: View, { ranks, following, picked, linked }: Shown): void {
     this.ranks.update(ranks, view.chosen);
     this.merged.on = view.merged;
@@ -146,7 +146,7 @@ export class Toolbar {
   }
 }
 
-/** A button that leaves the text selected that it copies. */
+/** A button that leaves the text that it copies selected. */
 function copier(label: string, caption: string, pressed: () => void): HTMLButtonElement {
   const made = button(label, caption, pressed);
   made.addEventListener('mousedown', event => event.preventDefault());

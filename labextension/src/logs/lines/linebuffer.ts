@@ -3,8 +3,8 @@ import { Packed } from './packed';
 const BLOCK = 1 << 18;
 
 /**
- * The lines of a log, in blocks of text with an index of where each line begins: 4 bytes a line
- * beside its characters, which are one byte each where a block is Latin-1.
+ * The lines of a log, in blocks of text with an index of where each line begins: 4 bytes per line
+ * in addition to its characters, which take one byte each if the block is Latin-1.
  */
 export class LineBuffer {
   private readonly blocks: string[] = [];
@@ -36,7 +36,7 @@ export class LineBuffer {
     this.held += lines.length;
   }
 
-  /** A line without its newline; null where it was shed. */
+  /** A line without its newline; null if it was shed. */
   line(index: number): string | null {
     const block = this.firsts.floor(index);
     if (block < this.shedBlocks) {
@@ -49,7 +49,7 @@ export class LineBuffer {
     return text.slice(this.starts.at(index), end - 1);
   }
 
-  /** Lets go of the oldest block's text, but not of the newest's: a browser's tab has some 4 GB. */
+  /** Drops the text of the oldest block, but never of the newest: a browser tab has about 4 GB. */
   shed(): void {
     if (this.shedBlocks < this.blocks.length - 1) {
       this.held -= this.blocks[this.shedBlocks]?.length ?? 0;
@@ -57,7 +57,7 @@ export class LineBuffer {
     }
   }
 
-  /** The block that takes what comes. */
+  /** The block that takes new lines. */
   private room(): number {
     const last = this.blocks.length - 1;
     if (last >= 0 && (this.blocks[last] ?? '').length < BLOCK) {

@@ -1,6 +1,6 @@
 /**
  * Whole numbers in a typed array that doubles when it is full: 1 or 4 bytes each, or 8 for times,
- * where an object would take 50. A million lines have a few million of them.
+ * whereas an object would take 50. A million lines need a few million of them.
  */
 export class Packed {
   private data: Uint8Array | Uint32Array | Float64Array;
@@ -27,7 +27,7 @@ export class Packed {
     return index < this.used ? (this.data[index] ?? 0) : 0;
   }
 
-  /** The place of the last number that isn't above `value`, in ascending numbers; -1: all are. */
+  /** The index of the last number that isn't above `value`, if the numbers ascend; -1: all are above. */
   floor(value: number): number {
     let [low, high] = [0, this.used];
     while (low < high) {
@@ -41,7 +41,7 @@ export class Packed {
     return low - 1;
   }
 
-  /** Keeps the first `length` numbers alone. */
+  /** Keeps only the first `length` numbers. */
   cut(length: number): void {
     this.used = Math.min(this.used, length);
   }

@@ -5,10 +5,10 @@ import { beginsTraceback, Level, Leveler } from '../text/levels';
 import { LineBuffer } from './linebuffer';
 import { Packed } from './packed';
 
-// A line beyond this is taken as several: it may never end.
+// A longer line is split into several: it may never end.
 const LONGEST = 1 << 20;
 
-// What nobody has told the times of.
+// For bytes whose times are unknown.
 const UNKNOWN = { offset: 0, times: [] as readonly Written[] };
 
 /** One rank's log: bytes in, lines out. */
@@ -16,7 +16,7 @@ export class RankLog {
   private readonly buffer = new LineBuffer();
   private readonly levels = new Packed(1);
   private readonly rounds: { readonly round: number; readonly line: number }[] = [];
-  /** From which line on what was written when: lines of one time are named once. */
+  /** `times[i]` is when the lines from `timed[i]` up to the next entry were written. */
   private readonly timed = new Packed(4);
   private readonly times = new Packed(8);
   private decoder = decoder();
@@ -36,22 +36,22 @@ export class RankLog {
     return this.buffer.size;
   }
 
-  /** How many lines there are, with one that isn't finished. */
+  /** How many lines there are, including an unfinished one. */
   get length(): number {
     return this.count + (this.unfinished.line ? 1 : 0);
   }
 
-  /** A line as it was written, escape sequences included; null where it was shed. */
+  /** A line as it was written, escape sequences included; null if it was shed. */
   line(index: number): string | null {
     return index === this.count ? this.unfinished.line : this.buffer.line(index);
   }
 
-  /** How grave a line is; a `mark`'s text is the number of the round that it begins. */
+  /** The level of a line; the text of a `mark` is the number of the round that it begins. */
   level(index: number): Level {
     return index === this.count ? Level.info : (this.levels.at(index) as Level);
   }
 
-  /** When a line was written, in milliseconds since the epoch; never before the one above it. */
+  /** When a line was written, in milliseconds since the epoch; never earlier than the line above it. */
   time(line: number): number {
     return this.times.at(Math.max(0, this.timed.floor(line)));
   }
@@ -64,7 +64,7 @@ export class RankLog {
       : this.count;
   }
 
-  /** Takes what the rank wrote in a round, in its order, from byte `offset` of that on. */
+  /** Appends bytes that the rank wrote in a round, in order; the first is at `offset` of the round's log. */
   append(
     round: number,
     bytes: Uint8Array,
@@ -87,10 +87,10 @@ export class RankLog {
 
   private written(at: number): void {
     const last = this.times.length - 1;
-    // A clock that was set back turns no lines round.
+    // A clock that was set back must not reorder lines.
     if (at > this.times.at(last)) {
       if (last >= 0 && this.timed.at(last) === this.count) {
-        this.timed.cut(last); // a line has the time of its end
+        this.timed.cut(last); // a line's time is that of its end
         this.times.cut(last);
       }
       this.timed.push(this.count);
@@ -102,18 +102,18 @@ export class RankLog {
     this.add(this.unfinished.take(this.decoder.decode(bytes, { stream: true })));
   }
 
-  /** Takes what stands there without an end for a line: nothing follows it. */
+  /** Finishes an unfinished line: nothing follows it. */
   end(): void {
     this.add(this.unfinished.take(this.decoder.decode()));
     this.add(this.unfinished.end());
   }
 
-  /** Lets go of the oldest text. */
+  /** Drops the oldest text. */
   shed(): void {
     this.buffer.shed();
   }
 
-  /** Where a round failed: the line of its last traceback, its last error, or its end. */
+  /** Where a round failed: where its last traceback begins, else its last errors, else its last line. */
   failure(round: number): number {
     const [from, to] = this.range(round);
     let error = -1;
@@ -133,7 +133,7 @@ export class RankLog {
     return [this.rounds[at]?.line ?? 0, this.rounds[at + 1]?.line ?? this.count];
   }
 
-  /** A round is a process of its own: what an earlier one left open ends here. */
+  /** Begins a round, which is a new process: a line that the previous one left unfinished ends here. */
   private begin(round: number, at: number): void {
     this.end();
     [this.decoder, this.carry, this.leveler] = [decoder(), new Carry(), new Leveler()];
@@ -169,25 +169,25 @@ function decoder(): TextDecoder {
   return new TextDecoder('utf-8', { ignoreBOM: true });
 }
 
-// Up or down so many rows; what may become that.
+// A cursor move up or down by rows; moves and newlines, to split at; an incomplete move at the end.
 const MOVE = /\u001b\[(\d{0,4})([AB])/;
 const MOVES = /(\n|\u001b\[\d{0,4}[AB])/;
 const BEGUN = /\u001b(\[\d{0,4})?$/;
-// Nested progress bars beyond this leave a line each time.
+// Progress bars nested deeper than this leave a line at each update.
 const DEEPEST = 32;
 
 /**
- * What a rank has written since its last finished line. A row may be written to again as long as a nested
- * progress bar may come back to it: one below another goes down a row, writes, and goes up again.
+ * What a rank has written since its last finished line. A row stays open as long as a nested
+ * progress bar may return to it: a bar below another moves down a row, writes, and moves up again.
  */
 class Unfinished {
   private rows = [''];
-  private at = 0; // the row that is written to
+  private at = 0; // the row being written to
   private reach = 0; // how many rows above the lowest may be written to again
-  private downs = 0; // rows that were gone down since the last move up
+  private downs = 0; // how many rows down since the last move up
   private begun = ''; // what may be the beginning of a move
 
-  /** What is there, as one line. */
+  /** The unfinished rows, as one line. */
   get line(): string {
     return this.rows
       .map(row => row.replace(/[\r\u0008]+$/, ''))
@@ -195,13 +195,13 @@ class Unfinished {
       .join('  ');
   }
 
-  /** Takes text; gives the lines that are finished now. */
+  /** Takes text; returns the lines that are finished now. */
   take(text: string): string {
     const whole = this.begun + text;
     this.begun = BEGUN.exec(whole)?.[0] ?? '';
     const piece = whole.slice(0, whole.length - this.begun.length);
     if (this.rows.length === 1 && this.reach === 0 && !MOVE.test(piece)) {
-      const cut = piece.lastIndexOf('\n') + 1; // so it is nearly always
+      const cut = piece.lastIndexOf('\n') + 1; // by far the usual case
       const lines = cut ? `${this.rows[0] ?? ''}${piece.slice(0, cut)}` : '';
       this.rows = cut ? [''] : this.rows;
       this.write(piece.slice(cut));
@@ -211,12 +211,12 @@ class Unfinished {
     return this.finished();
   }
 
-  /** Gives all as finished lines: nothing follows it. */
+  /** Returns everything as finished lines: nothing follows it. */
   end(): string {
     this.write(this.begun);
     const { rows } = this;
     while (rows.length > 1 && !rows.at(-1)?.trim()) {
-      rows.pop(); // a bar that has ended has left it empty
+      rows.pop(); // left empty by a bar that has ended
     }
     [this.rows, this.at, this.reach, this.downs, this.begun] = [[''], 0, 0, 0, ''];
     return rows.join('') && rows.map(row => `${row}\n`).join('');
@@ -249,9 +249,9 @@ class Unfinished {
     this.rows[this.at] = `${this.rows[this.at] ?? ''}${text}`;
   }
 
-  /** Lets go of the rows that nobody comes back to. */
+  /** Removes the rows that no bar returns to, and returns them as lines. */
   private finished(): string {
-    this.rows = this.rows.map(overwritten); // once for all moves: rows may be long
+    this.rows = this.rows.map(overwritten); // once for all moves, as rows may be long
     if ((this.rows[this.at] ?? '').length > LONGEST) {
       return this.end();
     }
@@ -264,14 +264,14 @@ class Unfinished {
   }
 }
 
-/** Lines without what carriage returns and backspaces wrote over, as a progress bar does. */
+/** Lines without the text that was overwritten after carriage returns and backspaces, as by progress bars. */
 function overwritten(lines: string): string {
   const shown = lines.includes('\r') ? lines.replace(/(^|\n)[^\n]*\r(?=[^\r\n])/g, '$1') : lines;
   const back = (line: string) => (line.includes('\b') ? backspaced(line) : line);
   return shown.includes('\b') ? shown.split('\n').map(back).join('\n') : shown;
 }
 
-/** A line as it is where backspaces went back over its characters; it goes on where it was left. */
+/** Applies a line's backspaces; keeps those at its end, so that the next text continues at the right place. */
 function backspaced(line: string): string {
   const cells: string[] = [];
   let [at, styles] = [0, ''];
@@ -279,7 +279,7 @@ function backspaced(line: string): string {
     if (part === '\b') {
       at = Math.max(0, at - 1);
     } else if (part.length > 2) {
-      styles += part; // takes no room
+      styles += part; // has no width
     } else {
       cells[at++] = styles + part;
       styles = '';

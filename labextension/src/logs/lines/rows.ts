@@ -9,10 +9,10 @@ export interface Row {
   readonly line: number;
 }
 
-// Who hasn't looked for so many changes looks at all.
+// A reader that missed more changes than this starts over.
 const REMEMBERED = 64;
 
-/** From which row on an order was changed, for readers that look now and then. */
+/** Records from which row on an order has changed, for readers that check now and then. */
 export class Turned {
   count = 0;
   private readonly rows: number[] = [];
@@ -23,7 +23,7 @@ export class Turned {
     this.rows.splice(0, this.rows.length - REMEMBERED);
   }
 
-  /** How many rows are as they were when `count` was this. */
+  /** How many leading rows are unchanged since `count` had this value. */
   kept(count: number): number {
     const missed = this.count - count;
     if (missed > this.rows.length) {
@@ -35,22 +35,22 @@ export class Turned {
 
 /** Lines in the order in which they are shown. */
 export interface Rows {
-  /** How many won't change any more: all before those that aren't finished. */
+  /** How many rows won't change any more: all before the unfinished ones. */
   readonly settled: number;
   readonly length: number;
-  /** Which rows aren't what they were; nothing: all stay. */
+  /** Records which rows have changed; undefined: they never do. */
   readonly turned?: Turned;
   at(index: number): Row;
-  /** The index of a line; of the next one shown where it isn't. */
+  /** The index of a line, or of the next one that is shown if it isn't. */
   find(row: Row): number;
 }
 
-/** What a row says; null where its text was let go of. */
+/** The text of a row; null if it was shed. */
 export function textOf(row: Row): string | null {
   return row.log.line(row.line);
 }
 
-/** Whether it isn't finished: more of it may come. */
+/** Whether a row is unfinished: more of it may come. */
 export function isOpen({ log, line }: Row): boolean {
   return line === log.count;
 }
@@ -81,9 +81,9 @@ export class Single implements Rows {
 }
 
 /**
- * The lines of all ranks in the order of their times. Kept as runs of lines of one rank; lines that aren't
- * finished stand at the end. What comes late, as of a rank whose log is read after another's, goes where it
- * belongs: the rows from there on are made anew, which `turned` tells.
+ * The lines of all ranks in the order of their times, kept as runs of lines of one rank; unfinished lines are at
+ * the end. Lines that come late, such as those of a rank whose log is read after another's, are inserted where
+ * they belong: the rows from there on are rebuilt, which `turned` records.
  */
 export class Merged implements Rows {
   readonly turned = new Turned();
@@ -91,7 +91,7 @@ export class Merged implements Rows {
   private readonly places = new Map<RankLog, number>();
   /** How many lines of each log are rows. */
   private readonly taken: number[] = [];
-  /** Of each run: its first row, its log's place in `logs`, its first line there. */
+  /** For each run: its first row, the index of its log in `logs`, its first line in that log. */
   private readonly firsts = new Packed(4);
   private readonly owners = new Packed(4);
   private readonly lines = new Packed(4);
@@ -105,12 +105,12 @@ export class Merged implements Rows {
     return this.rows + this.open().length;
   }
 
-  /** Knows of a log from now on. */
+  /** Includes a log from now on. */
   add(log: RankLog): void {
     this.placeOf(log);
   }
 
-  /** Takes what was written since, each line where it belongs. */
+  /** Takes the lines finished since the last call, each where it belongs. */
   settle(): void {
     const first = this.earliest();
     if (first && this.rows && first.time < this.timeOf(this.rows - 1)) {
@@ -141,7 +141,7 @@ export class Merged implements Rows {
     return 0;
   }
 
-  /** The log whose next line is the earliest, of all but one. */
+  /** The log whose next line is the earliest, ignoring the log at `but`. */
   private earliest(but?: number): { place: number; time: number } | null {
     let found: { place: number; time: number } | null = null;
     this.logs.forEach((log, place) => {
@@ -154,7 +154,7 @@ export class Merged implements Rows {
     return found;
   }
 
-  /** Takes lines of one log, as long as no other has an earlier one. */
+  /** Takes lines of one log until another log has an earlier one. */
   private take(place: number): void {
     const log = this.logs[place] as RankLog;
     const from = this.taken[place] ?? 0;
@@ -184,7 +184,7 @@ export class Merged implements Rows {
     return low;
   }
 
-  /** Gives the rows from one on back. */
+  /** Removes the rows from `row` on; their lines are taken again. */
   private cut(row: number): void {
     while (this.firsts.length) {
       const run = this.firsts.length - 1;

@@ -4,7 +4,7 @@ import { Level } from '../text/levels';
 import { Packed } from './packed';
 import { levelOf, type Row, type Rows, textOf, Turned } from './rows';
 
-/** What is looked for. */
+/** A text to search for, and how it matches. */
 export interface Query {
   readonly text: string;
   readonly regex: boolean;
@@ -12,24 +12,24 @@ export interface Query {
 }
 
 /**
- * The query as a regular expression; null where it is empty.
+ * The query as a regular expression; null if it is empty.
  *
- * @throws SyntaxError where it isn't one.
+ * @throws SyntaxError if it isn't a valid one.
  */
 export function pattern({ text, regex, matchCase }: Query): RegExp | null {
   const source = regex ? text : text.replace(/[\\^$.*+?()[\]{}|]/g, '\\$&');
   return text ? new RegExp(source, matchCase ? '' : 'i') : null;
 }
 
-/** Which rows are kept; the row stands at `index` of `rows`. */
+/** Whether to keep a row, which is at `index` in `rows`. */
 export type Accept = (row: Row, index: number, rows: Rows) => boolean;
 
-/** Accepts rows whose text matches; marks aren't text. */
+/** Accepts rows whose text matches, but never marks. */
 export function matching(wanted: RegExp): Accept {
   return row => levelOf(row) !== Level.mark && wanted.test(plain(textOf(row) ?? ''));
 }
 
-/** Where the text matches: pairs of from and to, at most `most`. */
+/** Where the text matches: at most `most` pairs of start and end. */
 export function ranges(wanted: RegExp, text: string, most = 1000): [number, number][] {
   const found: [number, number][] = [];
   for (const match of text.matchAll(new RegExp(wanted.source, `${wanted.flags}g`))) {
@@ -45,7 +45,7 @@ export function ranges(wanted: RegExp, text: string, most = 1000): [number, numb
 
 const SLICE = 256;
 
-/** The rows that are accepted, found slice by slice; it goes on when more rows have come. */
+/** The accepted rows, found slice by slice; the scan continues when more rows have come. */
 export class Scan implements Rows {
   protected readonly found = new Packed(4);
   readonly turned = new Turned();
@@ -67,12 +67,12 @@ export class Scan implements Rows {
     return this.found.length;
   }
 
-  /** Whether all rows there are were looked at. */
+  /** Whether all settled rows were examined. */
   get done(): boolean {
     return this.next >= this.rows.settled;
   }
 
-  /** Which of the rows is the found one at `index`. */
+  /** The index, in the scanned rows, of the found row at `index`. */
   source(index: number): number {
     return this.found.at(index);
   }
@@ -85,12 +85,12 @@ export class Scan implements Rows {
     return this.from(this.rows.find(row));
   }
 
-  /** The first found one that isn't before the row at `index`. */
+  /** The index of the first found row that isn't before the scanned row at `index`. */
   from(index: number): number {
     return this.found.floor(index - 1) + 1;
   }
 
-  /** Looks on until all is done or time is up; gives whether all is. */
+  /** Continues until all is done or time is up; returns whether all is done. */
   step(timeIsUp: () => boolean): boolean {
     this.turn();
     while (!this.done && !timeIsUp()) {
@@ -104,7 +104,7 @@ export class Scan implements Rows {
     return this.done;
   }
 
-  /** Forgets what stands elsewhere now. */
+  /** Forgets found rows that may have moved. */
   private turn(): void {
     const { turned } = this.rows;
     if (turned && turned.count !== this.seen) {
@@ -119,7 +119,7 @@ export class Scan implements Rows {
   }
 }
 
-/** The rows with those left out that say what the row above them says, whichever rank's it is. */
+/** The rows without those that repeat the text of the row above them, whichever rank wrote it. */
 export class Folded extends Scan {
   constructor(rows: Rows) {
     super(rows, (row, index) => index === 0 || !alike(row, rows.at(index - 1)));
@@ -131,7 +131,7 @@ export class Folded extends Scan {
     return end - this.source(index);
   }
 
-  /** A row that is left out is found where it is folded. */
+  /** A row that is left out is found at the row that stands for it. */
   override find(row: Row): number {
     return Math.max(0, this.found.floor(this.rows.find(row)));
   }

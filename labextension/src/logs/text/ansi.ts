@@ -1,6 +1,6 @@
-/** Terminal text (ECMA-48): its colours, and what of it is for the eye. */
+/** Terminal text (ECMA-48): its colours and its visible characters. */
 
-/** A colour: 0–255 of xterm's palette, or from `RGB` on three bytes of red, green and blue. */
+/** A colour: 0–255 is xterm's palette; from `RGB` up, the low three bytes are red, green and blue. */
 export type Colour = number;
 export const RGB = 1 << 24;
 
@@ -22,8 +22,8 @@ export interface Span {
 
 export const PLAIN: Style = {};
 
-// A CSI sequence; text that isn't for the eye (OSC, DCS, …) where its end is there too; two
-// letters. What is left of a broken one is shown: a log must not be able to hide its lines.
+// A CSI sequence; a string that isn't displayed (OSC, DCS, …), if its terminator is there too; a short
+// escape. The rest of a broken sequence is shown: a log must not be able to hide its lines.
 const ESCAPE = new RegExp(
   [
     /\u001b\[([0-?]*)[ -/]*([@-~])/,
@@ -34,7 +34,7 @@ const ESCAPE = new RegExp(
     .join('|'),
   'g'
 );
-// Controls but the tab, and marks that turn the direction of writing and so can disguise text.
+// Control characters except the tab, and marks that change the writing direction and so can disguise text.
 const HIDDEN =
   /[\0-\u0008\n-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 
@@ -43,7 +43,7 @@ export function plain(text: string): string {
   return text.includes('\u001b') ? text.replace(ESCAPE, '') : text;
 }
 
-/** The text with a sign for each character that can't be seen; as long as it was. */
+/** The text with a visible symbol for each invisible character; the length stays the same. */
 export function visible(text: string): string {
   return text.replace(HIDDEN, sign);
 }
@@ -56,7 +56,7 @@ function sign(character: string): string {
   return code === 0x7f ? '\u2421' : '\ufffd';
 }
 
-/** The text in pieces of one style each, without its escape sequences. */
+/** The text split into pieces of one style each, without its escape sequences. */
 export function spans(text: string): Span[] {
   if (!text.includes('\u001b')) {
     return text ? [{ text, style: PLAIN }] : [];
@@ -73,7 +73,7 @@ export function spans(text: string): Span[] {
   return at < text.length ? [...out, { text: text.slice(at), style }] : out;
 }
 
-/** Gives each line the colours that the lines before it left on, so that it can be drawn alone. */
+/** Starts each line with the style that the lines before it left on, so that it can be drawn on its own. */
 export class Carry {
   private style = PLAIN;
 
@@ -97,7 +97,7 @@ function restyled(style: Style, match: RegExpMatchArray): Style {
   return match[2] === 'm' ? restyle(style, match[1] ?? '') : style;
 }
 
-/** The style after an SGR sequence with these parameters; a private one changes nothing. */
+/** The style after an SGR sequence with these parameters; a private sequence changes nothing. */
 export function restyle(style: Style, parameters: string): Style {
   if (!/^[\d;:]*$/.test(parameters)) {
     return style;
@@ -108,7 +108,7 @@ export function restyle(style: Style, parameters: string): Style {
     const code = codes[at] ?? 0;
     if (code === 38 || code === 48 || code === 58) {
       const [colour, length] = extended(codes, at + 1);
-      next = code === 58 ? next : painted(next, code === 38 ? 'fg' : 'bg', colour); // 58: of underlines
+      next = code === 58 ? next : painted(next, code === 38 ? 'fg' : 'bg', colour); // 58: underline, ignored
       at += length;
     } else {
       next = code === 0 ? PLAIN : simple(next, code);
@@ -117,7 +117,7 @@ export function restyle(style: Style, parameters: string): Style {
   return Object.keys(next).length ? next : PLAIN;
 }
 
-/** A code with what colons set behind it: `4:3` is an underline of a kind, `38:2::R:G:B` leaves out the space. */
+/** A code with its subparameters: `4:3` is a style of underline, `38:2::R:G:B` leaves the colour space empty. */
 function numbers(code: string): number[] {
   if (code.startsWith('4:')) {
     return [code === '4:0' ? 24 : 4];
@@ -163,7 +163,7 @@ function without(style: Style, names: readonly string[]): Style {
   return Object.fromEntries(Object.entries(style).filter(([name]) => !names.includes(name)));
 }
 
-/** The colour after a 38 or 48, and how many numbers told it. */
+/** The colour after a 38 or 48, and how many numbers encode it. */
 function extended(codes: readonly number[], at: number): [Colour | null, number] {
   const byte = (index: number) => Math.min(255, codes[at + index] ?? 0);
   if (codes[at] === 5) {
@@ -172,7 +172,7 @@ function extended(codes: readonly number[], at: number): [Colour | null, number]
   return codes[at] === 2 ? [RGB | (byte(1) << 16) | (byte(2) << 8) | byte(3), 4] : [null, 1];
 }
 
-/** The sequence that gives the style. */
+/** The SGR sequence that sets the style. */
 function sgr(style: Style): string {
   const flags = Object.entries(ON).filter(([, flag]) => style[flag]);
   const colours = [style.fg === undefined ? [] : tell(38, style.fg)];

@@ -1,20 +1,20 @@
-/** How grave a line is, read from the ways that Python, torch, NCCL and glog write it. */
+/** The level of a line, recognised in the formats of Python, torch, NCCL and glog. */
 
 import { plain } from './ansi';
 
-/** In ascending order; a line that says nothing of itself is `info`. */
+/** In ascending order; a line that states no level is `info`. */
 export const Level = { debug: 0, info: 1, warning: 2, error: 3, mark: 4 } as const;
 export type Level = (typeof Level)[keyof typeof Level];
 
-// Only the head is looked at: a level stands there, and a line may have megabytes.
+// Only the head is examined: that is where the level is, and a line may be megabytes long.
 const HEAD = 160;
 const RANK = /^\[(?:rank|default)\d+\]: ?/;
 const TRACEBACK = /^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):/;
 const CHAINED =
   /^(?:During handling of the above exception, another|The above exception was the direct cause)/;
-// "E1121 12:00:00.000000", with its year or without, in brackets where torch's C++ writes it.
+// "E1121 12:00:00.000000", with or without the year, in brackets if torch's C++ code writes it.
 const GLOG = /^\[?([DIWEF])\d{4}(?:\d{4})? \d\d:/;
-// A word in capitals; a name of Python's or a compiler's word before a colon; logfmt and JSON.
+// A word in capitals, or a Python exception or warning; a compiler's word before a colon; logfmt and JSON.
 const WORD = new RegExp(
   [
     /\b(?<e>(?:ERROR|CRITICAL|FATAL|PANIC)\b|[A-Z]\w*(?:Error|Exception|Interrupt)(?=:|$))/,
@@ -35,7 +35,7 @@ const LETTERS: Readonly<Record<string, Level>> = {
   F: Level.error
 };
 
-/** What a line says, without colours and who says it. */
+/** The head of a line, without colours and without the prefix that names its rank. */
 function said(line: string): string {
   return plain(line.length > HEAD ? line.slice(0, HEAD) : line).replace(RANK, '');
 }
@@ -45,7 +45,7 @@ export function beginsTraceback(line: string): boolean {
   return TRACEBACK.test(said(line));
 }
 
-/** Reads a log's lines in their order: all lines of a traceback are an error. */
+/** Determines the levels of a log's lines, in order: all lines of a traceback are errors. */
 export class Leveler {
   private inside = false;
 
@@ -56,7 +56,7 @@ export class Leveler {
       return Level.error;
     }
     if (this.inside) {
-      // Its frames are indented; the first line that isn't names the exception and ends it.
+      // A traceback's frames are indented; the first line that isn't names the exception and ends it.
       this.inside = /^(?:\s|$)/.test(text);
       return Level.error;
     }

@@ -10,27 +10,27 @@ import { download, make } from './dom';
 import { ofDay, since } from './times';
 import { Pane, type PaneOptions } from './pane';
 
-// More columns side by side can't be read.
+// More columns than this side by side are unreadable.
 const MOST = 8;
-// What of a view decides which lines are shown.
+// The properties of a view that decide which lines are shown.
 const FILTERS = ['chosen', 'level', 'filter', 'fold'] as const;
 
 /** Chosen ranks; null: all. */
 export type Chosen = ReadonlySet<number> | null;
 
-/** What of the logs is shown, and how. */
+/** Which part of the logs is shown, and how. */
 export interface View {
-  /** All ranks in one column, or a column each. */
+  /** Whether all ranks share one column, or have a column each. */
   readonly merged: boolean;
   readonly chosen: Chosen;
-  /** The least level that is shown. */
+  /** The lowest level that is shown. */
   readonly level: Level;
   /** Only lines with this text. */
   readonly filter: string;
-  /** Whether lines that repeat the one above them are folded into that. */
+  /** Whether lines that repeat the line above them are folded into it. */
   readonly fold: boolean;
   readonly wrap: boolean;
-  /** Whether a line's time stands before it: the time of day, or since the first line of all. */
+  /** The time shown before a line: none, the time of day, or the time since the earliest line. */
   readonly times: Times;
 }
 
@@ -40,13 +40,13 @@ export interface ColumnsOptions {
   readonly store: LogStore;
   readonly trans: TranslationBundle;
   readonly url: (rank: number) => string;
-  /** What is said of a log without lines. */
+  /** The text shown for a log without lines. */
   readonly nothing: () => string;
-  /** Something changed that is to be drawn with the next frame. */
+  /** Called when something has changed that the next frame must draw. */
   readonly changed: () => void;
 }
 
-/** The panes side by side: one of all ranks merged, or one a rank. */
+/** The panes side by side: one for all ranks merged, or one per rank. */
 export class Columns {
   readonly node = make('div', 'columns');
   panes: readonly Pane[] = [];
@@ -66,23 +66,23 @@ export class Columns {
     this.panes.forEach(pane => pane.dispose());
   }
 
-  /** The pane that keys go to. */
+  /** The pane that receives keys. */
   get active(): Pane | undefined {
     return this.last && this.panes.includes(this.last) ? this.last : this.panes[0];
   }
 
-  /** The lines that are chosen, of the pane that keys go to or of another. */
+  /** The picked lines, of the active pane or else of another. */
   get picked(): Picked | null {
     const picked = [this.active, ...this.panes].map(pane => pane?.picked ?? null);
     return picked.find(each => each !== null) ?? null;
   }
 
-  /** Gives the keys to the lines. */
+  /** Focuses the lines of the active pane. */
   focus(): void {
     this.active?.scroller.focus();
   }
 
-  /** Shows what the view asks for of these ranks; gives whether other panes than before show it. */
+  /** Shows these ranks as the view asks; returns whether the panes were replaced. */
   show(view: View, ranks: readonly number[]): boolean {
     const before = this.view;
     this.view = view;
@@ -101,13 +101,13 @@ export class Columns {
     return fresh;
   }
 
-  /** Whether a rank's lines are in one of the panes, if no filter hides them. */
+  /** Whether a rank's lines are in one of the panes, unless a filter hides them. */
   has(rank: number): boolean {
     const chosen = this.view?.chosen?.has(rank) ?? true;
     return chosen && this.owners.some(owner => owner === null || owner === rank);
   }
 
-  /** Goes to a line, or the next one that is shown, with what follows it in view; gives which it is. */
+  /** Goes to a line, or the next one that is shown, with the lines after it in view; returns the row. */
   go(row: Row): Row | null {
     const pane =
       this.panes[this.owners.findIndex(owner => (owner ?? row.log.rank) === row.log.rank)];
@@ -133,7 +133,7 @@ export class Columns {
     this.panes = owners.map(rank => (rank === null ? this.merged(many) : this.single(rank)));
     this.node.replaceChildren(...this.panes.map(pane => pane.node), ...this.left(view, shown));
     if (focused) {
-      this.focus(); // an element that is taken away leaves it to nobody
+      this.focus(); // removing the focused element leaves nothing focused
     }
     return true;
   }

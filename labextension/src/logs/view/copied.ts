@@ -4,14 +4,14 @@ import { Level } from '../text/levels';
 
 import { stamp } from './times';
 
-/** Rows of a list: the first and the last one. */
+/** A range of rows, from the first to the last. */
 export interface Picked {
   readonly rows: Rows;
   readonly from: number;
   readonly to: number;
 }
 
-/** The lines as text, each with when it was written and by whom, as `nbtorchjob logs` prints them. */
+/** The lines as text, each with its time and its rank, as `nbtorchjob logs` prints them. */
 export function copied({ rows, from, to }: Picked): string[] {
   const lines: string[] = [];
   for (let index = from; index <= to; index++) {

@@ -1,10 +1,10 @@
-/** Elements in a line of code each; text only ever as text. */
+/** Helpers that create elements; text is never parsed as HTML. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 export const CSS = 'jp-nbtorchjob-log';
 
-/** An element with a class of ours, properties, and children. */
+/** Creates an element with a class of this extension, properties, and children. */
 export function make<Tag extends keyof HTMLElementTagNameMap>(
   tag: Tag,
   name: string,
@@ -17,7 +17,7 @@ export function make<Tag extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** A button; `caption` is its tooltip, and its name where the label is a sign. */
+/** A button; `caption` is its tooltip, and its accessible name if the label is a symbol. */
 export function button(label: string, caption: string, pressed: () => void): HTMLButtonElement {
   const made = make('button', 'button', { type: 'button', textContent: label, title: caption });
   if (label && !/\p{Letter}{2}/u.test(label)) {
@@ -27,7 +27,7 @@ export function button(label: string, caption: string, pressed: () => void): HTM
   return made;
 }
 
-/** A button that is on or off; `switched` is told which. */
+/** A button that is on or off; `switched` receives the new state. */
 export class Toggle {
   readonly node: HTMLButtonElement;
 

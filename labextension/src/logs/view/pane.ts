@@ -9,21 +9,21 @@ import { Marked } from './marked';
 import { drawRow, Stretch } from './row';
 import { VirtualScroll } from './virtualscroll';
 
-/** What a pane shows, and how it is called. */
+/** What a pane shows, and its label. */
 export interface PaneOptions {
   readonly rows: Rows;
   readonly label: string;
   readonly trans: TranslationBundle;
   readonly gutter: (row: Row) => string;
-  /** What is said where there are no lines. */
+  /** The text shown if there are no lines. */
   readonly nothing: () => string;
-  /** Stands above the lines. */
+  /** Shown above the lines. */
   readonly heading?: HTMLElement | undefined;
-  /** Something changed that is to be drawn with the next frame. */
+  /** Called when something has changed that the next frame must draw. */
   readonly changed: () => void;
 }
 
-/** A column of lines, of which only those in view are elements. */
+/** A column of lines; only those in view have elements. */
 export class Pane {
   readonly node: HTMLElement;
   readonly scroller = make('div', 'scroller', { tabIndex: 0 });
@@ -81,7 +81,7 @@ export class Pane {
     return this.folded ?? this.filtered ?? this.options.rows;
   }
 
-  /** Those that were searched for; null: nothing was. */
+  /** The shown rows that match the search; null: there is no search. */
   get hits(): Scan | null {
     return this.scan;
   }
@@ -90,23 +90,23 @@ export class Pane {
     return this.followed;
   }
 
-  /** Whether `place` was gone to. */
+  /** Whether `place` is a marked row. */
   get marked(): boolean {
     return this.marks.place !== null;
   }
 
-  /** The row that was gone to last, or the first in view. */
+  /** The row that was marked last, or else the first in view. */
   get place(): number {
     return this.marks.place ?? this.scroll.first;
   }
 
-  /** The rows with text that is selected, or else those that are marked. */
+  /** The rows with selected text, or else the marked ones. */
   get picked(): Picked | null {
     const range = (this.selecting && this.selected()) || this.marks.range;
     return range && { rows: this.rows, from: range[0], to: range[1] };
   }
 
-  /** Shows only rows that are accepted, null: all; with `fold` each of those that say the same once. */
+  /** Shows only accepted rows (null: all); with `fold`, leaves out rows that repeat the one above. */
   filter(accept: Accept | null, fold: boolean): void {
     this.filtered = accept && new Scan(this.options.rows, accept);
     this.folded = fold ? new Folded(this.filtered ?? this.options.rows) : null;
@@ -114,7 +114,7 @@ export class Pane {
     this.search(this.wanted);
   }
 
-  /** Highlights what matches. */
+  /** Finds and highlights what matches. */
   search(wanted: RegExp | null): void {
     this.wanted = wanted;
     this.scan = wanted && new Scan(this.rows, matching(wanted));
@@ -123,14 +123,14 @@ export class Pane {
     this.options.changed();
   }
 
-  /** Breaks lines that are too long, or doesn't. */
+  /** Sets whether long lines are wrapped. */
   wrap(on: boolean): void {
     this.scroll.wrap = on;
     this.stretch.forget(0);
     this.options.changed();
   }
 
-  /** Has all rows drawn anew. */
+  /** Redraws all rows in the next frame. */
   redraw(): void {
     this.stretch.forget(0);
     this.options.changed();
@@ -142,15 +142,15 @@ export class Pane {
     this.options.changed();
   }
 
-  /** Goes to a row and marks it; with what follows it in view, if that is asked for. */
+  /** Goes to a row and marks it; with `follows`, the rows after it are in view too. */
   go(index: number, follows = false): void {
-    this.measure(); // the observer tells only once the page was drawn how high a new pane's rows are
+    this.measure(); // the observer measures a new pane's rows only after the page is drawn
     this.mark(index);
     this.scroll.rows = this.seen = this.rows.length;
     this.scroll.reveal(index, follows);
   }
 
-  /** Marks the next row or the one before, too; the first one in view where none is. */
+  /** Extends the marks by a row; without marks, marks the first row in view (the last row when following). */
   extend(by: 1 | -1): void {
     const start = this.followed ? this.rows.length - 1 : this.scroll.first;
     const to = this.marked ? this.place + by : start;
@@ -172,7 +172,7 @@ export class Pane {
     this.options.changed();
   }
 
-  /** Moves by rows; an infinite number: to the start or the end. */
+  /** Moves by rows; an infinite number goes to the start or the end. */
   move(rows: number): void {
     this.scroll.moveTo(this.scroll.top + rows * this.scroll.rowHeight);
     this.followed = rows === Infinity;
@@ -184,7 +184,7 @@ export class Pane {
     return Math.max(1, this.scroll.count - 3);
   }
 
-  /** Filters and searches on until time is up; gives whether all was looked at. */
+  /** Continues filtering and searching until time is up; returns whether all rows were examined. */
   work(timeIsUp: () => boolean): boolean {
     return [this.filtered, this.folded, this.scan]
       .map(scan => scan?.step(timeIsUp) ?? true)
@@ -197,7 +197,7 @@ export class Pane {
     if (!scroll.viewHeight) {
       return; // hidden
     }
-    // What the last row stands for may have become more.
+    // The last folded row may stand for more lines now.
     this.stretch.forget(this.folded ? this.settled - 1 : this.settled);
     scroll.rows = rows.length;
     this.turn();
@@ -206,7 +206,7 @@ export class Pane {
       scroll.moveTo(scroll.range);
       this.seen = rows.length;
     }
-    // With no rows it would push away what is said of that.
+    // Without rows the spacer would push the note about that out of view.
     this.spacer.style.height = rows.length ? `${scroll.height}px` : '0';
     this.layer.style.height = rows.length ? `${scroll.viewHeight}px` : '0';
     if (Math.abs(this.scroller.scrollTop - scroll.scrollTop) >= 1) {
@@ -217,7 +217,7 @@ export class Pane {
     this.tell();
   }
 
-  /** Stays with the line that is in view where others were put before it. */
+  /** Stays with the line that is in view after others were inserted before it. */
   private turn(): void {
     const { turned } = this.rows;
     const kept = turned && turned.count !== this.turns ? turned.kept(this.turns) : Infinity;
@@ -230,7 +230,7 @@ export class Pane {
     this.marks.turn(this.rows, kept);
   }
 
-  /** Puts the rows where they belong. */
+  /** Puts the rows in view where they belong. */
   private lay(): void {
     const { scroll, stretch } = this;
     const end = Math.min(scroll.first + scroll.count, scroll.rows);
@@ -239,7 +239,7 @@ export class Pane {
     let shift = -scroll.hidden * this.firstHeight();
     this.atEnd = scroll.top >= scroll.range - 1;
     if (scroll.wrap && end === scroll.rows && stretch.height + shift <= scroll.viewHeight) {
-      // Rows are higher than thought, so that the scroll bar goes beyond the end: stay at the end.
+      // Wrapped rows are taller than assumed, so the scroll bar goes beyond the end: stay at the end.
       stretch.show(Math.max(0, end - scroll.count), end);
       shift = Math.min(0, scroll.viewHeight - stretch.height);
       this.atEnd = true;
@@ -253,10 +253,10 @@ export class Pane {
     return (scroll.wrap && stretch.element(scroll.first)?.offsetHeight) || scroll.rowHeight;
   }
 
-  /** Keeps the width of the widest line so far: the other scroll bar would come and go. */
+  /** Keeps the width of the widest line so far: otherwise the horizontal scroll bar would come and go. */
   private widen(): void {
     const wide = this.scroll.wrap ? 0 : this.stretch.node.scrollWidth;
-    // Rows are as wide as the view at least: only what goes beyond it is text.
+    // Rows are at least as wide as the view: only a greater width is that of text.
     const width = wide > this.scroller.clientWidth ? wide : 0;
     if (width > this.widest || this.scroll.wrap) {
       this.widest = width;
@@ -270,7 +270,7 @@ export class Pane {
     return drawRow(this.rows.at(index), { trans, gutter, wanted: this.wanted, folded });
   }
 
-  /** Text that is being selected stays where it is. */
+  /** Stops following when text is selected, so that it stays where it is. */
   private readonly selects = (): void => {
     const before = this.selecting;
     this.selecting = this.selected() !== null;
@@ -281,7 +281,7 @@ export class Pane {
     }
   };
 
-  /** The rows between which text is selected. */
+  /** The first and the last row with selected text. */
   private selected(): readonly [number, number] | null {
     const selection = document.getSelection();
     if (!selection || selection.isCollapsed) {
@@ -293,11 +293,11 @@ export class Pane {
     return from < 0 || to < 0 ? null : [Math.min(from, to), Math.max(from, to)];
   }
 
-  /** A line's number isn't text: to press it marks the line, with Shift also those up to there. */
+  /** Marks a line when its number, which isn't text, is pressed; with Shift, all lines up to there. */
   private pressed(event: MouseEvent): void {
     const { button, target, shiftKey } = event;
     if (!button && target instanceof HTMLElement && target.classList.contains(`${CSS}-row`)) {
-      event.preventDefault(); // with Shift text would be selected
+      event.preventDefault(); // otherwise Shift would select text
       document.getSelection()?.removeAllRanges();
       this.scroller.focus({ preventScroll: true });
       const index = this.stretch.indexOf(target);
@@ -310,7 +310,7 @@ export class Pane {
     }
   }
 
-  /** Says that there is nothing, or what came while the view stayed where it is. */
+  /** Shows that there are no lines, or how many have come while the view stayed where it is. */
   private tell(): void {
     const { trans, nothing, rows } = this.options;
     const looked = [this.filtered, this.folded].every(scan => scan?.done ?? true);
@@ -326,7 +326,7 @@ export class Pane {
 
   private scrolled(): void {
     if (this.followed && this.scroller.clientHeight !== this.scroll.viewHeight) {
-      this.resized(); // it was the layout that moved the bar, and not the user
+      this.resized(); // the layout moved the bar, not the user
       return;
     }
     const before = this.scroll.top;

@@ -2,12 +2,12 @@ import { channels, type Span, type Style, visible } from '../text/ansi';
 
 import { CSS } from './dom';
 
-/** A span, or a part of one that was searched for. */
+/** A span or a part of one, and whether it matches the search. */
 export interface Piece extends Span {
   readonly hit: boolean;
 }
 
-/** Cuts spans where something that was searched for begins and ends. */
+/** Cuts spans where search hits begin and end. */
 export function pieces(
   spans: readonly Span[],
   hits: readonly (readonly [number, number])[]
@@ -22,7 +22,7 @@ export function pieces(
         edge++;
       }
       const next = Math.min(end, edges[edge] ?? end);
-      // Edges alternate: from an odd number of them on the text lies inside.
+      // Edges alternate: after an odd number of them the text is inside a hit.
       out.push({ text: text.slice(at - start, next - start), style, hit: edge % 2 === 1 });
       at = next;
     }
@@ -31,11 +31,11 @@ export function pieces(
   return out;
 }
 
-// What a browser may open from a log: nothing but the web, and no characters that aren't seen.
+// What becomes a link: only web addresses, and without invisible characters.
 const LINK = /\bhttps?:\/\/[^\s"'<>`\p{Cc}\p{Cf}]+/giu;
 const BEHIND = /[.,;:!?)\]}]+$/;
 
-/** Draws pieces of a line, of which what is an address of the web is a link. */
+/** Draws pieces of a line, with web addresses as links. */
 export function linked(parts: readonly Piece[]): Node[] {
   const text = parts.map(part => part.text).join('');
   const links = Array.from(text.matchAll(LINK), ({ 0: found, index }) => {
@@ -73,7 +73,7 @@ function anchor(href: string): HTMLAnchorElement {
   return Object.assign(element, { href, target: '_blank', rel: 'noopener noreferrer' });
 }
 
-/** Draws a piece: as text alone where it has no style. */
+/** Draws a piece; only a text node if it has no style. */
 function draw({ text, style, hit }: Piece): Node {
   const inner = Object.keys(style).length ? styled(text, style) : document.createTextNode(text);
   if (!hit) {
@@ -99,7 +99,7 @@ function styled(text: string, style: Style): HTMLElement {
   return element;
 }
 
-/** The first 16 colours are the theme's, so that they read on it. */
+/** The first 16 colours are the theme's, so that they are legible on it. */
 function ground(element: HTMLElement, colour: number | undefined): void {
   if (colour === undefined) {
     return;
@@ -110,7 +110,7 @@ function ground(element: HTMLElement, colour: number | undefined): void {
   }
   const [red, green, blue] = channels(colour);
   element.style.backgroundColor = `rgb(${red} ${green} ${blue})`;
-  // Either black or white reads on any colour.
+  // Either black or white is legible on any colour.
   element.style.color = 0.3 * red + 0.59 * green + 0.11 * blue > 128 ? 'black' : 'white';
 }
 

@@ -1,4 +1,4 @@
-/** Rows on the page: elements that stay the same as long as their row is shown. */
+/** Rows on the page: each keeps its element as long as it is shown. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -10,18 +10,18 @@ import { Level } from '../text/levels';
 import { button, CSS, make } from './dom';
 import { linked, pieces } from './pieces';
 
-// Characters drawn of a line at first, and at most: a browser lays out no megabytes.
+// Characters of a line drawn at first, and at most: a browser can't lay out megabytes.
 const SHORT = 4000;
 const LONG = 200_000;
 
 /** How rows are drawn. */
 export interface Look {
   readonly trans: TranslationBundle;
-  /** What stands before a line. */
+  /** The text before a line. */
   readonly gutter: (row: Row) => string;
   /** What is highlighted. */
   readonly wanted: RegExp | null;
-  /** How many lines it stands for. */
+  /** How many lines the row stands for. */
   readonly folded: number;
 }
 
@@ -92,7 +92,7 @@ export class Stretch {
     return this.shown.get(index);
   }
 
-  /** Which row an element is, or is in; -1: none that is shown. */
+  /** The row that a node is, or is in; -1: none of those shown. */
   indexOf(inside: Node | null): number {
     for (const [index, element] of this.shown) {
       if (element.contains(inside)) {
@@ -102,7 +102,7 @@ export class Stretch {
     return -1;
   }
 
-  /** Shows the rows from `first` to before `end`, and no others. */
+  /** Shows only the rows from `first` up to but excluding `end`. */
   show(first: number, end: number): void {
     this.drop(index => index < first || index >= end);
     let next: HTMLElement | null = null;
@@ -117,12 +117,12 @@ export class Stretch {
     }
   }
 
-  /** Has the rows from `first` on drawn anew. */
+  /** Drops the rows from `first` on, so that `show` draws them again. */
   forget(first: number): void {
     this.drop(index => index >= first);
   }
 
-  /** Marks the rows from one to another, or none. */
+  /** Marks a range of rows, or none. */
   point(range: readonly [number, number] | null): void {
     const [from, to] = range ?? [0, -1];
     for (const [each, element] of this.shown) {
@@ -140,7 +140,7 @@ export class Stretch {
   }
 }
 
-/** A rank's hue, from cyan to magenta: red, amber and green tell how things stand (`text/colours.py`). */
+/** A rank's hue, from cyan to magenta: red, amber and green stand for states (`text/colours.py`). */
 export function hueOf(rank: number): number {
   return Math.round(180 + (((rank * 137.5) / 360) % 1) * 140);
 }

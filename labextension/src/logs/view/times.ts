@@ -1,13 +1,13 @@
-/** Times of lines in few characters, all of one kind equally wide. */
+/** Times of lines in few characters; those of one format are equally wide. */
 
-/** The time of day, to a hundredth of a second: more isn't known. */
+/** The time of day, to a hundredth of a second: they aren't known more precisely. */
 export function ofDay(at: number): string {
   const date = new Date(at);
   const [hours, minutes] = [date.getHours(), date.getMinutes()];
   return `${two(hours)}:${two(minutes)}:${seconds(at)}`;
 }
 
-/** The day and the time with its zone, as `nbtorchjob logs --timestamps` has it. */
+/** The date and the time with its zone, as `nbtorchjob logs --timestamps` prints them. */
 export function stamp(at: number): string {
   const date = new Date(at);
   const zone = -date.getTimezoneOffset();

@@ -2,9 +2,9 @@
 const TALLEST = 15e6;
 
 /**
- * Which rows of a list are seen, each `rowHeight` pixels high, and where the scroll bar stands.
+ * Which rows of a list are in view, each `rowHeight` pixels high, and where the scroll bar is.
  *
- * `top` is the place in the list in pixels, exact; the element that scrolls has at most `TALLEST`,
+ * `top` is the exact position in the list in pixels; the scrolled element has at most about `TALLEST`,
  * so that in longer lists each of its pixels stands for several.
  */
 export class VirtualScroll {
@@ -30,12 +30,12 @@ export class VirtualScroll {
     return Math.max(0, this.rows * this.rowHeight - seen);
   }
 
-  /** Whether a pixel of the scroll bar stands for more than one. */
+  /** Whether a pixel of the scroll bar stands for several of the list. */
   get scaled(): boolean {
     return this.range > TALLEST;
   }
 
-  /** Where the scroll bar must stand. */
+  /** Where the scroll bar must be. */
   get scrollTop(): number {
     return this.top / this.scale;
   }
@@ -59,22 +59,22 @@ export class VirtualScroll {
   }
 
   /**
-   * Moves as a wheel turns, by pixels, rows or pages (`WheelEvent.deltaMode`): where the scroll bar's pixels
-   * stand for several, the wheel still moves by its own.
+   * Moves as a wheel turns, by pixels, rows or pages (`WheelEvent.deltaMode`): by pixels of the list, even where
+   * a pixel of the scroll bar stands for several.
    */
   turn(delta: number, mode: number): void {
     const unit = [1, this.rowHeight, this.viewHeight][mode] ?? 1;
     this.moveTo(this.top + delta * unit);
   }
 
-  /** Follows the scroll bar; what it was set to comes back rounded, and moves nothing. */
+  /** Follows the scroll bar; a position that was set comes back rounded, and is ignored. */
   scrolled(scrollTop: number): void {
     if (Math.abs(scrollTop - this.scrollTop) >= 1) {
       this.moveTo(scrollTop * this.scale);
     }
   }
 
-  /** Brings a row into view, a third of the way down; unless it is there, or in any case. */
+  /** Brings a row into view, a third of the way down, if it isn't there already or `always`. */
   reveal(row: number, always = false): void {
     const place = row * this.rowHeight;
     const inside = place >= this.top && place <= this.top + this.viewHeight - 2 * this.rowHeight;

@@ -4,10 +4,10 @@ import { type Group, type GroupName, groupOf } from '../../model/groups';
 import type { Job } from '../../model/record';
 import { type Listed, type Runs, isRuns } from '../../model/runs';
 
-/** As `style/sidebar.css` has them, in pixels. */
+/** In pixels, the same as in `style/sidebar.css`. */
 export const GROUP_HEIGHT = 28;
 export const JOB_HEIGHT = 46;
-/** Of each node whose use is told, below that. */
+/** Added below for each node whose use is shown. */
 export const USE_HEIGHT = 16;
 
 export interface GroupRow {
@@ -17,12 +17,12 @@ export interface GroupRow {
   readonly open: boolean;
 }
 
-/** A row below another one, or at the top. */
+/** A row below another one, or at the top level. */
 interface Placed {
-  /** Its place among those beside it, from 1. */
+  /** Its place among its siblings, from 1. */
   readonly position: number;
   readonly size: number;
-  /** What it is folded into; null: nothing. */
+  /** The row that it is folded into; null: none. */
   readonly parent: GroupRow | RunsRow | null;
 }
 
@@ -45,17 +45,17 @@ export type Row = GroupRow | RunsRow | JobRow;
 
 export interface Layout {
   readonly rows: readonly Row[];
-  /** Where each row begins, in pixels; one more: where the last ends. */
+  /** Where each row begins, in pixels; one more element: where the last row ends. */
   readonly tops: Float64Array;
 }
 
-/** The row that keys go to: its key, and its place for the time when it is gone. */
+/** The row that keystrokes go to: its key, and its index in case the row is gone. */
 export interface Spot {
   readonly key: string;
   readonly index: number;
 }
 
-/** What of a list is seen: all but what is in `closed` groups, of runs those in `unfolded` ones. */
+/** The rows that a list shows: no contents of `closed` groups, and single runs only below `unfolded` ones. */
 export function flatten(
   groups: readonly Group[],
   closed: ReadonlySet<GroupName>,
@@ -92,7 +92,7 @@ export function flatten(
   return { rows, tops: topsOf(rows) };
 }
 
-/** How deep a row lies, from 1. */
+/** A row's depth, from 1. */
 export function levelOf(row: Row): number {
   const parent = parentOf(row);
   return parent ? levelOf(parent) + 1 : 1;
@@ -117,7 +117,7 @@ export function heightOf(row: Row): number {
   return row.kind === 'group' ? GROUP_HEIGHT : JOB_HEIGHT + USE_HEIGHT * uses;
 }
 
-/** The rows that touch the view and `spare` more on each side: first, and one past the last. */
+/** The rows that touch the view and `spare` more on each side: the first, and one past the last. */
 export function inView(
   { rows, tops }: Layout,
   scrollTop: number,
@@ -147,13 +147,13 @@ function rowAt(tops: Float64Array, y: number): number {
   return low;
 }
 
-/** Where a row is now: at its place of before once it is gone; -1 without rows. */
+/** A row's index now, or its previous one if the row is gone; -1 if there are no rows. */
 export function indexOf(rows: readonly Row[], spot: Spot): number {
   const found = rows.findIndex(row => row.key === spot.key);
   return found >= 0 ? found : Math.min(spot.index, rows.length - 1);
 }
 
-/** Where a key of the keyboard leads from a row; null where it leads nowhere. */
+/** The row to which a keystroke moves from a row; null if it moves nowhere. */
 export function moved(
   key: string,
   { rows, tops }: Layout,
@@ -177,7 +177,7 @@ export function moved(
     case 'PageUp':
       return Math.min(Math.max(index - 1, 0), rowAt(tops, at - height + JOB_HEIGHT));
     case 'ArrowLeft':
-      // What is open closes first.
+      // An open row closes first.
       return row && parentOf(row) && !isOpen(row)
         ? rows.findIndex(each => each === parentOf(row))
         : null;
@@ -192,7 +192,7 @@ function isOpen(row: Row): boolean {
   return row.kind !== 'job' && row.open;
 }
 
-/** What a key does to a row: opens it (where others are folded into it: closes it, too), selects its job, ends what it stands for, or selects none. */
+/** What a keystroke does: opens or closes a row, selects its job, ends its job or runs, or selects none. */
 export function meant(key: string, row: Row): 'open' | 'select' | 'clear' | 'end' | null {
   if (key === 'Escape') {
     return 'clear';
@@ -206,7 +206,7 @@ export function meant(key: string, row: Row): 'open' | 'select' | 'clear' | 'end
   return key === 'Enter' || key === (row.open ? 'ArrowLeft' : 'ArrowRight') ? 'open' : null;
 }
 
-/** What a view must be scrolled to, so that it shows a row; the same where it does. */
+/** Where to scroll a view so that it shows a row; where it is if it does. */
 export function shown({ tops }: Layout, index: number, scrollTop: number, height: number): number {
   const top = tops[index] ?? 0;
   const bottom = tops[index + 1] ?? top;
@@ -214,12 +214,12 @@ export function shown({ tops }: Layout, index: number, scrollTop: number, height
 }
 
 /**
- * What a view must be scrolled to once rows have changed, so that what is read stays where it is:
- * rows lie at fixed places, so that the browser anchors nothing.
+ * Where to scroll a view once rows have changed, so that what the user reads stays in place: rows are
+ * positioned absolutely, so the browser doesn't anchor them.
  */
 export function anchored(before: Layout, after: Layout, scrollTop: number): number {
   if (scrollTop === 0) {
-    return 0; // who is at the top wants to see what comes
+    return 0; // at the top, the user wants to see new rows
   }
   for (let index = rowAt(before.tops, scrollTop); index < before.rows.length; index++) {
     const now = sameRow(before.rows[index], after.rows);
@@ -230,7 +230,7 @@ export function anchored(before: Layout, after: Layout, scrollTop: number): numb
   return scrollTop;
 }
 
-/** Where a row is among others; what went to another group is followed by nobody. */
+/** A row's index among others; -1 if it is gone or has moved to another group. */
 function sameRow(row: Row | undefined, rows: readonly Row[]): number {
   const index = rows.findIndex(other => other.key === row?.key);
   return groupNameOf(rows[index]) === groupNameOf(row) ? index : -1;

@@ -1,4 +1,4 @@
-/** The jobs as a list of which only what is in view is drawn, led by mouse and keyboard. */
+/** The jobs as a list that renders only what is in view, for mouse and keyboard. */
 
 import { type KeyboardEvent, type MouseEvent, useId, useRef, useState } from 'react';
 
@@ -59,7 +59,7 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
   });
   const pick = (index: number) => {
     if (wanted) {
-      wanted.met = true; // who goes elsewhere isn't called back
+      wanted.met = true; // a user who went elsewhere isn't taken back
     }
     view.current?.focus({ preventScroll: true });
     point(index);
@@ -68,7 +68,7 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
     pick(index);
     reveal(index);
   };
-  /** Selects all up to a row, or what a click with the other keys means. */
+  /** Selects all jobs from the active row to this one if `range`, else toggles this row's job. */
   const selectTo = (index: number, range: boolean) => {
     if (range) {
       onSelect(now => ranged(now, rows, active, index));
@@ -107,7 +107,7 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
       aria-rowcount={rows.length}
       aria-multiselectable
       data-selecting={selected.size > 0 || undefined}
-      // Only a row that is drawn can be pointed at.
+      // It can refer only to a row that is rendered.
       aria-activedescendant={row && first <= active && active < end ? prefix + row.key : undefined}
       tabIndex={0}
       onKeyDown={onKeyDown}
@@ -136,7 +136,7 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
 
 type RowActions = ReturnType<typeof useRowActions>;
 
-/** What is done to a row, however it was asked for. */
+/** The actions on a row, for mouse and keyboard alike. */
 function useRowActions(onToggle: Toggle, onSelect: Select) {
   const { can, menu, run } = usePage();
   const act = (verb: Verb, listed: Listed) => {
@@ -185,7 +185,7 @@ interface RowProps {
 function RowBox(props: RowProps) {
   const { id, row, index, top, active, selected, actions, onPick, onSelect, onCheck } = props;
   const onMouseDown = (event: MouseEvent) => {
-    event.preventDefault(); // a button pressed must not take the keys from the list
+    event.preventDefault(); // pressing a button must not take the focus from the list
     if (!selects(event)) {
       onPick(index);
     }
@@ -237,7 +237,7 @@ function RowBox(props: RowProps) {
   );
 }
 
-/** A row's place in the tree, for screen readers: only some of it is drawn. */
+/** A row's place in the tree, for screen readers: only part of the tree is rendered. */
 function placeOf(row: Row): object {
   return {
     'aria-level': levelOf(row),

@@ -35,7 +35,7 @@ interface RunsProps {
   readonly headed: boolean;
 }
 
-/** A state in a word; for screen readers alone where the heading above says the same. */
+/** A state in one word; only for screen readers if the heading above says the same. */
 function Word({ text, of, headed }: { text: string; of: GroupName; headed: boolean }) {
   const { trans } = usePage();
   const told = headed && text === heading(of, trans);
@@ -55,7 +55,7 @@ export function isHeaded({ parent }: JobRow | RunsRow): boolean {
   return parent?.kind === 'group';
 }
 
-/** The runs of a group in two lines, as a job has them. */
+/** The runs of a group in two lines, like a job. */
 export const RunsCells = memo(function RunsCells({ runs, open, pointed, headed }: RunsProps) {
   const { icon, trans } = usePage();
   const said = runsGist(runs, trans);
@@ -96,7 +96,7 @@ const LOOK_OF_RUNS = {
   SUBMITTED: 'waiting'
 } as const;
 
-/** The counts that the words beside it tell already, each with its share of the width. */
+/** The counts that the words beside it give, each as its share of the width. */
 function RunsBar({ runs }: { runs: Runs }) {
   return (
     <div className="jp-nbtorchjob-jobs-bar" aria-hidden>
@@ -117,16 +117,16 @@ function RunsElapsed({ runs }: { runs: Runs }) {
 
 interface JobProps {
   readonly job: Job;
-  /** Whether mouse or keyboard are on it: of other rows nobody sees the buttons and the tooltip. */
+  /** Whether mouse or keyboard is on it: only then can its buttons and tooltip be seen. */
   readonly pointed: boolean;
   readonly selected: boolean;
   /** Whether it stands below the heading of its group. */
   readonly headed: boolean;
-  /** The same function each time. */
+  /** The same function at each rendering. */
   readonly onCheck: (change: (selected: Selected) => Selected) => void;
 }
 
-/** A job in two lines, with what can be done to it. Drawn anew only when its record changed. */
+/** A job in two lines, with its actions. Rendered again only when its record or another prop changes. */
 export const JobCells = memo(function JobCells(props: JobProps) {
   const { job, pointed, selected, headed, onCheck } = props;
   const { icon, trans } = usePage();
@@ -142,7 +142,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
         title={pointed ? details(job, trans) : undefined}
       >
         <div className="jp-nbtorchjob-jobs-line">
-          {/* The dot, and in its place a box. The row tells what they show, and Space selects, too. */}
+          {/* The dot, or a checkbox in its place. The row says what they show, and Space selects, too. */}
           <span
             className="jp-nbtorchjob-jobs-check"
             title={trans.__('Select, to compare')}
@@ -191,14 +191,14 @@ function Ended({ job: { created, elapsed } }: { job: Job }) {
   );
 }
 
-/** For how long a job has said nothing, where that is unusual. */
+/** How long a job has been silent, if that is unusual. */
 function Stillness({ job }: { job: Job }) {
   const { clock, elapsed, trans } = usePage();
   const text = useSyncExternalStore(clock.subscribe, () => stillness(job, elapsed(job), trans));
   return text ? <>{`${text} · `}</> : null;
 }
 
-/** The progress that the words beside it tell already. */
+/** The progress that the words beside it give, as a bar. */
 function Bar({ job }: { job: Job }) {
   const { progress, terminal } = job;
   if (terminal || !progress?.total) {

@@ -7,12 +7,12 @@ import type { Row } from './layout';
 /** The ids of jobs. */
 export type Selected = ReadonlySet<string>;
 
-/** Whether a click selects, as in JupyterLab's list of files, and opens nothing. */
+/** Whether a click selects and opens nothing, as in JupyterLab's file browser. */
 export function selects({ ctrlKey, metaKey, shiftKey }: MouseEvent): boolean {
   return ctrlKey || metaKey || shiftKey;
 }
 
-/** The same without a job that was selected, or with one that wasn't. */
+/** The selection without a job that was selected, or with one that wasn't. */
 export function toggled(selected: Selected, id: string): Selected {
   const after = new Set(selected);
   if (!after.delete(id)) {
@@ -21,7 +21,7 @@ export function toggled(selected: Selected, id: string): Selected {
   return after;
 }
 
-/** The same with all jobs from one row to another. */
+/** The selection with all jobs from one row to another added. */
 export function ranged(
   selected: Selected,
   rows: readonly Row[],

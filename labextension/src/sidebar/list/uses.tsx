@@ -1,4 +1,4 @@
-/** What the nodes of a running job use: a line for each, with a strip of each thing. */
+/** What the nodes of a running job use: a line for each node, with a strip for each resource. */
 
 import type { Job, Strip } from '../../model/record';
 import { usePage } from '../context';
@@ -18,7 +18,7 @@ export function Uses({ job }: { job: Job }) {
   ));
 }
 
-/** Drawn in units of its steps and of the whole, and stretched to the room that there is. */
+/** Drawn one unit wide per step and one unit high for the whole, then stretched to the available space. */
 function StripBox({ strip: { of, parts }, label }: { strip: Strip; label: string }) {
   const { trans } = usePage();
   const words = { CPU: trans.__('CPU'), memory: trans.__('mem'), GPU: trans.__('GPU') };

@@ -9,7 +9,7 @@ export interface Viewport {
   readonly height: number;
 }
 
-/** Follows an element's scrolling and size; nothing is seen while it is hidden. */
+/** Follows an element's scrolling and size; the height is 0 while it is hidden. */
 export function useViewport(ref: RefObject<HTMLElement>): Viewport {
   const [viewport, setViewport] = useState<Viewport>({ scrollTop: 0, height: 0 });
   useLayoutEffect(() => {
@@ -31,7 +31,7 @@ export function useViewport(ref: RefObject<HTMLElement>): Viewport {
   return viewport;
 }
 
-/** Keeps what is seen of a list in its place when rows come and go above it. */
+/** Keeps the visible part of a list in place when rows above it come and go. */
 export function useAnchor(ref: RefObject<HTMLElement>, layout: Layout): void {
   const before = useRef(layout);
   useLayoutEffect(() => {

@@ -1,16 +1,16 @@
-/** A job that somebody wants to be led to. */
+/** A job that the list is to go to. */
 
 import { useEffect } from 'react';
 
 import type { Row } from './layout';
 
-/** Waited for until its row was gone to, or the user went elsewhere. */
+/** Not `met` until the list has gone to the job's row, or the user went elsewhere. */
 export interface Wanted {
   readonly id: string;
   met: boolean;
 }
 
-/** Goes to the row of a job that is wanted, once, as soon as it is there. */
+/** Goes to the row of a wanted job, once, as soon as it is there. */
 export function useWanted(
   wanted: Wanted | null,
   rows: readonly Row[],

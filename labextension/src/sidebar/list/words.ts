@@ -35,7 +35,7 @@ export function ago(seconds: number, trans: TranslationBundle): string {
   return hours < 48 ? trans.__('%1 h ago', hours) : trans.__('%1 d ago', Math.floor(hours / 24));
 }
 
-/** What was used of what may be: "failures 1/2 · preemptions 4/∞". */
+/** How much of each budget is used: "failures 1/2 · preemptions 4/∞". */
 export function budgets(
   entries: readonly (readonly [string, Budget])[],
   trans: TranslationBundle
@@ -49,7 +49,7 @@ export function budgets(
     .join(DOT);
 }
 
-/** As the card says it: "3 of 20 epochs · 2 min 10 s left". */
+/** As the card words it: "3 of 20 epochs · 2 min 10 s left". */
 export function progress(of: Progress, trans: TranslationBundle): string {
   return [reached(of, trans), toGo(of, trans)].filter(Boolean).join(DOT);
 }
@@ -88,12 +88,12 @@ export function notebookName(job: Job): string {
   return job.notebook.split('/').pop() ?? '';
 }
 
-/** What a row says beside the name: what was run, or where from, if that is just a cell. */
+/** What a row shows beside the name: what was run or, if that is just a cell, its notebook. */
 export function origin(job: Job): string {
   return (job.label === 'cell' && notebookName(job)) || job.label;
 }
 
-/** What a row says below the name, the most urgent first: it may be cut at its end. */
+/** What a row shows below the name, the most urgent first, as the end may be cut off. */
 export function gist(job: Job, trans: TranslationBundle): string {
   const going = job.terminal ? null : job.progress;
   const used = Object.entries(job.budgets).filter(([, budget]) => budget.used > 0);
@@ -117,19 +117,19 @@ function tagged({ tags }: Job): string {
   return tags.map(tag => `#${tag}`).join(' ');
 }
 
-/** What a group's runs have in common of what was run: "train(…)". */
+/** The call that a group's runs have in common: "train(…)". */
 export function runsCall({ jobs: [first] }: Runs): string {
   const [name = '', call] = first.label.split('(');
   return call === undefined ? name : `${name}(…)`;
 }
 
-/** What the row of a group's runs says beside its name: what was run, or where from, if that is just a cell. */
+/** What the row of a group's runs shows beside its name: what was run or, if just a cell, its notebook. */
 export function runsOrigin(runs: Runs): string {
   const call = runsCall(runs);
   return (call === 'cell' && notebookName(runs.jobs[0])) || call;
 }
 
-/** What the row of a group's runs says below its name, the most urgent first. */
+/** What the row of a group's runs shows below its name, the most urgent first. */
 export function runsGist(runs: Runs, trans: TranslationBundle): string {
   const [first] = runs.jobs;
   const urgent = runs.newest.find(needsAttention);
@@ -143,7 +143,7 @@ export function runsGist(runs: Runs, trans: TranslationBundle): string {
   return said.filter(Boolean).join(DOT);
 }
 
-/** What was used of one thing: "memory 7.2 of 8 GB", of one node of several with its number. */
+/** The use of one resource: "memory 7.2 of 8 GB"; with the number of its `node` unless null. */
 export function strip(
   { of, newest }: Strip,
   node: number | null,
@@ -154,7 +154,7 @@ export function strip(
   return node === null ? used : trans.__('node %1: %2', node, used);
 }
 
-/** All that is known of a job, a line each. */
+/** Everything known about a job, one fact per line. */
 export function details(job: Job, trans: TranslationBundle): string {
   const { restarts } = job;
   const lines = [
