@@ -28,7 +28,7 @@ import type { Place } from './shell/links';
  */
 export const ITorchJobs = new Token<ITorchJobs>(
   'nbtorchjob:ITorchJobs',
-  'Torch jobs: what this page knows of them, their logs, and what can be done to them.'
+  'Torch jobs: their state, logs and actions.'
 );
 
 export interface ITorchJobs {

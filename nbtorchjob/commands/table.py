@@ -456,11 +456,11 @@ _ROWS = (
         offer=Offer(
             "Cancel",
             "Cancel Torch Job…",
-            "End this job; its record and logs stay",
+            "End this job; its record and logs are kept",
             icon="stop",
             rank=80,
             when=LIVE,
-            warning="Its ranks are ended. Its record and logs stay.",
+            warning="This ends its ranks. Its record and logs are kept.",
             done="told to end",
         ),
     ),
@@ -475,8 +475,8 @@ _ROWS = (
             "End this job, and remove its record, logs and value",
             icon="delete",
             rank=100,
-            warning="It is ended, and its record, logs and value are removed for good.",
-            warning_ended="Its record, logs and value are removed for good.",
+            warning="This ends it, and removes its record, logs and value for good.",
+            warning_ended="This removes its record, logs and value for good.",
         ),
     ),
     Verb(
@@ -518,7 +518,7 @@ _ROWS = (
         offer=Offer(
             "Run Beside It",
             "Start Waiting Torch Job…",
-            "Start this job beside those that it waits for",
+            "Start this job now, alongside those it is waiting for",
             icon="run",
             rank=50,
             when=WAITING,
@@ -534,7 +534,7 @@ _ROWS = (
         offer=Offer(
             "End",
             "End Torch Lab…",
-            "End this lab once it has run all that was sent",
+            "End this lab once it has run everything sent to it",
             icon="stop",
             rank=55,
             when=KEPT,

@@ -108,7 +108,7 @@ def test_a_job_of_a_cluster_is_shown_live_and_its_manifest_is_copied(notebook, g
     assert "indexedjob in ml" in row.inner_text()
 
     sidebar.choose("remote", "Copy Manifest")
-    page.get_by_text("The manifest of remote is copied.").wait_for()
+    page.get_by_text("Manifest of remote copied.").wait_for()
     copied = page.evaluate("() => navigator.clipboard.readText()")
     assert "kind: Job" in copied
     assert "kind: Secret" not in copied

@@ -126,7 +126,7 @@ def test_a_cell_of_another_magic_is_refused_and_stays_as_it_was(fresh):
 
 def test_the_panel_is_opened_from_the_sidebar(fresh):
     notebook = fresh("1")
-    notebook.sidebar.node.get_by_role("button", name="Open the panel of options").click()
+    notebook.sidebar.node.get_by_role("button", name="Open the options panel").click()
 
     notebook.output(1).locator(".nbtorchjob-panel").wait_for()
     assert notebook.source(1) == "%torchjob config"

@@ -55,7 +55,7 @@ def test_files_of_a_running_and_an_ended_job_are_browsed_by_keyboard(notebook, g
     assert page.evaluate("() => window.owned") is None
     assert (image.get_attribute("src") or "").startswith("data:")  # a blob has JupyterLab's origin
     rows.filter(has_text="last.pt").click()
-    page.locator(SHOWN).get_by_text("Neither text nor an image").wait_for()
+    page.locator(SHOWN).get_by_text("This file can’t be previewed").wait_for()
     with page.expect_download() as download:
         page.locator(SHOWN).get_by_role("link", name="Download").click()
     assert download.value.suggested_filename == "last.pt"

@@ -152,7 +152,7 @@ function copyManifest(client: Client, trans: TranslationBundle): JobAction {
     applies: job => job.backend === 'kubernetes',
     run: async job => {
       Clipboard.copyToSystem(await client.manifests(job));
-      Notification.info(trans.__('The manifest of %1 is copied.', job.name), { autoClose: 3000 });
+      Notification.info(trans.__('Manifest of %1 copied.', job.name), { autoClose: 3000 });
     }
   };
 }
@@ -166,7 +166,7 @@ export async function deleteAll(
   trans: TranslationBundle
 ): Promise<void> {
   const title = trans._n('Delete %1 ended job?', 'Delete %1 ended jobs?', jobs.length);
-  const body = trans.__('Their records, logs and values are removed for good.');
+  const body = trans.__('This removes their records, logs and values for good.');
   if (await agreed(title, body, trans.__('Delete Jobs'), trans)) {
     await eachOf(jobs, job => client.delete(job));
   }

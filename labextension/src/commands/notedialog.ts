@@ -28,7 +28,7 @@ class NoteForm extends Widget implements Dialog.IBodyWidget<Note> {
     this.tags = document.createElement('input');
     this.tags.value = tags.join(' ');
     this.tags.spellcheck = false;
-    this.tags.placeholder = trans.__('words, separated by blanks');
+    this.tags.placeholder = trans.__('words, separated by spaces');
     this.add(trans.__('Note'), this.note);
     this.add(trans.__('Tags'), this.tags);
   }

@@ -62,14 +62,14 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
   return {
     cancel: {
       label: trans.__('Cancel All Runs'),
-      caption: trans.__('End those of these runs that haven’t ended; records and logs stay'),
+      caption: trans.__('End the runs that haven’t ended yet; their records and logs are kept'),
       icon: stopIcon,
       applies: ({ jobs }) => jobs.some(job => !job.terminal),
       run: async ({ name, jobs }) => {
         const live = jobs.filter(job => !job.terminal).reverse();
         const body = trans._n(
-          'The ranks of %1 run are ended. Its record and logs stay.',
-          'The ranks of %1 runs are ended. Their records and logs stay.',
+          'This ends the ranks of %1 run. Its record and logs are kept.',
+          'This ends the ranks of %1 runs. Their records and logs are kept.',
           live.length
         );
         if (await agreed(trans.__('Cancel %1?', name), body, trans.__('Cancel Jobs'), trans)) {
@@ -79,7 +79,7 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
     },
     retry: {
       label: trans.__('Retry Failed Runs'),
-      caption: trans.__('Run those of these runs that failed once more, each as a new job'),
+      caption: trans.__('Run the failed ones again, each as a new job'),
       icon: undoIcon,
       applies: ({ newest }) => newest.some(hasFailed),
       run: ({ newest }) => eachOf(newest.filter(hasFailed), job => client.retry(job))
@@ -91,8 +91,8 @@ export function runsActions(client: Client, trans: TranslationBundle): RunsActio
       applies: () => true,
       run: async ({ name, jobs }) => {
         const body = trans._n(
-          '%1 job is ended if it runs, and its record, logs and value are removed for good.',
-          '%1 jobs are ended if they run, and their records, logs and values are removed for good.',
+          'This ends %1 job if it is running, and removes its record, logs and value for good.',
+          'This ends %1 jobs if they are running, and removes their records, logs and values for good.',
           jobs.length
         );
         if (await agreed(trans.__('Delete %1?', name), body, trans.__('Delete Jobs'), trans)) {

@@ -115,14 +115,14 @@ export function offersIn(trans: TranslationBundle) {
     start: {
       label: trans.__('Run Beside It'),
       asking: trans.__('Start Waiting Torch Job…'),
-      caption: trans.__('Start this job beside those that it waits for'),
+      caption: trans.__('Start this job now, alongside those it is waiting for'),
       icon: 'runIcon',
       when: { backend: ['local'], status: ['SUBMITTED', 'PENDING', 'WAITING'] }
     },
     end: {
       label: trans.__('End'),
       asking: trans.__('End Torch Lab…'),
-      caption: trans.__('End this lab once it has run all that was sent'),
+      caption: trans.__('End this lab once it has run everything sent to it'),
       icon: 'stopIcon',
       when: { terminal: [false], kept: [true] },
       warning: {
@@ -164,13 +164,13 @@ export function offersIn(trans: TranslationBundle) {
     cancel: {
       label: trans.__('Cancel'),
       asking: trans.__('Cancel Torch Job…'),
-      caption: trans.__('End this job; its record and logs stay'),
+      caption: trans.__('End this job; its record and logs are kept'),
       icon: 'stopIcon',
       when: { terminal: [false] },
       warning: {
         title: (name: string) => trans.__('Cancel %1?', name),
         yes: trans.__('Cancel Job'),
-        live: trans.__('Its ranks are ended. Its record and logs stay.'),
+        live: trans.__('This ends its ranks. Its record and logs are kept.'),
         ended: ''
       }
     },
@@ -197,8 +197,8 @@ export function offersIn(trans: TranslationBundle) {
       warning: {
         title: (name: string) => trans.__('Delete %1?', name),
         yes: trans.__('Delete Job'),
-        live: trans.__('It is ended, and its record, logs and value are removed for good.'),
-        ended: trans.__('Its record, logs and value are removed for good.')
+        live: trans.__('This ends it, and removes its record, logs and value for good.'),
+        ended: trans.__('This removes its record, logs and value for good.')
       }
     }
   } as const satisfies Record<keyof typeof COMMANDS, Offer>;

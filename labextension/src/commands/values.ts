@@ -35,9 +35,9 @@ export class ValuesForm extends Widget implements Dialog.IBodyWidget<readonly Va
     this.addClass('jp-nbtorchjob-size');
     this.addClass('jp-nbtorchjob-values');
     this.fields = known.map(({ name, value }) => ({ name, value, input: this.field(name, value) }));
-    this.others = this.field(trans.__('Others'), '', 'optimizer.lr=1e-4');
+    this.others = this.field(trans.__('Other values'), '', 'optimizer.lr=1e-4');
     const more = document.createElement('p');
-    more.textContent = trans.__('All ranks go on with them at one step, or none does.');
+    more.textContent = trans.__('All ranks switch to these values at the same step, or none does.');
     this.node.append(more);
   }
 
@@ -64,7 +64,7 @@ export class ValuesForm extends Widget implements Dialog.IBodyWidget<readonly Va
   private readonly others: HTMLInputElement;
 }
 
-/** `NAME=VALUE` pairs, separated by blanks. */
+/** `NAME=VALUE` pairs, separated by spaces. */
 function pairs(text: string): Value[] {
   return text
     .split(/\s+/)

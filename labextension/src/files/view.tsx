@@ -92,7 +92,7 @@ export class FileView extends AskedPage {
       const { files } = await client.files(job, place.path);
       const file = files.find(({ path, node }) => path === place.path && node === place.node);
       if (!file) {
-        throw new Error(trans.__('It isn’t there any more.'));
+        throw new Error(trans.__('The file no longer exists.'));
       }
       const limit = bytesFor(file.path, file.size);
       const bytes = limit > 0 ? await client.file(job, place, limit) : new Uint8Array();
@@ -120,9 +120,9 @@ export class FileView extends AskedPage {
     }
     this.note =
       shown.kind === 'none'
-        ? trans.__('Neither text nor an image that can be shown: download it.')
+        ? trans.__('This file can’t be previewed. Download it to view it.')
         : shown.kind !== 'image' && !shown.whole
-          ? trans.__('Only its beginning is shown: download it to have all of it.')
+          ? trans.__('Only part of the file is shown. Download it to see all of it.')
           : '';
   }
 

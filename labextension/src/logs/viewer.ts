@@ -319,10 +319,7 @@ export class LogViewer extends Widget {
     if (this.connection === 'refused') {
       return '';
     }
-    const empty =
-      this.connection === 'ended'
-        ? trans.__('Nothing was written.')
-        : trans.__('Nothing written yet.');
+    const empty = this.connection === 'ended' ? trans.__('No output.') : trans.__('No output yet.');
     return this.whole ? empty : trans.__('Loading…');
   }
 
@@ -418,7 +415,7 @@ export class LogViewer extends Widget {
     if (columns.picked && options.link && this.linked) {
       const { rows, from } = columns.picked;
       const { log, line } = rows.at(from);
-      const said = options.trans.__('A link to line %1 of rank %2 is copied.', line + 1, log.rank);
+      const said = options.trans.__('Link to line %1 of rank %2 copied.', line + 1, log.rank);
       options.copy?.(options.link(log.rank, line + 1), said);
     }
   }

@@ -38,7 +38,7 @@ export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful
     .filter(([many]) => many > 0)
     .map(([, first, later], index) => (index === 0 ? first : later))
     .join(', ');
-  return counts && doubtful ? trans.__('%1 when last heard of', counts) : counts;
+  return counts && doubtful ? trans.__('%1 as of the last update', counts) : counts;
 }
 
 /** The notice about a job that has just stalled or begun to hang. */

@@ -21,7 +21,7 @@ export function notebookActions(notebooks: Notebooks, trans: TranslationBundle):
         trans
       ),
       arguments: {
-        edited: trans.__('Swaps in the cell of this job that was edited and run, if given')
+        edited: trans.__('If given, swaps in this job’s cell as edited and run')
       }
     },
     tensorboard: offered(

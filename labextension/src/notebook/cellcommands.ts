@@ -34,7 +34,7 @@ export function addCellCommands({
     caption: trans.__('Add %1 to the active cell, unless it is there already, and run it', MAGIC),
     icon: runCellIcon,
     describedBy: strings({
-      options: trans.__('The line’s options, in place of those it has')
+      options: trans.__('Options that replace those of the cell’s line')
     }),
     isEnabled: () => notebooks.hasCodeCell,
     execute: ({ options }) =>

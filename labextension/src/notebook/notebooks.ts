@@ -119,9 +119,7 @@ export class Notebooks {
   private current(): NotebookPanel {
     const panel = this.options.tracker.currentWidget;
     if (panel === null) {
-      throw new Error(
-        this.trans.__('No notebook is open: open the one to work in, and try again.')
-      );
+      throw new Error(this.trans.__('No notebook is open: open one and try again.'));
     }
     return panel;
   }
@@ -143,7 +141,7 @@ export class Notebooks {
   /** Opens a notebook; null if it opens on a page of its own, as in Notebook. */
   private async open(path: string): Promise<NotebookPanel | null> {
     if (!path) {
-      throw new Error(this.trans.__('The job’s notebook isn’t below the server’s folder.'));
+      throw new Error(this.trans.__('The job’s notebook is outside the server’s root folder.'));
     }
     const panel = this.options.documents?.openOrReveal(path) as NotebookPanel | undefined;
     if (!panel || panel.isDisposed) {
@@ -158,7 +156,7 @@ export class Notebooks {
     NotebookActions.insertBelow(notebook);
     const cell = notebook.activeCell;
     if (cell === null) {
-      throw new Error(this.trans.__('No cell can be added to %1.', panel.context.path));
+      throw new Error(this.trans.__('Can’t add a cell to %1.', panel.context.path));
     }
     if (cell.model.type !== 'code') {
       NotebookActions.changeCellType(notebook, 'code', this.options.translator);
@@ -175,7 +173,7 @@ export class Notebooks {
     const magic = magicOf(source);
     throw new Error(
       magic === null
-        ? this.trans.__('This cell acts on jobs itself: select a cell with code.')
+        ? this.trans.__('This cell is a torchjob command: select a cell with code.')
         : this.trans.__(
             'This cell is run by %1: remove that line, or select another cell.',
             `%%${magic}`
@@ -216,7 +214,10 @@ export class Notebooks {
     if (reply?.content.status === 'error') {
       const why = reply.content.evalue;
       throw new Error(
-        this.trans.__('The kernel can’t load nbtorchjob (%1): pip install it there.', why)
+        this.trans.__(
+          'The kernel can’t load nbtorchjob (%1): install it in the kernel’s environment.',
+          why
+        )
       );
     }
   }

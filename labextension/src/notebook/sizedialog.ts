@@ -46,7 +46,7 @@ export class SizeDialog {
       buttons: [Dialog.cancelButton(), Dialog.okButton({ label: trans.__('Run') })],
       checkbox: {
         label: trans.__('Don’t ask again'),
-        caption: trans.__('Keep this in the settings for every notebook'),
+        caption: trans.__('Save this in the settings for all notebooks'),
         checked: false
       },
       focusNodeSelector: 'input'

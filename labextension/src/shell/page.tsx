@@ -51,7 +51,7 @@ export class JobsPage extends AskedPage {
             ))}
           </>
         ) : (
-          !this.note && <p className="jp-nbtorchjob-page-note">{trans.__('Asking…')}</p>
+          !this.note && <p className="jp-nbtorchjob-page-note">{trans.__('Loading…')}</p>
         )}
       </>
     );
@@ -108,8 +108,8 @@ export class JobsPage extends AskedPage {
       const gone = error instanceof RequestError && error.ours && error.status === 404 && this.page;
       const why = error instanceof Error ? error.message : String(error);
       this.note = gone
-        ? trans.__('Deleted meanwhile; this is what was last known: %1', why)
-        : trans.__('Can’t show it: %1', why);
+        ? trans.__('Deleted in the meantime; showing what was last known: %1', why)
+        : trans.__('Can’t load this page: %1', why);
     }
     this.update();
   }

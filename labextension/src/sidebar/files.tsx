@@ -63,7 +63,7 @@ export function FilesPane({ job, onClose }: FilesPaneProps) {
         />
       )}
       {files && (files.more || rows.length > MOST_ROWS) && (
-        <p className="jp-nbtorchjob-files-note">{trans.__('There are more than are shown.')}</p>
+        <p className="jp-nbtorchjob-files-note">{trans.__('Not all files are shown.')}</p>
       )}
     </section>
   );
@@ -73,7 +73,7 @@ export function FilesPane({ job, onClose }: FilesPaneProps) {
 function useFiles(job: Job) {
   const { files: ask, trans } = usePage();
   const [files, setFiles] = useState<Files | null>(null);
-  const [note, setNote] = useState(trans.__('Asking…'));
+  const [note, setNote] = useState(trans.__('Loading…'));
   const { backend, created, id, terminal } = job;
   const there = useRef(true);
   const refresh = useCallback(() => {
@@ -84,7 +84,7 @@ function useFiles(job: Job) {
       }
     };
     ask({ id, created })
-      .then(found => tell(found, found.files.length === 0 ? trans.__('No files so far.') : ''))
+      .then(found => tell(found, found.files.length === 0 ? trans.__('No files yet.') : ''))
       .catch((error: unknown) =>
         tell(null, error instanceof Error ? error.message : String(error))
       );

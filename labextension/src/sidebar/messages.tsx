@@ -11,7 +11,7 @@ export function NoJobs() {
     <div className="jp-nbtorchjob-jobs-message">
       <p>{trans.__('No torch jobs yet.')}</p>
       <p>
-        {trans.__('In a notebook, load the extension once, then begin a cell with the last line:')}
+        {trans.__('In a notebook, load the extension once, then start a cell with the last line:')}
       </p>
       <pre tabIndex={0}>{'%load_ext nbtorchjob\n%%torchjob'}</pre>
       {offers('runCell') && (
@@ -28,7 +28,7 @@ export function NothingFound({ onClear }: { onClear: () => void }) {
   const { trans } = usePage();
   return (
     <div className="jp-nbtorchjob-jobs-message">
-      <p>{trans.__('No job matches.')}</p>
+      <p>{trans.__('No matching jobs.')}</p>
       <button className="jp-nbtorchjob-jobs-button" onClick={onClear}>
         {trans.__('Show all jobs')}
       </button>
@@ -38,17 +38,17 @@ export function NothingFound({ onClear }: { onClear: () => void }) {
 
 export function Loading() {
   const { trans } = usePage();
-  return <div className="jp-nbtorchjob-jobs-message">{trans.__('Asking for jobs…')}</div>;
+  return <div className="jp-nbtorchjob-jobs-message">{trans.__('Loading jobs…')}</div>;
 }
 
 /** The list couldn't be loaded: why, and a button that tries again. */
 export function Problem({ failure }: { failure: RequestError }) {
   const { refresh, trans } = usePage();
   const texts: Record<number, string> = {
-    0: trans.__("The Jupyter server doesn't answer; it is asked again by itself."),
+    0: trans.__("The Jupyter server isn't responding; retrying automatically."),
     403: trans.__("You aren't allowed to see jobs on this Jupyter server."),
     404: trans.__(
-      'This Jupyter server has no nbtorchjob: run %1 where it runs, then restart it.',
+      "This Jupyter server doesn't have nbtorchjob installed: run %1 there, then restart it.",
       "pip install 'nbtorchjob[server]'"
     )
   };
@@ -71,7 +71,11 @@ export function Notes({ notes }: { notes: readonly string[] }) {
   return (
     <details className="jp-nbtorchjob-jobs-notes">
       <summary>
-        {trans._n("%1 place couldn't be listed", "%1 places couldn't be listed", notes.length)}
+        {trans._n(
+          "Couldn't list the jobs in %1 place",
+          "Couldn't list the jobs in %1 places",
+          notes.length
+        )}
       </summary>
       <ul>
         {notes.map(note => (

@@ -54,13 +54,13 @@ export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook, ended }: T
       {offers('openPanel') && (
         <IconButton
           icon="openPanel"
-          label={trans.__('Open the panel of options in the notebook')}
+          label={trans.__('Open the options panel in the notebook')}
           onClick={() => start('openPanel')}
         />
       )}
       <IconButton
         icon="deleteEnded"
-        label={trans.__('Delete all ended jobs that are listed')}
+        label={trans.__('Delete all listed jobs that have ended')}
         disabled={ended.length === 0}
         onClick={() => deleteAll(ended)}
       />

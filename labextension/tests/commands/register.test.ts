@@ -410,7 +410,7 @@ describe('a job’s code', () => {
       expect(inputs.map(input => [input.labels?.[0]?.textContent, input.value])).toEqual([
         ['lr', '0.1'],
         ['mode', "'a b'"],
-        ['Others', '']
+        ['Other values', '']
       ]);
       inputs.forEach(
         (input, at) => (input.value = [' 0.01', "'a b'", 'optimizer.lr=1e-4 x'][at] ?? '')

@@ -533,7 +533,7 @@ describe('the log viewer', () => {
     await wrote('0.0.0', 'one\n');
     await key('/');
     await type('.jp-nbtorchjob-log-find', 'two');
-    expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toBe('No line matches.');
+    expect(all('.jp-nbtorchjob-log-count')[0]?.textContent).toBe('No matching lines.');
   });
 
   it('copies marked lines with ranks and times, and a link to the first', async () => {
@@ -569,7 +569,7 @@ describe('the log viewer', () => {
     }
     await key('l');
     expect(marked()).toEqual(['one']);
-    expect(copied[1]).toEqual(['link to 0.1', 'A link to line 1 of rank 0 is copied.']);
+    expect(copied[1]).toEqual(['link to 0.1', 'Link to line 1 of rank 0 copied.']);
   });
 
   it('goes to a line once it is there', async () => {
@@ -699,9 +699,9 @@ describe('the log viewer', () => {
     expect(all('.jp-nbtorchjob-log-spacer')[0]?.style.height).toBe('0px');
     expect(said()).toBe('Loading…');
     await says({ loaded: true });
-    expect(said()).toBe('Nothing written yet.');
+    expect(said()).toBe('No output yet.');
     await says({ end: true });
-    expect(said()).toBe('Nothing was written.');
+    expect(said()).toBe('No output.');
   });
 
   it('marks a line as unfinished until its end has come, in place', async () => {

@@ -35,7 +35,9 @@ describe('the jobs under way', () => {
   });
 
   it('are said to run only as far as anybody knows', () => {
-    expect(countsOf([of('RUNNING')], trans, true)).toBe('1 torch job running when last heard of');
+    expect(countsOf([of('RUNNING')], trans, true)).toBe(
+      '1 torch job running as of the last update'
+    );
     expect(countsOf([of('FAILED', { terminal: true })], trans, true)).toBe('');
   });
 });

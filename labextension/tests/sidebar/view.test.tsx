@@ -305,7 +305,7 @@ describe('what has ended', () => {
 
   it('is deleted at once, as far as it is listed', () => {
     show([ended, aJob()]);
-    happen('[aria-label^="Delete all ended"]', 'click');
+    happen('[aria-label^="Delete all listed jobs"]', 'click');
 
     expect(page.deleteAll).toHaveBeenCalledWith([ended]);
   });
@@ -349,7 +349,7 @@ describe('the search', () => {
   it('says when it finds nothing, and shows all again', () => {
     show([aJob()]);
     type('nothing like it');
-    expect([names(), text()]).toEqual([[], expect.stringContaining('No job matches.')]);
+    expect([names(), text()]).toEqual([[], expect.stringContaining('No matching jobs.')]);
 
     happen('.jp-nbtorchjob-jobs-message button', 'click');
 
@@ -441,12 +441,12 @@ describe('without jobs', () => {
   it('says that it waits for the list', () => {
     show([], { loaded: false });
 
-    expect(text()).toContain('Asking for jobs…');
+    expect(text()).toContain('Loading jobs…');
   });
 
   it.each([
-    [404, 'This Jupyter server has no nbtorchjob'],
-    [0, "The Jupyter server doesn't answer"],
+    [404, "This Jupyter server doesn't have nbtorchjob installed"],
+    [0, "The Jupyter server isn't responding"],
     [504, 'no answer in 55 s']
   ])('says what is wrong after status %i, and asks again', (code, words) => {
     show([], { loaded: false, failure: new RequestError(code, 'no answer in 55 s') });
@@ -465,7 +465,7 @@ describe('without jobs', () => {
   it('tells of places that could not be listed', () => {
     show([], { notes: ['kind: no answer', 'prod: forbidden'] });
 
-    expect(one('summary').textContent).toBe("2 places couldn't be listed");
+    expect(one('summary').textContent).toBe("Couldn't list the jobs in 2 places");
     expect(all('details li').map(each => each.textContent)).toEqual([
       'kind: no answer',
       'prod: forbidden'
@@ -492,7 +492,7 @@ describe('the files of a job', () => {
 
     expect(rows()).toEqual(['openartifacts', 'openruns', 'loss.csv1.2 kB']);
     expect(one('section').textContent).toContain('node 1: gone');
-    expect(one('section').textContent).toContain('There are more than are shown.');
+    expect(one('section').textContent).toContain('Not all files are shown.');
     expect(document.activeElement).toBe(one('[role=tree]'));
     ['ArrowDown', 'ArrowDown'].forEach(key);
     const active = one('[role=tree]').getAttribute('aria-activedescendant');
@@ -526,7 +526,7 @@ describe('the files of a job', () => {
       await vi.advanceTimersByTimeAsync(60_000);
     });
     expect(page.files).toHaveBeenCalledTimes(1);
-    expect(one('.jp-nbtorchjob-files [role=status]').textContent).toBe('No files so far.');
+    expect(one('.jp-nbtorchjob-files [role=status]').textContent).toBe('No files yet.');
   });
 });
 

@@ -65,9 +65,9 @@
   }));
   // An interrupt hits whatever the kernel runs, which is the waiting cell only while drawings arrive.
   const detach = button("Detach", async () => {
-    if (!waitedFor()) return "no cell waits for it any more";
+    if (!waitedFor()) return "no cell is waiting for it any more";
     await send("POST", `${page.baseUrl}api/kernels/${given.kernel}/interrupt`);
-    return "the cell stops waiting, the job goes on";
+    return "the cell stops waiting; the job keeps running";
   });
   const copy = button("Copy manifest", async () => {
     const manifests = await (await send("GET", at("/manifests"))).text();
@@ -191,7 +191,7 @@
     phase.textContent = "Deleted";
     host.querySelector(".nbtorchjob").className = "nbtorchjob nbt-quiet";
     line.hidden = false;
-    line.textContent = "This job was deleted; the card shows what was last known of it.";
+    line.textContent = "This job was deleted; the card shows what was last known about it.";
     line.setAttribute("role", "status");
     host.querySelectorAll("details > a, .nbtorchjob-do").forEach(offer => offer.remove());
     bar.remove();

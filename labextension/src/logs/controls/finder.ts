@@ -90,7 +90,7 @@ export class Finder {
     const lines = trans._n('%2 line', '%2 lines', count, total);
     const place_ = at.toLocaleString();
     const of = trans._n('%2 of %3 line', '%2 of %3 lines', count, place_, total);
-    const none = done ? trans.__('No line matches.') : trans.__('Searching…');
+    const none = done ? trans.__('No matching lines.') : trans.__('Searching…');
     this.say(count ? (before < 0 ? lines : of) + (done ? '' : '…') : none);
   }
 

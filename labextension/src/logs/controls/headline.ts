@@ -40,7 +40,11 @@ export class Headline {
     this.failure = button(trans.__('Go to failure'), caption, toFailure);
     this.failure.hidden = true;
     const { act } = options;
-    this.cancel = button(trans.__('Cancel'), trans.__('End this job'), () => act?.('cancel'));
+    this.cancel = button(
+      trans.__('Cancel'),
+      trans.__('End this job; its record and logs are kept'),
+      () => act?.('cancel')
+    );
     this.retry = button(trans.__('Retry'), trans.__('Run this job again'), () => act?.('retry'));
     this.cancel.hidden = this.retry.hidden = true;
     this.loading.setAttribute('role', 'status');

@@ -97,7 +97,7 @@ export class RanksMenu {
       input => input === document.activeElement
     );
     const all = button(trans.__('All'), trans.__('Show all ranks'), () => chose(null));
-    const none = button(trans.__('None'), trans.__('Show no rank'), () => chose(new Set()));
+    const none = button(trans.__('None'), trans.__('Hide all ranks'), () => chose(new Set()));
     const items = this.ranks.map(rank => this.item(rank));
     this.menu.replaceChildren(make('div', 'menu-head', {}, all, none), ...items);
     this.menu.querySelectorAll('input')[focused]?.focus();

@@ -50,23 +50,23 @@ export class Toolbar {
     this.archive = make('a', 'download', {
       download: '',
       textContent: trans.__('Download all'),
-      title: trans.__('Download all ranks’ logs as one archive, with times where these are shown')
+      title: trans.__('Download all ranks’ logs as one archive, with times if they are shown')
     });
     this.ranks = new RanksMenu({ trans, url, chose: chosen => changed({ chosen }) });
     this.merged = new Toggle(
       trans.__('Merged'),
-      trans.__('All ranks in one column, in the order in which lines were written'),
+      trans.__('Show all ranks in one column, in the order the lines were written'),
       merged => changed({ merged })
     );
     this.fold = new Toggle(
       trans.__('Fold'),
-      trans.__('Show lines that repeat the one above them once, with their number'),
+      trans.__('Show consecutive identical lines once, with a count'),
       fold => changed({ fold })
     );
-    this.wrap = new Toggle(trans.__('Wrap'), trans.__('Break long lines'), wrap =>
+    this.wrap = new Toggle(trans.__('Wrap'), trans.__('Wrap long lines'), wrap =>
       changed({ wrap })
     );
-    this.follow = new Toggle(trans.__('Follow'), trans.__('Stick to the end (f)'), follow);
+    this.follow = new Toggle(trans.__('Follow'), trans.__('Keep the end in view (f)'), follow);
     const find = button(trans.__('Search'), trans.__('Search all lines (Ctrl+F or /)'), search);
     this.copy = copier(
       trans.__('Copy'),
@@ -103,7 +103,7 @@ export class Toolbar {
     const { trans, changed } = this.options;
     const names: [Level, string][] = [
       [Level.debug, trans.__('All levels')],
-      [Level.info, trans.__('No debug')],
+      [Level.info, trans.__('Info and above')],
       [Level.warning, trans.__('Warnings and errors')],
       [Level.error, trans.__('Errors')]
     ];
@@ -119,7 +119,7 @@ export class Toolbar {
     const names: [Times, string][] = [
       ['none', trans.__('No times')],
       ['day', trans.__('Time of day')],
-      ['since', trans.__('Since the start')]
+      ['since', trans.__('Time since start')]
     ];
     const select = make(
       'select',
@@ -127,7 +127,7 @@ export class Toolbar {
       {},
       ...names.map(([times, name]) => new Option(name, times))
     );
-    select.setAttribute('aria-label', trans.__('Times of lines'));
+    select.setAttribute('aria-label', trans.__('Timestamps'));
     select.addEventListener('change', () => changed({ times: select.value as Times }));
     return select;
   }

@@ -154,7 +154,7 @@ export class Columns {
 
   private merged(many: boolean): Pane {
     const { store, trans } = this.options;
-    const label = trans.__('Logs of all ranks, in the order in which they were written');
+    const label = trans.__('Logs of all ranks, in the order they were written');
     const number = (row: Row) => this.gutter(row, String(row.line + 1));
     const both = (row: Row) =>
       this.gutter(row, `r${row.log.rank}${String(row.line + 1).padStart(7)}`);
@@ -180,10 +180,14 @@ export class Columns {
   private left(view: View, shown: readonly number[]): HTMLElement[] {
     const { trans } = this.options;
     if (!shown.length && !view.merged) {
-      return [make('div', 'note', {}, trans.__('No rank is chosen.'))];
+      return [make('div', 'note', {}, trans.__('No ranks selected.'))];
     }
     const left = view.merged ? 0 : shown.length - MOST;
-    const text = trans._n('%1 more rank is chosen.', '%1 more ranks are chosen.', left);
+    const text = trans._n(
+      '%1 more selected rank isn’t shown.',
+      '%1 more selected ranks aren’t shown.',
+      left
+    );
     return left > 0 ? [make('div', 'note', {}, text)] : [];
   }
 }

@@ -54,6 +54,6 @@ export function download(rank: number, url: string, trans: TranslationBundle): H
     href: url,
     download: `rank-${rank}.log`,
     textContent: trans.__('Download'),
-    title: trans.__('Download all of the log of rank %1', rank)
+    title: trans.__('Download the full log of rank %1', rank)
   });
 }

@@ -315,7 +315,7 @@ export class Pane {
     const { trans, nothing, rows } = this.options;
     const looked = [this.filtered, this.folded].every(scan => scan?.done ?? true);
     this.empty.hidden = this.rows.length > 0 || !looked;
-    this.empty.textContent = rows.length ? trans.__('No line matches.') : nothing();
+    this.empty.textContent = rows.length ? trans.__('No matching lines.') : nothing();
     const fresh = this.scroll.rows - this.seen;
     this.jump.hidden = this.followed || this.scroll.range === 0;
     this.jump.textContent =

@@ -39,7 +39,7 @@ export function drawRow(row: Row, look: Look): HTMLElement {
   node.dataset['gutter'] = look.gutter(row);
   if (look.folded > 1) {
     const many = look.folded.toLocaleString();
-    const title = look.trans.__('%1 lines in a row say this', many);
+    const title = look.trans.__('%1 identical lines in a row', many);
     node.append(make('span', 'folded', { title }, `${many} ×`));
   }
   node.append(drawText(textOf(row), look));
@@ -49,7 +49,7 @@ export function drawRow(row: Row, look: Look): HTMLElement {
 function drawText(text: string | null, { trans, wanted }: Look): HTMLElement {
   const node = make('span', 'text');
   if (text === null) {
-    node.append(make('em', 'gone', {}, trans.__('no longer kept here: download the log')));
+    node.append(make('em', 'gone', {}, trans.__('no longer in memory: download the log')));
     return node;
   }
   fill(node, text, SHORT, wanted);

@@ -145,7 +145,7 @@ export const JobCells = memo(function JobCells(props: JobProps) {
           {/* The dot, or a checkbox in its place. The row says what they show, and Space selects, too. */}
           <span
             className="jp-nbtorchjob-jobs-check"
-            title={trans.__('Select, to compare')}
+            title={trans.__('Select for comparison')}
             aria-hidden
             onClick={check}
           >
