@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from nbtorchjob.runtime.look import recorder
+from tests.patience import LIMIT
 from tests.runtime.sampled import needs_records
 
 
@@ -32,6 +33,15 @@ def told():
     }
 
 
+def settled():
+    """Wait until gloo's threads have noted that all calls are over: a call returns a moment before that."""
+    until = time.monotonic() + LIMIT
+    while any(not call.done for group in recorder.groups() for call in group.calls) or any(
+        called != done for called, done in recorder.counts().values()
+    ):
+        assert time.monotonic() < until
+
+
 @needs_records
 def test_a_process_without_groups_tells_of_those_that_it_has_left(world):
     world()
@@ -50,9 +60,11 @@ def test_a_process_without_groups_tells_of_those_that_it_has_left(world):
 def test_a_collective_that_was_over_before_the_first_look_is_none_of_those_seen(world):
     world()
     dist.broadcast(torch.ones(1), 0)
+    settled()
     gloos = recorder.GloosCalls()
     gloos.look(time.time_ns())
     dist.all_reduce(torch.ones(1))
+    settled()
     gloos.look(time.time_ns())
 
     assert [name for name, *_ in gloos.seen()] == ["gloo:all_reduce"]
@@ -68,6 +80,7 @@ def test_a_new_group_has_no_call_of_one_that_had_its_name(world):
     assert told()["0"] == ((0,), "gloo", "default_pg", [])
 
     dist.barrier()
+    settled()
     assert told()["0"] == ((0,), "gloo", "default_pg", [("barrier", True)])
 
 
