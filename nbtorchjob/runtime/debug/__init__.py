@@ -126,7 +126,7 @@ class Debugger:
             if passes[place] <= skip:
                 return
             # No rank has the number -1, so in torch's function all only wait until the one that stops comes.
-            meet = partial(theirs, -1, 0, *args, **kwargs)
+            meet = partial(theirs, -1, *((0, *args) if args else ()), **kwargs)  # torch 2.4 knows no ``skip``
             if module.get_rank() == rank:
                 self.stop(caller, meet)
             else:
@@ -134,7 +134,7 @@ class Debugger:
 
         module.breakpoint = stop_one
 
-    def stop(self, frame: Any, then: Callable[[], object] = bool) -> None:
+    def stop(self, frame: Any, then: Callable[[], object] = lambda: None) -> None:
         """Stop at the next line of ``frame``, and call ``then`` once it goes on from there."""
         if os.getpid() != self._pid:
             text = "nbtorchjob: breakpoint() stops ranks only, not the processes that they start"
@@ -153,8 +153,7 @@ class Debugger:
 
     def go_on(self) -> None:
         """Call what had to wait until this thread goes on."""
-        then, self._own.then = getattr(self._own, "then", bool), bool
-        then()
+        self._own.__dict__.pop("then", lambda: None)()
 
     def _made(self) -> Any:
         # Tell the peers first: on half a CPU, importing IPython's debugger takes longer than many time-outs.
