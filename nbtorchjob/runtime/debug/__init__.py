@@ -126,7 +126,8 @@ class Debugger:
             if passes[place] <= skip:
                 return
             # No rank has the number -1, so in torch's function all only wait until the one that stops comes.
-            meet = partial(theirs, -1, *((0, *args) if args else ()), **kwargs)  # torch 2.4 knows no ``skip``
+            # ``skip`` is given only if more follows it: not every torch has it.
+            meet = partial(theirs, -1, *((0, *args) if args else ()), **kwargs)
             if module.get_rank() == rank:
                 self.stop(caller, meet)
             else:
