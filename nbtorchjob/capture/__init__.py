@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbtorchjob.capture.call import (
         asked_for,
-        asked_for_by,
         asked_for_call,
         captured,
         from_cell,
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
         from_function,
         ships_line,
     )
-    from nbtorchjob.capture.cells.lookup import RankNames
+    from nbtorchjob.capture.cells.lookup import RankNames, asked_for_by
     from nbtorchjob.capture.model import Call, Part, Ship
     from nbtorchjob.capture.modules import LocalFile, Need, of_notebook
     from nbtorchjob.capture.report import digest
@@ -55,6 +54,7 @@ _HOMES = {
     "Part": "model",
     "Ship": "model",
     "RankNames": "cells.lookup",
+    "asked_for_by": "cells.lookup",
     "Need": "modules",
     "of_notebook": "modules",
     "digest": "report",

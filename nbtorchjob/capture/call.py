@@ -10,7 +10,6 @@ from __future__ import annotations
 import __future__
 
 import ast
-import builtins
 import sys
 import time
 import traceback
@@ -21,7 +20,6 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 from nbtorchjob.capture import arguments, cells, imported, modules, patches, pickling, report
-from nbtorchjob.capture import arguments as varying
 from nbtorchjob.capture.cells import lookup
 from nbtorchjob.capture.cells.lookup import NOTHING, RankNames
 from nbtorchjob.capture.model import NO_ITEMS, Call, Part
@@ -68,9 +66,9 @@ def from_cell(
         cell = replace(cell, entry=None)
     if given:
         entry = arguments.names(cell.entry) if cell.entry is not None else []
-        varying.check_read(
+        arguments.check_read(
             given,
-            _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace),
+            lookup.reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace),
             cell.sets,
             "the cell",
         )
@@ -101,7 +99,7 @@ def from_cell(
         for name, text in args.items()
     )
     label = f"{cell.entry.name}({assignments})" if cell.entry else "cell"
-    imports = cell.imports | varying.modules(given) if given else cell.imports
+    imports = cell.imports | arguments.modules(given) if given else cell.imports
 
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
@@ -201,7 +199,7 @@ def asked_for(text: str, namespace: Mapping[str, Any], filename: str = "<torchjo
     """
     cell = cells.parse("\n" + text, filename, _future_flags(dict(namespace)))
     entry = arguments.required(cell.entry) if cell.entry is not None else []
-    return _reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
+    return lookup.reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace)
 
 
 def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
@@ -211,28 +209,9 @@ def asked_for_call(text: str, namespace: dict[str, Any]) -> list[str]:
     except (SyntaxError, ValueError):  # refused when the call is captured
         return []
     named = [name for name in codenames.names_read(code) if name in namespace]
-    return _reached(
+    return lookup.reached(
         [name for read in named for name in lookup.looked_up(namespace[read], namespace)], namespace
     )
-
-
-def asked_for_by(fn: Any, args: Iterable[Any] = ()) -> list[str]:
-    """Return the names that a function of the notebook, and its arguments, may look up."""
-    inner: Any = getattr(fn, "func", fn)
-    space: dict[str, Any] = getattr(inner, "__globals__", {})
-    names = [name for value in (inner, *args) for name in lookup.looked_up(value, space)]
-    return _reached(names, space if space.get("__name__") == "__main__" else {})
-
-
-def _reached(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-    reached: dict[str, None] = {}
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in reached and (name in namespace or not hasattr(builtins, name)):
-            reached[name] = None
-            waiting += lookup.looked_up(namespace.get(name), namespace)
-    return list(reached)
 
 
 def from_function(
@@ -252,7 +231,7 @@ def from_function(
         raise CaptureError(f"{fn!r} can't be called: give a function, then its arguments")
     args, kwargs = tuple(args), {**kwargs, **given}
     if given:
-        varying.check_taken(fn, args, kwargs)
+        arguments.check_taken(fn, args, kwargs)
     parameters = {f"args[{i}]": name for i, name in enumerate(arguments.positional(fn, len(args)))}
     positional = {f"args[{i}]": arg for i, arg in enumerate(args)}
     words = [_brief(parameters.get(key, key), value) for key, value in positional.items()]

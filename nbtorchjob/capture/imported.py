@@ -123,12 +123,9 @@ class _Opened:
                 yield text
             if isinstance(node, ast.Call) and node not in parts:
                 name = _called(node)
-                if name == "open" and len(node.args) > 1:
-                    mode = node.args[1]
-                    opens = not (isinstance(mode, ast.Constant) and str(mode.value)[:1] in ("w", "x", "a"))
-                else:
-                    opens = name in _OPENS or name.startswith(_BEGIN)
-                if opens:
+                modes = [mode.value for mode in node.args[1:2] if isinstance(mode, ast.Constant)]
+                writes = name == "open" and any(str(mode)[:1] in ("w", "x", "a") for mode in modes)
+                if not writes and (name in _OPENS or name.startswith(_BEGIN)):
                     values = [*node.args, *(word.value for word in node.keywords)]
                     yield from (text for argument in values for text in self._named(argument))
 
@@ -186,11 +183,9 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
         except (OSError, ValueError, SyntaxError):
             continue
         if any(instruction.argval == "__file__" for instruction in codenames.instructions(code)):
-            for text in beside(Path(file).parent, codenames.texts(code)):
-                if text != name:
-                    notes.append(
-                        f"{name} names {text} beside it, which isn't taken along: make them a package"
-                    )
+            named = [text for text in beside(Path(file).parent, codenames.texts(code)) if text != name]
+            what = "beside it, which isn't taken along: make them a package"
+            notes += [f"{name} names {text} {what}" for text in named]
     for module, path in _loaded(wanted):
         notes += _module(module, path, wanted[str(path)])
     return notes

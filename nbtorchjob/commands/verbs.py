@@ -162,10 +162,8 @@ def artifacts(args: ParsedArgs, find: Find) -> Answers:
     job, (_, *folder) = find(args.words[0]), args.words
     files = job.artifacts(*folder, attempt=args.options.get("attempt"))
     if not files:
-        message = "has no artifacts"
-        if not job.state.phase.terminal:
-            message = "has no artifacts yet: they are uploaded when a node ends"
-        yield Answer(f"{job.name} {message}", {"artifacts": []}, aside=True)
+        yet = "" if job.state.phase.terminal else " yet: they are uploaded when a node ends"
+        yield Answer(f"{job.name} has no artifacts{yet}", {"artifacts": []}, aside=True)
         return
     rows = [(words.size(file.size), f"node {file.node}", file.path) for file in files]
     yield Answer("\n".join(words.columns(rows)), {"artifacts": [asdict(file) for file in files]})
@@ -203,11 +201,8 @@ def files(args: ParsedArgs, find: Find) -> Answers:
         return
     yield Answer("\n".join(words.columns(rows)), data, good=not listing.trouble)
     total = words.size(sum(file.size for file in listing.files))
-    more = (
-        " listed, and there are more: name a folder"
-        if listing.more
-        else f"; {hint('get', job.name, 'PATH')} copies one"
-    )
+    copies = f"; {hint('get', job.name, 'PATH')} copies one"
+    more = " listed, and there are more: name a folder" if listing.more else copies
     yield Answer(f"{words.count(len(rows), 'file')}, {total}{more}", aside=True)
 
 

@@ -9,13 +9,13 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nbtorchjob.machine import folders
 from nbtorchjob.payload import program
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.install import packages, stock
 from nbtorchjob.runtime.objects.wire import ALIGN, sign
 from nbtorchjob.runtime.rank import settings
@@ -206,18 +206,24 @@ def _archive(
     call: Call, spec: JobSpec, buffers: list[dict[str, Any]], key: bytes, env: Mapping[str, str], sweep: str
 ) -> bytes:
     remote = spec.remote
+    # How often a failure is retried: by us, or by an operator with its backoff limit
+    retry, policy = {"retries": 0, "retry_on": []}, spec.launch.run_policy
+    if spec.retry is not None:
+        retry = {"retries": spec.retry.retries, "retry_on": list(spec.retry.retry_on)}
+    elif policy is not None:
+        retry["retries"] = policy.backoff_limit or 0
     import cloudpickle  # late, as in ``program.modules``
 
     header = json.dumps(
         {
             "format": wire.FORMAT,
             "python": sys.version_info[:2],
-            "torch": torch_version(),
+            "torch": torch_versions.installed() or None,
             "cloudpickle": cloudpickle.__version__,
             "launch": _launch(spec),
             "lab": _lab(call, spec),
             **(_pooled(call, spec, env, sweep) if spec.pool else {}),
-            "retry": _retry(spec),
+            "retry": retry,
             "all_ranks": spec.all_ranks,
             # Not taken from the environment: operators and images set it for everybody.
             "unbuffered": bool(spec.env.get("PYTHONUNBUFFERED")),
@@ -395,29 +401,3 @@ def _launch(spec: JobSpec) -> dict[str, Any]:
         "hang_after": spec.hang_after,
         "rdzv_configs": dict(getattr(launch, "rdzv_configs", {})),
     }
-
-
-def _retry(spec: JobSpec) -> dict[str, Any]:
-    """Return how often a failure is retried: by us, or by an operator with its backoff limit."""
-    if spec.retry is not None:
-        return {"retries": spec.retry.retries, "retry_on": list(spec.retry.retry_on)}
-    policy = spec.launch.run_policy
-    return {"retries": (policy.backoff_limit if policy else None) or 0, "retry_on": []}
-
-
-def torch_version() -> str | None:
-    """Return the version of the torch installed here, without importing it; None if there is none."""
-    from importlib import metadata  # late, as it is slow to import: most commands don't need it
-
-    try:
-        return _version("torch")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-@cache
-def _version(name: str) -> str:
-    # torch's metadata is a whole README, which takes 2 ms to read.
-    from importlib import metadata
-
-    return metadata.version(name)

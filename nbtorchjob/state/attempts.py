@@ -155,7 +155,7 @@ def parts(known: Known) -> list[Part]:
     for node in sorted(known.nodes.values(), key=lambda n: n.index):
         runs = [run for life in node.aged for run in life.runs()]
         # A run that began and failed by itself in the second of the stop is why the job was stopped.
-        before = [run for run in runs if run.since < stopped or _failed(run, stopped + 1)]
+        before = [run for run in runs if run.since < stopped or ((e := run.failure) and e.time < stopped + 1)]
         rounds: dict[int, list[int]] = {}
         for worker in node.workers:
             mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
@@ -307,12 +307,6 @@ def _stopped(known: Known) -> float:
     """
     verdict = known.operator_verdict
     return int(verdict.time) if verdict is not None and verdict.reason == STOPPED else math.inf
-
-
-def _failed(run: Life, before: float) -> bool:
-    """Whether a run failed by itself before that time."""
-    exit_ = run.exit
-    return exit_ is not None and exit_.code != 0 and exit_.time < before and not run.ended_on_demand(exit_)
 
 
 def _taken_by_us(known: Known, node: Node, life: Life) -> bool:

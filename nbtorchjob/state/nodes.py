@@ -112,6 +112,14 @@ class Life(FrozenDataclass):
         times = (self.gone, self.disruption.time if self.disruption else None)
         return min((time for time in times if time is not None), default=self.since)
 
+    @property
+    def failure(self) -> ev.NodeExited | None:
+        """The exit of a run that failed by itself; None for other runs."""
+        exit_ = self.exit
+        if exit_ is None or exit_.code == 0 or self.ended_on_demand(exit_):
+            return None
+        return exit_
+
     def ended_on_demand(self, exit_: ev.NodeExited) -> bool:
         """Whether a run ended because its pod was taken away, and not the other way round."""
         if self.disruption is None or exit_ is not self.exits[-1]:
@@ -220,8 +228,8 @@ class Node(FrozenDataclass):
     @property
     def failed(self) -> bool:
         """Whether it ended badly, and by itself; losing a peer doesn't count if it was also deleted."""
-        exit_, took = self.life.exit, self.life.disruption
-        if exit_ is None or exit_.code == 0 or self.life.ended_on_demand(exit_):
+        exit_, took = self.life.failure, self.life.disruption
+        if exit_ is None:
             return False
         deleted = took is not None and took.reason == ev.DELETED
         return not (deleted and exit_.code == exits.INFRASTRUCTURE_ERROR)

@@ -174,10 +174,8 @@ class LocalBackend(Backend):
         return sent
 
     def _has_torch(self) -> None:
-        from nbtorchjob.payload import archive  # late: most commands pack nothing
-
-        version = archive.torch_version()
-        if version is None:
+        version = torch_versions.installed()
+        if not version:
             raise SubmitError(f"torch isn't installed here: {_REMEDY}")
         if refusal := torch_versions.too_old(version):
             raise SubmitError(f"this environment {refusal}: {_REMEDY}")
@@ -436,11 +434,9 @@ class LocalBackend(Backend):
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
         """Check for torch, and name the folder that jobs are kept in."""
-        from nbtorchjob.payload import archive  # late, as above
-
-        version = archive.torch_version()
-        refusal = torch_versions.too_old(version or "")
-        good = version is not None and not refusal
+        version = torch_versions.installed()
+        refusal = torch_versions.too_old(version)
+        good = bool(version) and not refusal
         text = f"this environment {refusal}" if refusal else f"torch {version or 'is not installed'}"
         checked: list[Finding] = []
         try:

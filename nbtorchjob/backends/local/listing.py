@@ -1,14 +1,9 @@
-"""All jobs of this machine; a job is read again only if something was added to it.
+"""All jobs of this machine, and what one waits for before its turn.
 
-Listing an ended job costs a ``stat``: its events never change, and are read once.
-
-Summaries of ended jobs are kept in a file, for the next process that lists them.
-
-An ended job never changes, so listing thousands of them needn't read their folders: a ``stat`` of each tells
-whether its summary still holds. The file is only a cache: a damaged one counts as empty, and other code uses
-another file. If several processes write it at once, one wins, and the next list adds the rest.
-
-The module also reports what a job waits for before its turn on this machine, and steps the queue meanwhile.
+A job is read again only if something was added to it: listing an ended one costs a ``stat``. Summaries of
+ended jobs are kept in a file, for the next process that lists them. The file is only a cache: a damaged one
+counts as empty, and other code uses another file. If several processes write it at once, one wins, and the
+next list adds the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ from nbtorchjob.backends.local import directory, liveness
 from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.eventfile import EventFile
 from nbtorchjob.backends.progress import Telling
-from nbtorchjob.errors import DamagedError, NBTorchJobError, NotOwnError
+from nbtorchjob.errors import DamagedError, NotOwnError
 from nbtorchjob.frozen import NumberedMapping, replace
 from nbtorchjob.machine.folders import own, record
 from nbtorchjob.runtime.objects.wire import plain
@@ -130,18 +125,13 @@ def alike(summary: Any) -> Any:
     return shared
 
 
-_STEP_S = 2.0  # between two steps of the queue from here: normally the end of another job takes one
-
-_next = [0.0]
-
-
 def waiting(job: JobDirectory) -> Waiting | None:
     """Return what a job waits for; None if it doesn't wait."""
     if not liveness.queued(job.path.name) or job.supervisor() is not None:
         return None
-    from nbtorchjob.backends.local.launch import queue  # late: most jobs that are looked at don't wait
+    from nbtorchjob.backends.local.launch import pool_client, queue  # late: most jobs don't wait
 
-    _step_now_and_then()
+    pool_client.step_now_and_then()
     ahead = queue.behind(job.path.name)
     if ahead is None:
         return None
@@ -208,28 +198,9 @@ def tidy(over: Collection[str]) -> None:
     """
     with suppress(OSError, NotOwnError):
         if not {*over}.isdisjoint(os.listdir(directory.queue_dir() / "running")):
-            _step_now_and_then()
+            from nbtorchjob.backends.local.launch import pool_client  # late, as above
 
-
-def _step_now_and_then() -> None:
-    """Start jobs that have their turn, in case no other process is left that does."""
-    now = time.monotonic()
-    if now < _next[0]:
-        return
-    _next[0] = now + _STEP_S
-
-    def step() -> None:
-        from nbtorchjob.backends.local.launch import pool_client  # late, as above
-
-        try:
-            pool_client.step()
-        except (OSError, NBTorchJobError) as exc:
-            import logging  # late: seldom needed
-
-            logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)
-
-    # In a thread: the caller may be the loop that follows all jobs, and a pool takes a second to start.
-    threading.Thread(target=step, name="nbtorchjob-queue", daemon=True).start()
+            pool_client.step_now_and_then()
 
 
 # What is raised by reading a folder that another kernel is deleting, or that a power cut has damaged.

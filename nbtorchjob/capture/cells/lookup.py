@@ -160,6 +160,26 @@ def looked_up(value: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
         yield from codenames.names_read(value.__code__)
 
 
+def reached(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    """Return ``names``, and those that the notebook's code of these names looks up, recursively."""
+    seen: dict[str, None] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and (name in namespace or not hasattr(builtins, name)):
+            seen[name] = None
+            waiting += looked_up(namespace.get(name), namespace)
+    return list(seen)
+
+
+def asked_for_by(fn: Any, args: Iterable[Any] = ()) -> list[str]:
+    """Return the names that a function of the notebook, and its arguments, may look up."""
+    inner: Any = getattr(fn, "func", fn)
+    space: dict[str, Any] = getattr(inner, "__globals__", {})
+    names = [name for value in (inner, *args) for name in looked_up(value, space)]
+    return reached(names, space if space.get("__name__") == "__main__" else {})
+
+
 def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
     if name not in _NOTEBOOK_ONLY or name not in namespace:
         return name in _NOTEBOOK_ONLY

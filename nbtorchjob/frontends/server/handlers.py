@@ -117,13 +117,6 @@ def installed(work: Callable[[], T]) -> T:
         raise NotInstalledError(f"where Jupyter Server runs, {exc}") from exc
 
 
-def _check(backend: Backend, name: str, run: str) -> None:
-    there = backend.info(name)
-    # When a lab's turn was accepted may be known only later.
-    if there.run != run and not there.of_lab:
-        raise naming.replaced(there)
-
-
 class Api(ExtensionHandlerMixin, APIHandler):
     """The base of all routes' handlers."""
 
@@ -148,7 +141,10 @@ class Api(ExtensionHandlerMixin, APIHandler):
             at = backend_of(job.backend, job.address)
             if run:
                 with suppress(DamagedError):  # a damaged job can be deleted all the same
-                    _check(at, job.address, run)
+                    there = at.info(job.address)
+                    # When a lab's turn was accepted may be known only later.
+                    if there.run != run and not there.of_lab:
+                        raise naming.replaced(there)
             return work(at, job.address)
 
         return await self.ask(job.lane, ask, once)

@@ -178,7 +178,6 @@ _EVENTS = 25000  # of a trace
 _SHORTEST_S = 0.05
 _EVERY_S = 0.005  # between two looks at the main thread
 _DEPTH = 256  # innermost frames of a stack
-_RANGES = 25000
 _HELD_UP_S = 1.0  # at most, for which user code that starts torch's profiler waits for gloo's threads
 _THEIRS = "its own code is profiling it"
 _LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
@@ -242,7 +241,7 @@ class Profiler:
             self._busy.release()
 
     def _time(self, path: str, seconds: float) -> Dict[str, Any]:
-        with _Ranges(sys.modules["torch"].autograd.profiler.record_function) as ranges:
+        with recorder.Ranges(sys.modules["torch"].autograd.profiler.record_function) as ranges:
             self._begin()
             time.sleep(min(_TRIAL_S, seconds))
             events = len(self._end().events())
@@ -289,7 +288,7 @@ class Profiler:
             prepare = torch_versions.PREPARE.get()
 
             def theirs(*args: Any, **named: Any) -> Any:
-                if _in_main():
+                if threading.current_thread() is threading.main_thread():
                     self._record_no_more()
                     self._wait_for_gloo(_HELD_UP_S)
                     self._stop()
@@ -372,43 +371,6 @@ class Profiler:
             at = time.time_ns()
             looks.append([at, time.clock_gettime_ns(clock), number, int(gloos.look(at))])
         return looks, list(numbers)
-
-
-def _in_main() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-class _Ranges:
-    """The ranges that the main thread marks with torch's ``record_function``, ``kind``, in this context."""
-
-    def __init__(self, kind: Any) -> None:
-        self._kind, self._enter, self._exit = kind, kind.__enter__, kind.__exit__
-        self._begun: Dict[int, Tuple[str, int]] = {}
-        self._over: List[Tuple[str, int, int]] = []
-
-    def __enter__(self) -> "_Ranges":
-        def enter(profiled: Any) -> Any:
-            if _in_main():
-                self._begun[id(profiled)] = str(profiled.name), time.time_ns()
-            return self._enter(profiled)
-
-        def leave(profiled: Any, *args: Any) -> Any:
-            begun = self._begun.pop(id(profiled), None)
-            if begun is not None and len(self._over) < _RANGES:
-                self._over.append((*begun, time.time_ns()))
-            return self._exit(profiled, *args)
-
-        self._kind.__enter__, self._kind.__exit__ = enter, leave
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._kind.__enter__, self._kind.__exit__ = self._enter, self._exit
-
-    def since(self, began: int) -> "list[tuple[str, int, int]]":
-        """Return the ranges that ended after ``began``: their names, begins and ends, in ns."""
-        now = time.time_ns()
-        ranges = self._over + [(*begun, now) for begun in list(self._begun.values())]
-        return [item for item in ranges if item[2] > began]
 
 
 def _memory(path: str, seconds: float) -> Dict[str, Any]:

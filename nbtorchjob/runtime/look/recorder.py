@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from bisect import bisect_left
 from types import FrameType
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
@@ -25,6 +27,7 @@ SIZE = 512
 LIMITS: Dict[Tuple[str, float], float] = {}
 
 _COALESCED = "nccl:coalesced"
+_MOST_RANGES = 25000
 _GLOO, _NCCL = torch_versions.GLOO_CALLS, torch_versions.NCCL_CALLS
 _DTYPES = {
     "Float": "float32",
@@ -214,6 +217,39 @@ class GloosCalls:
     def any_before(at: int) -> bool:
         """Return whether one that was called before ``at`` is still under way; takes some 10 ms."""
         return any(not entry["retired"] and entry["time_created_ns"] <= at for entry in _gloos())
+
+
+class Ranges:
+    """The ranges that the main thread marks with torch's ``record_function``, ``kind``, in this context."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind, self._enter, self._exit = kind, kind.__enter__, kind.__exit__
+        self._begun: Dict[int, Tuple[str, int]] = {}
+        self._over: List[Tuple[str, int, int]] = []
+
+    def __enter__(self) -> "Ranges":
+        def enter(profiled: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                self._begun[id(profiled)] = str(profiled.name), time.time_ns()
+            return self._enter(profiled)
+
+        def leave(profiled: Any, *args: Any) -> Any:
+            begun = self._begun.pop(id(profiled), None)
+            if begun is not None and len(self._over) < _MOST_RANGES:
+                self._over.append((*begun, time.time_ns()))
+            return self._exit(profiled, *args)
+
+        self._kind.__enter__, self._kind.__exit__ = enter, leave
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._kind.__enter__, self._kind.__exit__ = self._enter, self._exit
+
+    def since(self, began: int) -> "list[tuple[str, int, int]]":
+        """Return the ranges that ended after ``began``: their names, begins and ends, in ns."""
+        now = time.time_ns()
+        ranges = self._over + [(*begun, now) for begun in list(self._begun.values())]
+        return [item for item in ranges if item[2] > began]
 
 
 def _gloos() -> "list[dict[str, Any]]":

@@ -77,6 +77,15 @@ class _Loader(pickle.Unpickler):
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
+def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
+    """Restore a namespace, while other threads may read the names that haven't changed."""
+    for name in [name for name in space if name not in before]:
+        del space[name]
+    for name, value in before.items():
+        if name not in space or space[name] is not value:
+            space[name] = value
+
+
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -30,7 +30,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Se
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.rank import call, optimizers
-from nbtorchjob.runtime.rank.names import Names
+from nbtorchjob.runtime.rank.names import Names, restore
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
 _COMPILED = "_torchdynamo_orig_callable"
@@ -255,15 +255,6 @@ def _put(cls: Any, name: str, value: Any) -> None:
 def _give(function: Any, attributes: Dict[str, Any]) -> None:
     for name, value in attributes.items():
         setattr(function, name, value)
-
-
-def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
-    """Restore a namespace, while other threads may read the names that haven't changed."""
-    for name in [name for name in space if name not in before]:
-        del space[name]
-    for name, value in before.items():
-        if space.get(name, _GONE) is not value:
-            space[name] = value
 
 
 def _keeps_object(old: Any, new: Any) -> bool:

@@ -44,8 +44,8 @@ from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
 from nbtorchjob.runtime.facts.errors import from_exception, is_a
 from nbtorchjob.runtime.rank import call, optimizers, streams, swapped
-from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, read_by, set_by, walk
-from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError, restore
+from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, read_by, restore, set_by, walk
+from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
 PREPARED, REFUSED, CHANGED, WENT_WELL, RAISED, SETTLED = range(1, 7)
@@ -204,11 +204,9 @@ class _Trial:
 
     def wait(self) -> int:
         """Wait until it is decided whether the change stays; return STAYS or BACK."""
-        outcome = self.settle()
-        while not outcome:  # another thread may settle it, at a point
+        while not self.settle():  # another thread may settle it, at a point
             time.sleep(points.PAUSE_S)
-            outcome = self.settle()
-        return outcome
+        return self._outcome
 
     def settle(self) -> int:
         """Keep or undo the change, as decided; return the decision, or 0 while there is none."""

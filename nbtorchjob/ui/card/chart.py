@@ -1,4 +1,4 @@
-"""Line charts as SVG on a background of their own, as no grey is readable on both light and dark pages.
+"""Charts as SVG on a background of their own, as no grey is readable on both light and dark pages.
 
 An image can't see the page, but gets its ``color-scheme`` if the browser supports that; else the user's.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from base64 import b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from itertools import accumulate, cycle, groupby, islice, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.text.colours import GROUND
-from nbtorchjob.text.words import DOT, clean, elide, number
+from nbtorchjob.text.words import DOT, clean, elide, line, number
 
 _LOG_SPAN = 100.0  # two decades
 _LOW = 0.1  # on a linear axis, most points below this part of it are one flat line
@@ -330,3 +330,71 @@ def _legend(
     if out and how:  # in the last name's element: only the browser knows its width
         out[-1] = out[-1].replace("</text>", f'<tspan font-weight="normal">{DOT}{how}</tspan></text>')
     return out
+
+
+_SIZE = 'width="720" height="200"'
+_TOP, _BOTTOM = 30.0, 178.0
+_MOST_LABELS = 6  # of an axis
+# Of the lowest value and of the highest: they also differ in lightness, on either background.
+_LOWEST, _HIGHEST = (9, 105, 218), (188, 76, 0)
+
+
+def parallel(columns: Sequence[tuple[str, Sequence[Any]]], title: str) -> str:
+    """Draw each row of a table as a line across parallel axes, one per column, as an ``<img>``.
+
+    A column is its name and its values, one for each row; the last column's numbers set the lines' colours.
+    """
+    axes = [_upright(values) for _, values in columns]
+    step = (720 - 120) / (len(axes) - 1)
+    xs = [60 + step * at for at in range(len(axes))]
+    lasts = columns[-1][1]
+    low, high = min(lasts), max(lasts)
+    body = []
+    # The lowest and the highest must not lie beneath the rest.
+    for row in sorted(range(len(lasts)), key=lambda row: abs(lasts[row] - (low + high) / 2)):
+        ys = [place(values[row]) for (_, values), (place, _) in zip(columns, axes, strict=True)]
+        points = " ".join(f"{x:.0f},{y:.0f}" for x, y in zip(xs, ys, strict=True))
+        share = (lasts[row] - low) / (high - low) if high > low else 0.0
+        colour = ",".join(str(round(a + (b - a) * share)) for a, b in zip(_LOWEST, _HIGHEST, strict=True))
+        body.append(f'<polyline points="{points}" fill="none" stroke="rgb({colour})" stroke-opacity="0.75"/>')
+    for x, (name, _), (_, ticks) in zip(xs, columns, axes, strict=True):
+        body.append(f'<path d="M{x:.0f} {_TOP:.0f}V{_BOTTOM:.0f}" stroke="#808080" stroke-opacity="0.6"/>')
+        heading = _text(x, 16, line(name, 18), "middle")
+        body.append(heading.replace("<text", '<text font-weight="bold"'))
+        for y, tick in ticks:
+            shown = _text(x, y + 4, tick, "middle")
+            # A line may run beneath it.
+            halo = '<text class="ground" stroke-width="4" stroke-linejoin="round"'
+            body += [shown.replace("<text", halo), shown]
+    rules = [
+        f"svg{{fill:{palette.text}}}.ground{{fill:{palette.ground};stroke:{palette.ground}}}"
+        for palette in (LIGHT, DARK)
+    ]
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {_SIZE} viewBox="0 0 720 200" font-family="sans-serif" '
+        f'font-size="{_FONT}"><style>{rules[0]}@media(prefers-color-scheme:dark){{{rules[1]}}}</style>'
+        f'<title>{escape(title)}</title><path class="ground" d="M0 0H720V200H0Z"/>{"".join(body)}</svg>'
+    )
+    data = b64encode(svg.encode()).decode()
+    shown = f'src="data:image/svg+xml;base64,{data}" {_SIZE} alt="{escape(title)}"'
+    return f'<img class="nbtorchjob-chart" {shown}>'
+
+
+def _upright(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
+    """Return where a value lies on an axis, and the labels; texts, and few numbers, are evenly spaced."""
+    kinds = list(dict.fromkeys(column))
+    if all(map(_is_number, kinds)):
+        kinds.sort()
+        if len(kinds) > _MOST_LABELS:
+            low, high = kinds[0], kinds[-1]
+            ticks = [(_BOTTOM, number(low)), (_TOP, number(high))]
+            return (lambda value: _BOTTOM + (_TOP - _BOTTOM) * (value - low) / (high - low)), ticks
+    shares = [at / (len(kinds) - 1) for at in range(len(kinds))] if len(kinds) > 1 else [0.5]
+    places = {kind: _BOTTOM + (_TOP - _BOTTOM) * share for kind, share in zip(kinds, shares, strict=True)}
+    shown = kinds[:: max(1, math.ceil(len(kinds) / _MOST_LABELS))]
+    labels = [number(kind) if _is_number(kind) else line(str(kind), 12) for kind in shown]
+    return places.__getitem__, [(places[kind], text) for kind, text in zip(shown, labels, strict=True)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from nbtorchjob.state.text import facts
 from nbtorchjob.text import words
 from nbtorchjob.text.colours import shade
 from nbtorchjob.text.hints import hint
-from nbtorchjob.text.words import DOT, count, duration, line, number
+from nbtorchjob.text.words import DOT, count, duration, line
 from nbtorchjob.ui import card
 from nbtorchjob.ui.card import chart, metrics
 from nbtorchjob.ui.card.chart import DARK, LIGHT
@@ -349,14 +348,8 @@ def _varying(states: Sequence[JobState]) -> list[str]:
     return [n for n in names if len({repr(state.info.given.get(n)) for state in states}) > 1] or names[:1]
 
 
-_AXES_WIDTH, _AXES_HEIGHT = 720, 200
-_TOP, _BOTTOM = 30, 22
-_FEWEST = 3  # parameters that vary: with fewer, the curves show as much
-_MOST = 6
+_FEWEST, _MOST = 3, 6  # parameters that vary: with fewer, the curves show as much
 _MOST_PARALLEL = 300
-_MAX_NAME = 18
-# Of the lowest value and of the highest: they also differ in lightness, on either background.
-_LOW, _HIGH = (9, 105, 218), (188, 76, 0)
 
 
 def parallel_axes(states: Sequence[JobState], metric: str) -> str:
@@ -369,71 +362,5 @@ def parallel_axes(states: Sequence[JobState], metric: str) -> str:
     drawn = _spread(sorted(known, key=lambda item: item[1]), _MOST_PARALLEL)
     drawn.sort(key=lambda item: item[0].info.number)
     title = f"{metric} of {_which(len(drawn), len(known), _MOST_PARALLEL)} by {', '.join(names)}"
-    data = b64encode(_svg(names, metric, drawn, title).encode()).decode()
-    shown = f'src="data:image/svg+xml;base64,{data}" width="{_AXES_WIDTH}" height="{_AXES_HEIGHT}"'
-    return tag("div", f'<img class="nbtorchjob-chart" {shown} alt="{escape(title)}">', PLAIN)
-
-
-def _svg(names: Sequence[str], metric: str, known: Sequence[tuple[JobState, float]], title: str) -> str:
-    columns: list[Sequence[Any]] = [[state.info.given.get(name) for state, _ in known] for name in names]
-    values = [value for _, value in known]
-    axes = [*map(_axis, columns), _axis(values)]
-    step = (_AXES_WIDTH - 120) / (len(axes) - 1)
-    xs = [60 + step * at for at in range(len(axes))]
-    low, high = min(values), max(values)
-    body = []
-    # The lowest and the highest must not lie beneath the rest.
-    order = sorted(range(len(known)), key=lambda at: abs(values[at] - (low + high) / 2))
-    for at in order:
-        points = [axis[0](column[at]) for axis, column in zip(axes, [*columns, values], strict=True)]
-        drawn = " ".join(f"{x:.0f},{y:.0f}" for x, y in zip(xs, points, strict=True))
-        share = (values[at] - low) / (high - low) if high > low else 0.0
-        colour = ",".join(str(round(a + (b - a) * share)) for a, b in zip(_LOW, _HIGH, strict=True))
-        body.append(f'<polyline points="{drawn}" fill="none" stroke="rgb({colour})" stroke-opacity="0.75"/>')
-    for x, name, (_, ticks) in zip(xs, [*names, metric], axes, strict=True):
-        body.append(
-            f'<path d="M{x:.0f} {_TOP}V{_AXES_HEIGHT - _BOTTOM}" stroke="#808080" stroke-opacity="0.6"/>'
-        )
-        body.append(_text(x, 16, line(name, _MAX_NAME), bold=True))
-        body += [_text(x, y + 4, label, halo=True) for y, label in ticks]
-    rules = f"svg{{fill:{LIGHT.text}}}.ground{{fill:{LIGHT.ground};stroke:{LIGHT.ground}}}"
-    dark = f"svg{{fill:{DARK.text}}}.ground{{fill:{DARK.ground};stroke:{DARK.ground}}}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_AXES_WIDTH}" height="{_AXES_HEIGHT}" '
-        f'viewBox="0 0 {_AXES_WIDTH} {_AXES_HEIGHT}" font-family="sans-serif" font-size="11">'
-        f"<style>{rules}@media(prefers-color-scheme:dark){{{dark}}}</style><title>{escape(title)}</title>"
-        f'<path class="ground" d="M0 0H{_AXES_WIDTH}V{_AXES_HEIGHT}H0Z"/>' + "".join(body) + "</svg>"
-    )
-
-
-def _axis(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
-    """Return where a value lies on an axis, and the labels; texts, and few numbers, are evenly spaced."""
-    kinds = list(dict.fromkeys(column))
-    numeric = all(isinstance(kind, (int, float)) and not isinstance(kind, bool) for kind in kinds)
-    if numeric:
-        kinds.sort()
-    span = _AXES_HEIGHT - _TOP - _BOTTOM
-
-    def at(share: float) -> float:
-        return _AXES_HEIGHT - _BOTTOM - span * share
-
-    if not numeric or len(kinds) <= _MOST:
-        places = {kind: at(n / (len(kinds) - 1) if len(kinds) > 1 else 0.5) for n, kind in enumerate(kinds)}
-        every = max(1, math.ceil(len(kinds) / _MOST))
-        return places.__getitem__, [(places[kind], _label(kind)) for kind in kinds[::every]]
-    low, high = kinds[0], kinds[-1]
-    return (lambda value: at((value - low) / (high - low))), [(at(0.0), _label(low)), (at(1.0), _label(high))]
-
-
-def _label(value: Any) -> str:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number(value) if is_number else line(str(value), 12)
-
-
-def _text(x: float, y: float, text: str, *, bold: bool = False, halo: bool = False) -> str:
-    at = f'x="{x:.0f}" y="{y:.0f}" text-anchor="middle"'
-    weight = ' font-weight="bold"' if bold else ""
-    shown = f"<text {at}{weight}>{escape(text)}</text>"
-    # A line may run beneath it.
-    under = f'<text {at} class="ground" stroke-width="4" stroke-linejoin="round">{escape(text)}</text>'
-    return under + shown if halo else shown
+    columns = [(name, [state.info.given.get(name) for state, _ in drawn]) for name in names]
+    return tag("div", chart.parallel([*columns, (metric, [value for _, value in drawn])], title), PLAIN)

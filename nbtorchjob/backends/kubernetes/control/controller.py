@@ -201,7 +201,12 @@ class JobController:
     def _lost(self, state: JobState) -> bool:
         """Whether the newest attempt has failed, but its operator would go on with it."""
         lost, numbered = losses(state), self._info.retry_owner == US
-        final = [run for run in lost if numbered or _final(run)]
+        # What ended by itself, in a way that another try would repeat
+        final = [
+            run
+            for run in lost
+            if numbered or ((e := run.failure) and not budget(Failure(failure.of_end(e), e.time)))
+        ]
         if not final:
             return False
         view = newest(state)
@@ -303,14 +308,6 @@ def halted(state: JobState) -> bool:
 
 def _stopped(state: JobState) -> bool:
     return state.verdict is not None and state.verdict.reason in _OURS
-
-
-def _final(run: Life) -> bool:
-    """Whether a node's life ended by itself, in a way that another try would repeat."""
-    exit_ = run.exit
-    if exit_ is None or exit_.code == 0 or run.ended_on_demand(exit_):
-        return False
-    return budget(Failure(failure.of_end(exit_), exit_.time)) is None
 
 
 def _says_why(run: Life) -> bool:

@@ -42,7 +42,6 @@ from nbtorchjob.backends.kubernetes.template import asked_images
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError
-from nbtorchjob.payload.archive import torch_version
 from nbtorchjob.runtime import store, torch_versions
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.cluster import Cluster
@@ -178,7 +177,7 @@ def image_findings(spec: JobSpec) -> list[Finding]:
         known = images.known(asked)
         image = f"the image {asked.image}" if named is not None or known is not None else "the image"
         if known is None:
-            here = torch_version() or "none"
+            here = torch_versions.installed() or "none"
             text = (
                 f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); only "
                 "--probe starts it to check: otherwise its first job reports what it has, and a node without "

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -144,6 +145,30 @@ def step() -> None:
     """Start the jobs whose turn has come."""
     while _start(queue.take(), ()):
         pass
+
+
+_STEP_S = 2.0  # between two such steps: normally the end of another job takes one
+_next_step = 0.0
+
+
+def step_now_and_then() -> None:
+    """Start jobs that have their turn, in case no other process is left that does."""
+    global _next_step
+    now = time.monotonic()
+    if now < _next_step:
+        return
+    _next_step = now + _STEP_S
+
+    def try_step() -> None:
+        try:
+            step()
+        except (OSError, NBTorchJobError) as exc:
+            import logging  # late: seldom needed
+
+            logging.getLogger(__name__).warning("jobs that wait for their turn can't be started: %s", exc)
+
+    # In a thread: the caller may be the loop that follows all jobs, and a pool takes a second to start.
+    threading.Thread(target=try_step, name="nbtorchjob-queue", daemon=True).start()
 
 
 def _start(places: Sequence[Place], mine: Collection[str]) -> bool:
