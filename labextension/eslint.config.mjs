@@ -1,9 +1,9 @@
 import tseslint from 'typescript-eslint';
 
-/** Imports point one way: each of these rooms uses only those before it. */
-function rooms(folder, names) {
-  return names.slice(0, -1).map((room, at) => ({
-    files: [`${folder}/${room}/**`],
+/** Let imports point one way: each of these folders uses only those before it. */
+function layers(folder, names) {
+  return names.slice(0, -1).map((name, at) => ({
+    files: [`${folder}/${name}/**`],
     rules: {
       'no-restricted-imports': [
         'error',
@@ -22,18 +22,18 @@ export default tseslint.config(
       parserOptions: { project: './tests/tsconfig.json', tsconfigRootDir: import.meta.dirname }
     },
     rules: {
-      // `onClick={() => show()}` reads as what it does.
+      // `onClick={() => show()}` is clear.
       '@typescript-eslint/no-confusing-void-expression': ['error', { ignoreArrowShorthand: true }],
-      // Numbers stand in messages everywhere, and read as what they are.
+      // Messages contain many numbers, which need no conversion.
       '@typescript-eslint/restrict-template-expressions': ['error', { allowNumber: true }],
-      // Props and options are taken apart: theirs are functions without a `this`.
+      // Props and options are destructured, and their functions use no `this`.
       '@typescript-eslint/unbound-method': 'off'
     }
   },
-  ...rooms('src', ['model', 'commands', 'logs', ...AFTER_LOGS]),
-  ...rooms('src/logs', ['text', 'lines', 'view', 'controls', ...AFTER_LOGS]),
+  ...layers('src', ['model', 'commands', 'logs', ...AFTER_LOGS]),
+  ...layers('src/logs', ['text', 'lines', 'view', 'controls', ...AFTER_LOGS]),
   {
-    // A fake is as loosely typed as it may be; what it is given to isn't.
+    // A fake may be loosely typed; the code under test isn't.
     files: ['tests/**'],
     ...tseslint.configs.disableTypeChecked,
     rules: {

@@ -251,7 +251,7 @@ class Backend(ABC):
         ]
 
     def clear(self, leftover: Leftover) -> None:
-        """Remove a leftover for good; a job's value is saved on this machine first."""
+        """Remove a leftover for good. A cluster job's value is saved here first, a local job's is not."""
         self.delete(leftover.name)
 
     def note(self, info: JobInfo, fact: CheckoutTold) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +23,7 @@ from nbtorchjob.capture import identity
 from nbtorchjob.capture.model import DataFolder, Ship, Shipped, ShippedFile
 from nbtorchjob.capture.modules import stays, walk
 from nbtorchjob.errors import CaptureError
+from nbtorchjob.machine.activity import Activity, activity
 from nbtorchjob.spec.config import where
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.text import words
@@ -80,10 +81,16 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
             f"{many} can be sent through the API; the biggest: {named}: put them in a store, "
             "--storage URL, or on a --mount"
         )
-    files = tuple(
-        _file(path, source, status, whole=limit is not None or status.st_size <= SMALL, hashed=hashed)
-        for path, (source, status) in sorted(selection.paths.items())
-    )
+    every = sum(status.st_size for _, status in selection.paths.values())
+    with activity("reading the files to ship", every) as reading:
+        files = tuple(
+            _file(
+                *(path, source, status, reading),
+                whole=limit is not None or status.st_size <= SMALL,
+                hashed=hashed,
+            )
+            for path, (source, status) in sorted(selection.paths.items())
+        )
     by_path = {file.path: file for file in files}
     ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
     what = "hidden files, bytecode and checkpoints"
@@ -163,7 +170,9 @@ def _unreadable(name: str, exc: OSError) -> CaptureError:
     return CaptureError(f"--ship {name}: it can't be read ({exc.strerror})")
 
 
-def _file(path: str, source: Path, status: os.stat_result, *, whole: bool, hashed: bool) -> ShippedFile:
+def _file(
+    path: str, source: Path, status: os.stat_result, reading: Activity, *, whole: bool, hashed: bool
+) -> ShippedFile:
     data, sha256 = None, ""
     try:
         # Opening a pipe that has replaced the file meanwhile would hang.
@@ -173,7 +182,7 @@ def _file(path: str, source: Path, status: os.stat_result, *, whole: bool, hashe
                 data = file.read(status.st_size + 1)
                 sha256 = hashlib.sha256(data).hexdigest()
             elif hashed:
-                sha256 = digest(file, status, str(source))
+                sha256 = _digest(file, status, str(source), reading)
             now = os.fstat(file.fileno())
     except OSError as exc:
         raise _unreadable(path, exc) from exc
@@ -192,14 +201,16 @@ def _state(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def digest(file: BinaryIO, status: os.stat_result, source: str) -> str:
+def _digest(file: BinaryIO, status: os.stat_result, source: str, reading: Activity) -> str:
     """Return the digest of a file, which is read again only if it has changed."""
-    key = (source, *_state(status))
+    key, before = (source, *_state(status)), reading.done
     if key not in _digests:
         hashed = hashlib.sha256()
         for piece in iter(lambda: file.read(_PIECE), b""):
             hashed.update(piece)
+            reading.done += len(piece)
         _digests[key] = hashed.hexdigest()
+    reading.done = before + status.st_size
     return _digests[key]
 
 
@@ -231,29 +242,39 @@ def collect_data(spec: JobSpec, root: Path) -> tuple[DataFolder, ...]:
 
 
 def _folder(name: str, root: Path) -> DataFolder:
-    data_files: list[ShippedFile] = []
-    for relative, source in sorted(_files_below(name, root)):
-        try:
-            status = source.stat()
-            with open(source, "rb") as file:
-                sha256 = digest(file, status, str(source))
-                now = os.fstat(file.fileno())
-        except OSError as exc:
-            raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
-        if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
-            raise changed(relative)
-        executable = bool(status.st_mode & stat.S_IXUSR)
-        data_files.append(
-            ShippedFile(relative, source, status.st_size, executable, status.st_mtime_ns, sha256, None)
-        )
-    files = tuple(data_files)
-    if not files:
+    sources = sorted(_files_below(name, root))
+    if not sources:
         raise CaptureError(f"--data {name}: there is no file in {root}")
+    with activity(f"reading --data {name}", _total(source for _, source in sources)) as reading:
+        files = tuple(_data_file(name, relative, source, reading) for relative, source in sources)
     listed = json.dumps([[file.path, file.size, file.sha256] for file in files]).encode()
     sha256 = hashlib.sha256(listed).hexdigest()
     return DataFolder(
         name, files, ShippedFile(f"{name}: its list", root, len(listed), False, 0, sha256, listed)
     )
+
+
+def _total(paths: Iterable[Path]) -> int:
+    """Return the size of files, without those that can't be read, which are reported when they are read."""
+    total = 0
+    for path in paths:
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _data_file(name: str, relative: str, source: Path, reading: Activity) -> ShippedFile:
+    try:
+        status = source.stat()
+        with open(source, "rb") as file:
+            sha256 = _digest(file, status, str(source), reading)
+            now = os.fstat(file.fileno())
+    except OSError as exc:
+        raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
+    if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        raise changed(relative)
+    executable = bool(status.st_mode & stat.S_IXUSR)
+    return ShippedFile(relative, source, status.st_size, executable, status.st_mtime_ns, sha256, None)
 
 
 def _files_below(name: str, root: Path) -> Iterator[tuple[str, Path]]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.labs import Lab, LabAnswer
     from nbtorchjob.runs import Runs
-    from nbtorchjob.ui.card.sending import Output
+    from nbtorchjob.ui.card.sending import Output, Sending
     from nbtorchjob.ui.card.view import View
     from nbtorchjob.ui.runs.view import RunsView
 
@@ -146,8 +146,8 @@ class Front(Protocol):
     def log(self, job: Job[Any], request: LogRequest) -> None:
         """Show the requested part of the job's logs: what exists so far, or everything until the job ends."""
 
-    def sending(self, request: RunRequest) -> AbstractContextManager[Output]:
-        """Show that a call is being sent, if that takes long; yield the output in which that is shown."""
+    def sending(self, request: RunRequest) -> AbstractContextManager[Sending]:
+        """Show that a call is being prepared and sent, if that takes long."""
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> View:
         """Return the view that draws a job while a line waits for it, in that output if it can.

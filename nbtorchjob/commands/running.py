@@ -91,14 +91,16 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
             dry_run_all = "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
             front.show(Answer(dry_run_all))
             return None
-        sub = submission.prepare(request.call, submission.check(request.spec, runs=True))
-        for note in dict.fromkeys((*sub.cautions, *sub.notes)):
-            front.say(f"Note: {note}")
-        with front.sending(request) as output:
+        plan = submission.check(request.spec, runs=True)
+        with front.sending(request) as sending:
+            sub = submission.prepare(request.call, plan)
+            sending.prepared(sub.call)
+            for note in dict.fromkeys((*sub.cautions, *sub.notes)):
+                front.say(f"Note: {note}")
             runs = submission.send_runs(
                 sub, request.rows, request.origin, at_once=many.at_once, early=many.early
             )
-    return _watch_runs(runs, options, front, output)
+    return _watch_runs(runs, options, front, sending.output)
 
 
 def attach_runs(args: ParsedArgs, front: Front) -> Any:
@@ -187,7 +189,8 @@ def submit(request: RunRequest, front: Front) -> Any:
             # Send the call to a lab, after any notes about it
             on = request.on
             _note(on.lab.notes(request.call, on.answer), front)
-            with front.sending(request) as output:
+            with front.sending(request) as sending:
+                output = sending.output
                 job = on.lab.send(
                     request.call,
                     on.answer,
@@ -313,12 +316,14 @@ def logs(args: ParsedArgs, front: Front) -> None:
 
 def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
     """Submit the call, after any notes about it; return also the output in which that was shown."""
-    sub = submission.prepare(request.call, submission.check(request.spec))
-    for caution in sub.cautions:
-        front.say(f"Note: {caution}")
-    _note(sub.notes, front)
-    spec = sub.plan.spec
-    with front.sending(request._replace(call=sub.call)) as output:
+    plan = submission.check(request.spec)
+    spec = plan.spec
+    with front.sending(request) as sending:
+        sub, output = submission.prepare(request.call, plan), sending.output
+        sending.prepared(sub.call)
+        for caution in sub.cautions:
+            front.say(f"Note: {caution}")
+        _note(sub.notes, front)
         if spec.lab:
             lab = submission.keep(sub, request.origin)
             lab.shipped(sub.call, front.namespace())

@@ -28,6 +28,7 @@ from typing import Any
 from nbtorchjob.environment import here
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine.activity import activity
 from nbtorchjob.runtime.install.environment import normalised
 from nbtorchjob.spec import toml
 from nbtorchjob.text import words
@@ -133,16 +134,17 @@ def _build(path: Path) -> Wheel:
         else:
             raise SubmitError(f"--package {path} can't be built: {sys.executable} has neither pip nor uv")
         try:
-            done = subprocess.run(
-                command,
-                env={**_EPOCH, **os.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_BUILD_S,
-            )
+            with activity(f"building {path.resolve().name}"):
+                done = subprocess.run(
+                    command,
+                    env={**_EPOCH, **os.environ},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    timeout=_BUILD_S,
+                )
         except subprocess.TimeoutExpired:
             raise SubmitError(f"--package {path}: it wasn't built within {_BUILD_S:g} s") from None
         if done.returncode:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from nbtorchjob.job import Job
     from nbtorchjob.runs import Runs
     from nbtorchjob.ui.card import view
-    from nbtorchjob.ui.card.sending import Output
+    from nbtorchjob.ui.card.sending import Output, Sending
     from nbtorchjob.ui.runs import view as view_runs
 
 
@@ -148,12 +148,13 @@ class Terminal:
                 output.log(piece)
 
     @contextmanager
-    def sending(self, request: RunRequest) -> Iterator[Output]:
+    def sending(self, request: RunRequest) -> Iterator[Sending]:
         """Write, once, what is sent."""
-        from nbtorchjob.ui.card.sending import Output, said  # late: most verbs send nothing
+        from nbtorchjob.ui.card.sending import Output, Sending, said  # late: most verbs send nothing
 
-        with nullcontext() if request.options.quiet else said(request.call, self.say):
-            yield Output()
+        sending = Sending(request.call, Output())
+        with nullcontext() if request.options.quiet else said(sending, self.say):
+            yield sending
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
         """Write the log as it arrives, and a line for each phase."""

@@ -31,7 +31,7 @@ from nbtorchjob.state.facts.logs import ALL
 from nbtorchjob.text import safe, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view
-from nbtorchjob.ui.card.sending import Output, drawn, said
+from nbtorchjob.ui.card.sending import Output, Sending, drawn, said
 from nbtorchjob.ui.runs import view as view_runs
 
 if TYPE_CHECKING:
@@ -251,12 +251,12 @@ class TorchJobMagics:
         view.say(b"".join(request.of(job)).decode(errors="replace") or none, end="")
 
     @contextmanager
-    def sending(self, request: RunRequest) -> Iterator[Output]:
+    def sending(self, request: RunRequest) -> Iterator[Sending]:
         """Show the sending where the card will be, or in a terminal as text."""
-        output = Output()
-        shown = drawn(request.call, output) if self._page else said(request.call, view.say)
+        sending = Sending(request.call, Output())
+        shown = drawn(sending) if self._page else said(sending, view.say)
         with nullcontext() if request.options.quiet else shown:
-            yield output
+            yield sending
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:
         """Return a view that draws a card, or in a terminal the log."""

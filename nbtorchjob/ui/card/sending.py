@@ -1,7 +1,7 @@
 """What a cell shows before its job's own card.
 
-That is a question if the cell was edited while its job still runs, and the progress of packing and sending
-once that takes noticeable time.
+That is a question if the cell was edited while its job still runs, and what takes noticeable time before the
+job exists: building its packages, reading its files, packing and sending.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob import capture
 from nbtorchjob.errors import NBTorchJobError, SwapError
-from nbtorchjob.machine.transfers import newest
+from nbtorchjob.machine.activity import newest
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.text.hints import hint, run_hint
 from nbtorchjob.text.words import DOT, LINE, duration, line, size
@@ -57,23 +57,42 @@ class Output:
             self._handle.update(bundle, raw=True)
 
 
+class Sending:
+    """A call that is prepared and sent, and the output that shows this, which the job's card takes over."""
+
+    def __init__(self, call: Call, output: Output) -> None:
+        self.call = call
+        self.output = output
+        self.is_prepared = False
+
+    def prepared(self, call: Call) -> None:
+        """Take over the call as it is sent, with the files and packages that go along."""
+        self.call, self.is_prepared = call, True
+
+    @property
+    def size(self) -> int:
+        """The bytes that are sent, with wheels, files and data."""
+        call = self.call
+        shipped, data = (sum(item.size for item in items) for items in (call.shipped, call.data))
+        return call.size + shipped + data + sum(len(wheel.data) for wheel in call.wanted.wheels)
+
+
 @contextmanager
-def drawn(call: Call, output: Output) -> Iterator[None]:
+def drawn(sending: Sending) -> Iterator[None]:
     """Count the time in a cell's output meanwhile; the job's card then takes the output over."""
-    began = time.monotonic()
+    began, output = time.monotonic(), sending.output
 
     def draw(phase: str) -> None:
-        took = time.monotonic() - began
-        stored, ships = _stored() if phase == _NOW else "", capture.ships_line(call)
-        what = f"storing {stored}" if stored else f"{_DOING[phase]} {size(_bytes(call))}"
-        what += f"{DOT}{duration(took)}"
-        body = tag("div", text_line(ships, SMALL), card.BODY, cls="nbt-body")
+        call, doing = sending.call, _doing() if phase == _NOW else ""
+        what = doing or f"{_DOING[phase]} {size(sending.size)}"
+        what += f"{DOT}{duration(time.monotonic() - began)}"
+        body = tag("div", text_line(capture.ships_line(call), SMALL), card.BODY, cls="nbt-body")
         html = card.frame(_TONES[phase], card.head(_TONES[phase], phase, call.label, escape(what)), body)
         output.show({"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{what}"})
 
     end = _FAILED
     try:
-        with _meanwhile(call, lambda: draw(_NOW), _PERIOD_S):
+        with _meanwhile(sending, lambda: draw(_NOW), _PERIOD_S):
             yield
         end = _DONE
     finally:
@@ -82,47 +101,43 @@ def drawn(call: Call, output: Output) -> Iterator[None]:
 
 
 @contextmanager
-def said(call: Call, say: Callable[[str], object]) -> Iterator[None]:
+def said(sending: Sending, say: Callable[[str], object]) -> Iterator[None]:
     """Say what is sent, where an output can't be updated: once, and its progress now and then."""
     announced = False
 
     def tell() -> None:
         nonlocal announced
-        if not announced:
-            say(f"Packing and sending {size(_bytes(call))}: {capture.ships_line(call)}")
-        if stored := _stored():
-            say(f"Storing {stored}")
-        announced = True
+        doing = _doing()
+        if not announced and (sending.is_prepared or not doing):
+            say(f"Packing and sending {size(sending.size)}: {capture.ships_line(sending.call)}")
+            announced = True
+        if doing:
+            say(doing[0].upper() + doing[1:])
 
-    with _meanwhile(call, tell, _SAID_S):
+    with _meanwhile(sending, tell, _SAID_S):
         yield
 
 
-def _bytes(call: Call) -> int:
-    shipped, data = (sum(item.size for item in items) for items in (call.shipped, call.data))
-    return call.size + shipped + data
-
-
-def _stored() -> str:
-    """Return what is being written to a store, and how much of it has been."""
-    transfer = newest()
-    return (
-        f"{line(transfer.name, 60)}, {size(transfer.done)} of {size(transfer.total)}"
-        if transfer is not None
-        else ""
-    )
+def _doing() -> str:
+    """Return what takes time now, such as a build or a write to a store, and how much of it is done."""
+    activity = newest()
+    if activity is None:
+        return ""
+    done = f", {size(activity.done)} of {size(activity.total)}" if activity.total else ""
+    return line(activity.what, 80) + done
 
 
 @contextmanager
-def _meanwhile(call: Call, draw: Callable[[], object], period: float) -> Iterator[None]:
+def _meanwhile(sending: Sending, draw: Callable[[], object], period: float) -> Iterator[None]:
     """Draw from another thread once that is worth it: packing and sending occupy this one."""
-    done = threading.Event()
+    done, slow = threading.Event(), time.monotonic() + _SLOW_S
 
     def watch() -> None:
-        wait = QUIET_S if _bytes(call) >= _BIG else _SLOW_S
+        wait = QUIET_S
         while not done.wait(wait):
-            draw()
-            wait = period
+            if sending.size >= _BIG or newest() is not None or time.monotonic() >= slow:
+                draw()
+                wait = period
 
     # In this context, by which ipykernel (7.0) finds the cell that the output belongs to.
     thread = threading.Thread(target=contextvars.copy_context().run, args=(watch,), daemon=True)

@@ -1,4 +1,4 @@
-"""What a cell shows while its job is packed and sent."""
+"""What a cell shows while its job is prepared and sent."""
 
 import threading
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from nbtorchjob import capture
 from nbtorchjob.capture.model import ShippedFile
-from nbtorchjob.machine.transfers import transfer
+from nbtorchjob.machine.activity import activity
 from nbtorchjob.ui.card import sending
 from tests.patience import LIMIT
 
@@ -27,14 +27,15 @@ class Output(sending.Output):
         return bool(self.texts)
 
     def show(self, bundle):
-        assert "12 MB" in bundle["text/html"] or "GB" in bundle["text/html"]
-        self.texts.append(bundle["text/plain"].rpartition(" · ")[0])
+        text, _, took = bundle["text/plain"].rpartition(" · ")
+        assert f"{text.partition(' · ')[2]} · {took}" in bundle["text/html"]
+        self.texts.append(text)
         self.first.set()
 
 
 def test_what_takes_noticeable_time_is_shown_with_the_payloads_size():
     output = Output()
-    with sending.drawn(CALL, output):
+    with sending.drawn(sending.Sending(CALL, output)):
         output.first.wait(LIMIT)
 
     assert output.texts[0] == "torchjob cell submitting · packing and sending 12 MB"
@@ -42,7 +43,7 @@ def test_what_takes_noticeable_time_is_shown_with_the_payloads_size():
 
 
 def interrupted(output):
-    with sending.drawn(CALL, output):
+    with sending.drawn(sending.Sending(CALL, output)):
         output.first.wait(LIMIT)
         raise KeyboardInterrupt
 
@@ -57,7 +58,8 @@ def test_a_submission_that_is_stopped_says_so():
 
 def test_what_takes_no_time_shows_nothing():
     output = Output()
-    with sending.drawn(CALL, output), sending.said(CALL, output.texts.append):
+    both = sending.Sending(CALL, output)
+    with sending.drawn(both), sending.said(both, output.texts.append):
         pass
 
     assert output.texts == []
@@ -70,7 +72,7 @@ def test_where_nothing_can_be_drawn_again_it_is_said_once():
         lines.append(text)
         first.set()
 
-    with sending.said(CALL, say):
+    with sending.said(sending.Sending(CALL, Output()), say):
         first.wait(LIMIT)
 
     assert lines == ["Packing and sending 12 MB: ships big (bytes, 12 MB)"]
@@ -86,10 +88,11 @@ def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
             spoken.set()
 
     big = ShippedFile("data/all.bin", Path("all.bin"), 3_000_000_000, False, 0, "", None)
-    call = replace(CALL, shipped=(big,))
-    with transfer(big.path, big.size) as sent:
-        sent.done = 1_200_000_000
-        with sending.drawn(call, output), sending.said(call, say):
+    with activity(f"storing {big.path}", big.size) as storing:
+        storing.done = 1_200_000_000
+        sent = sending.Sending(CALL, output)
+        sent.prepared(replace(CALL, shipped=(big,)))
+        with sending.drawn(sent), sending.said(sent, say):
             output.first.wait(LIMIT)
             spoken.wait(LIMIT)
 
@@ -98,3 +101,20 @@ def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
         "Packing and sending 3.0 GB: ships big (bytes, 12 MB)",
         "Storing data/all.bin, 1.2 GB of 3.0 GB",
     ]
+
+
+def test_what_takes_long_before_anything_is_sent_is_shown_too():
+    output, texts = Output(), []
+    spoken = threading.Event()
+
+    def say(text):
+        texts.append(text)
+        spoken.set()
+
+    small = sending.Sending(capture.from_cell("1", {}), output)
+    with sending.drawn(small), sending.said(small, say), activity("building fruit"):
+        output.first.wait(LIMIT)
+        spoken.wait(LIMIT)
+
+    assert output.texts[0] == "torchjob cell submitting \u00b7 building fruit"
+    assert texts == ["Building fruit"]

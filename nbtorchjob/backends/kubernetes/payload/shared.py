@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbtorchjob.backends.kubernetes.payload.stores import PIECE, make_folder, reached, submit_errors
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine.activity import activity
 from nbtorchjob.machine.folders import own, secret, state_dir
-from nbtorchjob.machine.transfers import transfer
 from nbtorchjob.payload import archive
 from nbtorchjob.payload.archive import SHARED
 from nbtorchjob.runtime.install import stock
@@ -85,12 +85,12 @@ def _put_file(file: ShippedFile | Installer, url: str) -> None:
         with (
             io.BytesIO(data) if data is not None else open(file.source, "rb") as source,
             files.open(partial, "wb") as target,
-            transfer(file.path, file.size) as sent,
+            activity(f"storing {file.path}", file.size) as storing,
         ):
             for piece in iter(lambda: source.read(PIECE), b""):
                 digest.update(piece)
                 target.write(piece)
-                sent.done += len(piece)
+                storing.done += len(piece)
         if digest.hexdigest() != file.sha256:
             raise changed(file.path)
         if partial != path:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from nbtorchjob import errors
 from nbtorchjob.errors import NBTorchJobError, SubmitError
-from nbtorchjob.machine.transfers import transfer
+from nbtorchjob.machine.activity import activity
 from nbtorchjob.runtime import store
 from nbtorchjob.runtime.api.checkpoints import BESIDE, is_partial
 from nbtorchjob.spec.jobspec import JobSpec
@@ -109,21 +109,21 @@ def resumed(
         }
         if not sizes:
             raise SubmitError(f"{old.name} left no checkpoint at {saved} to resume from")
-        with transfer("the checkpoints", sum(sizes.values())) as sent:
+        with activity("copying the checkpoints", sum(sizes.values())) as copying:
             for name, size in sizes.items():
                 if stopped():
                     break
                 make_folder(files, to + name[len(path) :])
                 files.cp_file(name, to + name[len(path) :])
-                sent.done += size
+                copying.done += size
     return new
 
 
 def put(data: memoryview, url: str) -> None:
     """Write ``data`` to ``url``. Raises ``SubmitError``."""
-    with submit_errors(url), _new(url) as file, transfer("the payload", len(data)) as sent:
+    with submit_errors(url), _new(url) as file, activity("storing the payload", len(data)) as storing:
         for begin in range(0, len(data), PIECE):
-            sent.done += file.write(data[begin : begin + PIECE])
+            storing.done += file.write(data[begin : begin + PIECE])
 
 
 def copy(url: str, to: str, sha256: str) -> None:
