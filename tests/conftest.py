@@ -1,4 +1,4 @@
-"""What every test stands on: a state folder and a warm pool of the tests' own."""
+"""Setup of all tests: among others, a state folder and a warm pool of the tests' own."""
 
 import builtins
 import gc
@@ -28,62 +28,62 @@ pytest_plugins = [
     "tests.distribution",
 ]
 
-# The same examples each time, and no deadline: how long one takes says how busy the machine is.
+# The same examples each time, and no deadline: an example's duration depends on the machine's load.
 settings.load_profile("ci")
 
-# As in the Makefile: else each of hundreds of interpreters would compile anew what it imports.
+# As in the Makefile: otherwise each of hundreds of interpreters would compile its imports again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 def proxies():
-    """Return what urllib finds in the environment, where there is any; of each request it asks twice."""
+    """Return urllib's proxies, if the environment has any: urllib looks them up twice per request."""
     return _proxies() if any(name.lower().endswith(b"_proxy") for name in os.environb) else {}
 
 
-# Before aiohttp takes it from there.
+# Before aiohttp imports the function.
 _proxies = urllib.request.getproxies_environment
 urllib.request.getproxies = urllib.request.getproxies_environment = proxies
 
-# jsonschema imports it where it can, for a format that no schema here has: forty parsers, 2 s in each worker.
+# jsonschema imports it if it can, for a format that no schema here uses: forty parsers, 2 s in each worker.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
-# A shell without job control has what it starts ignore these, and so would all that tests start.
+# Processes of a shell without job control ignore these, and so would all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
-# Who asks for one of these has pods run.
+# A test with one of these fixtures runs pods.
 _PODS = {"cluster", "emulator", "stage"}
 
 
 def pytest_configure():
-    """Have one warm Python for all workers."""
+    """Share one warm Python between all workers."""
     if warm.SHARED not in os.environ:
         warm.share()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Make what stays without looking through it for garbage, then or later."""
+    """Collect the tests without garbage collection, and exclude the objects that stay from later ones."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-        gc.set_threshold(20_000, 20, 50)  # at Python's own a twelfth of the time went into looking for it
+        gc.set_threshold(20_000, 20, 50)  # with Python's own, collection took a twelfth of the time
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish():
-    """Look through what the tests have left once: pytest would do it five times, 0.3 s each."""
+    """Collect the tests' garbage once: pytest would do it five times, 0.3 s each."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
-    """Tell the tests that run pods from those that `make check` has time for."""
+    """Mark the tests that run pods: `make check` has no time for them."""
     for item in items:
         if not _PODS.isdisjoint(item.fixturenames):
             item.add_marker("pods")
@@ -91,12 +91,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def state_dir(tmp_path_factory):
-    """Keep the user's jobs and pool out of it; one pool serves the whole run, and ends with it."""
+    """Keep tests away from the user's jobs and pool; one pool serves the whole run, and ends with it."""
     folder = tmp_path_factory.mktemp("state")
     os.environ[folders.STATE] = str(folder)
-    # ``nohup`` has it ignored, as a plain process that a test compares with would be: ranks are not.
+    # Under ``nohup`` a plain process that a test compares with ranks would ignore SIGHUP: ranks don't.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    # pytest makes errors of warnings, which is so in no notebook: ranks would get that from this process.
+    # pytest turns warnings into errors, unlike a notebook: ranks would get that from this process.
     del carried.SETTINGS["warnings.filterwarnings"]
     yield folder
     end_pool()
@@ -104,7 +104,7 @@ def state_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def packed_once():
-    """Have no state folder of a test make anew what takes a second."""
+    """Pack each program once for all state folders of tests: packing takes a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(program, "cached", packed.cached)
         yield
@@ -112,7 +112,7 @@ def packed_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def empty_folder(tmp_path_factory):
-    """Have fixtures of whole files submit from here: all of the checkout would be the notebook's modules."""
+    """Run fixtures of whole files in an empty folder: the checkout would be the notebook's modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("notebooks"))
         yield
@@ -120,7 +120,7 @@ def empty_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def process_as_it_was(request):
-    """Find a file that leaves something set in this process: in another order it would be another file's."""
+    """Fail if a test file leaves a setting of this process changed: the order of files would matter."""
     before = settings_of_process()
     yield
     after = settings_of_process()
@@ -129,7 +129,7 @@ def process_as_it_was(request):
 
 
 def settings_of_process():
-    # The second is set where ipykernel before 7 is imported.
+    # The import of ipykernel before 7 sets the second.
     others = {"PYTEST_CURRENT_TEST", "PYDEVD_USE_FRAME_EVAL"}
     env = {f"${name}": value for name, value in os.environ.items() if name not in others}
     handlers = {number.name: signal.getsignal(number) for number in signal.Signals}
@@ -138,7 +138,7 @@ def settings_of_process():
 
 @pytest.fixture
 def greenwich():
-    """Have times told in UTC."""
+    """Set the time zone to UTC."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")
         time.tzset()
@@ -148,7 +148,7 @@ def greenwich():
 
 @pytest.fixture(scope="module", autouse=True)
 def no_older_jobs(state_dir):
-    """Leave the next file no jobs, and no cluster to ask for some."""
+    """Leave the next test file no jobs, and no cluster to query for jobs."""
     packed.lend(state_dir)
     yield
     for kept in ("jobs", "kubernetes"):
@@ -157,7 +157,7 @@ def no_older_jobs(state_dir):
 
 @pytest.fixture
 def no_more_builtins():
-    """Take away what a shell puts there for good, such as ``display``."""
+    """Remove the builtins that a shell adds for good, such as ``display``."""
     before = {*vars(builtins)}
     yield
     for name in vars(builtins).keys() - before:
@@ -166,11 +166,11 @@ def no_more_builtins():
 
 @pytest.fixture(autouse=True)
 def clean_environment(no_more_builtins, monkeypatch, tmp_path):
-    """Take a developer's own settings away, and give each test a folder to stand in."""
+    """Remove a developer's own settings, and run each test in a folder of its own."""
     for name in [*os.environ]:
         if name.startswith(("NBTORCHJOB_", "PET_")) and name != folders.STATE:
             monkeypatch.delenv(name)
-    monkeypatch.setenv("NBTORCHJOB_RANKS_AT_ONCE", "0")  # what tests start mustn't wait for each other
+    monkeypatch.setenv("NBTORCHJOB_RANKS_AT_ONCE", "0")  # the tests' jobs mustn't wait for each other
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "system"))
@@ -180,12 +180,12 @@ def clean_environment(no_more_builtins, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds the folder of its script
     before, newest = dict(os.environ), next(reversed(sys.modules))
     yield
-    # What code under test sets of itself: with a variable for torch, each job after it would start cold.
+    # Undo variables that the code under test sets: with one for torch, each later job would start cold.
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
-    # What was imported from that folder: another test may make a module of the same name. Of thousands of
-    # modules only those are looked at that came since.
+    # Drop modules imported from that folder: another test may create one of the same name. Of thousands of
+    # modules, check only those imported since.
     for name in [*takewhile(lambda name: name != newest, reversed(sys.modules))]:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]

@@ -1,9 +1,9 @@
-"""Which worker begins with which tests: with those that wait for processes, and with as many as the others.
+"""The order of tests: each worker begins with tests that wait for processes, and with as many as the others.
 
-xdist's worksteal gives workers equally many tests, in their order, and whoever is idle takes half of the
-longest queue (3.8). In the order of folders one worker has most of the pods, and the others take parts of
-its files until late, for each of which they start one more emulator or kernel; at last a long test may run
-alone. With quick tests at the end of each worker's part it is those that are taken.
+xdist's worksteal gives workers equally many tests, in their order, and an idle worker steals half of the
+longest queue (3.8). In the order of folders one worker has most of the pods, and the others steal parts of
+its files until late, and start one more emulator or kernel for each; at last a long test may run alone.
+With quick tests at the end of each worker's part, the others steal those.
 """
 
 import os
@@ -14,11 +14,11 @@ import pytest
 
 from nbtorchjob.backends.local.launch import pool_client
 
-# Roughly, in seconds of one worker: a test's marks say what it starts.
+# Roughly, in seconds of one worker: a test's marks show which processes it starts.
 SECONDS = {"kernel": 5.0, "torch": 1.5, "pods": 1.0}
 
 
-@pytest.hookimpl(trylast=True)  # once the marks are there
+@pytest.hookimpl(trylast=True)  # once the marks are set
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and not config.getoption("shuffle", None):
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def spread(files: Iterable[Sequence[pytest.Item]], workers: int) -> list[pytest.Item]:
-    """Return all tests in an order whose equal parts, one for each worker, begin with as many long ones."""
+    """Return all tests, ordered so that equal parts, one per worker, begin with equal loads of long ones."""
     files = sorted(files, key=seconds, reverse=True)
     shares: list[list[pytest.Item]] = [[] for _ in range(workers)]
     loads = [0.0] * workers
@@ -58,7 +58,7 @@ def marked_if_it_starts_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
     def refuse(*_: object) -> None:
         raise AssertionError("this test starts ranks: mark it with pytest.mark.torch")
 
-    with pytest.MonkeyPatch.context() as patch:  # the test's own, made here, would be undone too late
+    with pytest.MonkeyPatch.context() as patch:  # the test's ``monkeypatch`` would be undone too late
         if not seconds([request.node]):
             patch.setattr(pool_client, "start", refuse)
         yield

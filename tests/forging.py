@@ -1,4 +1,4 @@
-"""Facts that somebody makes up: any numbers, times and texts where a record and its nodes tell theirs."""
+"""Forged facts: arbitrary numbers, times and texts in place of those of a record and its nodes."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from nbtorchjob.state import OPERATOR, US, JobInfo
 from nbtorchjob.state.facts import events as ev
 
 NOW = 1_763_000_000.0
-# Small numbers fall into each other's way, as those of a real job do; the others are what somebody makes up.
+# Small numbers collide with each other, as those of a real job do; the others are forgeries.
 numbers = st.one_of(
     st.integers(0, 3),
     st.sampled_from([-1, 255, 1 << 20, 2_000_000_000, 10**12, 1 << 63, 10**300, 10**4000, True]),
@@ -57,7 +57,7 @@ metrics = st.dictionaries(
 
 
 def of(hint):
-    """Return what JSON may hold where a fact's field is of that type."""
+    """Return a strategy for the JSON of a fact's field of that type."""
     known = {int: numbers, float: times, str: texts, bool: st.booleans(), bytes: st.binary(), Error: errors}
     if hint in known:
         return known[hint]
@@ -107,10 +107,10 @@ _OF_LABS = (
     *(ev.NodeExited, ev.RankFailed, ev.RankBegan, ev.ValueReady, ev.Displayed, ev.Sampled),
     *(ev.Verdict, ev.Closed, ev.AttemptBegan),
 )
-# Of all facts at random, hardly two would be of one turn.
+# Among random facts of all kinds, hardly two would belong to one turn.
 of_labs = st.lists(st.one_of([of_kind(kind) for kind in _OF_LABS]), min_size=2, max_size=12)
 
-# Mostly what is believed of some types, and not of others.
+# Odd values by type: most are valid in some facts, and invalid in others.
 _ODD: dict[Any, list[Any]] = {
     int: [1, 2, 7, 1 << 20, 10**12, -1, 10**300],
     float: [0.0, NOW - 1, NOW + 1, 1e10, 1e308],
@@ -120,7 +120,7 @@ _ODD: dict[Any, list[Any]] = {
 
 
 def _plain(name, hint):
-    """Return what an honest node might tell in a fact's field."""
+    """Return a value that an honest node might report in a fact's field."""
     if type(None) in get_args(hint):
         return _plain(name, get_args(hint)[0])
     if name in ("attempt", "world_size"):
@@ -140,7 +140,7 @@ def _honest(type_):
 
 
 def corpus(number, seed=41):
-    """Return so many histories, of a job and of a lab in turn: honest ones, but for some fields."""
+    """Return ``number`` histories, of a job and of a lab in turn: honest ones, except for some fields."""
     random = Random(seed)
 
     def history(of_a_lab):
@@ -166,7 +166,7 @@ def lines(records):
 
 
 def forged(name, records, **more):
-    """Make a job that nobody supervises; it told these facts."""
+    """Create a job without a supervisor, which has reported these facts."""
     info = JobInfo(name, created=NOW, nodes=(1, 4), **more)
     job = directory.create(directory.jobs_dir(), info, lambda new: new.prepare(bytes(32), {}))
     job.claim(NOBODY)
@@ -175,6 +175,6 @@ def forged(name, records, **more):
 
 
 def forged_jobs(number):
-    """Make jobs that each told one history of the corpus, every other one a lab."""
+    """Create jobs that have each reported one history of the corpus; every other one is a lab."""
     histories = enumerate(corpus(number))
     return [forged(f"forged-{at}", records, lab=60.0 if at % 2 else None) for at, records in histories]

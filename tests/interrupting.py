@@ -1,20 +1,20 @@
-"""An interrupt that comes just then."""
+"""An interrupt at a chosen moment."""
 
 import _weakrefset
 import sys
 
 
 class Interrupting:
-    """Interrupts this thread at the ``moment``-th of those at which Python looks for signals.
+    """A context that interrupts this thread at the ``moment``-th point at which Python checks for signals.
 
-    That is as a function begins, and after each call of one that is written in C (3.11). What calls back from
-    a weak reference is left out: Python itself drops an interrupt there.
+    Python checks as a function begins, and after each call of a function written in C (3.11). Callbacks of
+    weak references are left out: Python itself drops an interrupt there.
     """
 
     def __init__(self, moment):
         self._left = moment
         self.interrupted = False
-        # CPython 3.11 goes on using what it lets go of once that has raised: somebody else has to hold it.
+        # CPython 3.11 releases a profile function that raises, but still uses it: keep a reference.
         self._profile = self._look
 
     def _look(self, frame, event, what):

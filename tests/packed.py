@@ -1,6 +1,6 @@
-"""Programs that travel to clusters, each packed once for all workers: that takes 0.8 s.
+"""Programs that travel to clusters, each packed once for all pytest workers: packing takes 0.8 s.
 
-They are kept in the user's state folder, of which many tests have one of their own.
+The package caches them in the user's state folder, but many tests have a state folder of their own.
 """
 
 import os
@@ -18,17 +18,17 @@ _KIND = "programs"
 def cached(kind: str, name: str, make: Callable[[], bytes]) -> bytes:
     """Stand in for ``folders.cached``."""
     assert kind == _KIND
-    with warm.making() as folder:  # whoever needs the same one meanwhile waits for it
+    with warm.making() as folder:  # another worker that needs the same program waits
         path = folder / _KIND / name
         path.parent.mkdir(exist_ok=True)
         if not path.exists():
             data = make()
-            path.write_bytes(sha256(data).digest() + data)  # as ``folders.cached`` keeps it
+            path.write_bytes(sha256(data).digest() + data)  # in the format of ``folders.cached``
         return path.read_bytes()[sha256().digest_size :]
 
 
 def lend(state: Path) -> None:
-    """Put those that there are into a state folder, for the processes that use it."""
+    """Link the packed programs into a state folder, for the processes that use it."""
     place = state
     for name in ("", folders.cache_dir().name, _KIND):
         place /= name

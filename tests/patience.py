@@ -1,3 +1,3 @@
-"""How long is waited for what must come: on a busy machine everything takes many times as long."""
+"""The timeout of tests: on a busy machine everything takes many times as long."""
 
 LIMIT = 180.0  # seconds

@@ -48,13 +48,13 @@ from tests.environment.built import project, wheel
 from tests.environment.installed import install
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
 def empty(folder, monkeypatch):
-    """Return a state folder without jobs; what is started in it would start a pool of its own."""
+    """Return a state folder without jobs; a job started in it would start a pool of its own."""
     monkeypatch.setenv(folders.STATE, str(folder))
     return folder
 
@@ -276,7 +276,7 @@ def test_what_nobody_preempts_has_no_last_attempt_elsewhere():
 
 @pytest.mark.torch
 def test_a_made_up_name_that_is_taken_is_made_up_anew(monkeypatch):
-    # By chance two of one name come once in half a million.
+    # By chance, two equal names come once in half a million.
     made_up = iter(["twin-2222", "twin-2222", "twin-3333"])
     monkeypatch.setattr(naming, "generate", lambda label: next(made_up))
 

@@ -1,4 +1,4 @@
-"""The order in which workers are given tests."""
+"""The order in which workers get tests."""
 
 from types import SimpleNamespace
 
@@ -24,4 +24,4 @@ def test_each_worker_begins_with_long_tests_and_ends_with_quick_ones(workers):
         long = own[: 48 // workers]
         assert {*long} <= {*"abcdefghijkl"}
         assert {*own[len(long) :]} <= {*"qz"}
-        assert all(long.count(letter) == 4 for letter in long)  # no file is cut in two
+        assert all(long.count(letter) == 4 for letter in long)  # no file is split

@@ -29,7 +29,7 @@ def test_what_nbtorchjob_raises_is_one_kind(kind):
 
 
 def test_every_exception_is_called_an_error():
-    """But for those that aren't: an interrupt; and what runs on ranks keeps torch's names."""
+    """Except for an interrupt, which isn't one, and for code on ranks, which keeps torch's names."""
     kinds = {}
     for path in PACKAGE.rglob("*.py"):
         if "runtime" in path.relative_to(PACKAGE).parts:
@@ -62,7 +62,7 @@ class Plain(LookupError):
 
 
 class Odd(Exception):
-    """Handlers of such a one expect an attribute, which no text gives."""
+    """An exception with an attribute that handlers expect, and that no text gives."""
 
     def __init__(self, code):
         super().__init__(code)
@@ -160,7 +160,7 @@ def test_an_error_is_a_line_where_the_shell_wants_that(monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Have these versions be installed of what the extra asks for."""
+    """Return a mapping that replaces the versions of the installed packages."""
     versions: dict[str, str] = {}
 
     def version(name):

@@ -1,4 +1,4 @@
-"""What a job tells is written by whatever runs in it: no fact, however wrong, stops who looks at the job."""
+"""A job's facts are written by whatever runs in it: none, however wrong, stops a viewer of the job."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from tests.forging import NOW, budgets, chunks, corpus, facts, infos, lines, num
 
 
 def draw(state):
-    """Draw it wherever a job is drawn; what JSON can't say has no place on a page."""
+    """Draw a state everywhere a job is drawn; a page takes no value that JSON can't hold."""
     json.dumps(page.description(state, NOW, {}, Path("/state")), allow_nan=False)
     render.html(state, NOW).encode()
     render.text(state, NOW).encode()
@@ -97,7 +97,7 @@ SPEC = {
 
 
 def some(fields):
-    """Return one or two of these at a time: of a record in which all is wrong nothing is tried out."""
+    """Return a strategy for one or two of the fields: a record that is wrong throughout tests nothing."""
     names = st.sets(st.sampled_from(sorted(fields)), min_size=1, max_size=2)
     return names.flatmap(lambda chosen: st.fixed_dictionaries({name: fields[name] for name in chosen}))
 
@@ -202,7 +202,7 @@ def test_what_comes_again_and_again_is_kept_to_a_bound(fact):
         draw(state)
         return repr(state).count("=")
 
-    # Two nodes take turns.
+    # Two nodes alternate.
     assert kept(2050) == kept(2150)
 
 

@@ -1,4 +1,4 @@
-"""A frozen class is to whoever uses it what ``dataclass(frozen=True)`` makes."""
+"""A frozen class behaves as one that ``dataclass(frozen=True)`` makes."""
 
 import copy
 import inspect
@@ -16,7 +16,7 @@ from nbtorchjob.state.facts.events import Event
 
 
 class Told(FrozenDataclass):
-    """As such classes are declared."""
+    """A frozen class, declared as in the package."""
 
     time: float
     node: int
@@ -25,13 +25,13 @@ class Told(FrozenDataclass):
 
     @property
     def late(self) -> bool:
-        """Whether it came late."""
+        """Whether the fact came late."""
         return self.time > 10
 
 
 @dataclass(frozen=True)
 class Made:
-    """The same as the library makes it."""
+    """The same class, made by the standard library."""
 
     time: float
     node: int
@@ -92,7 +92,7 @@ def test_what_a_class_defines_itself_stays():
             return "its own"
 
     class Nothing(FrozenDataclass):
-        """Without fields."""
+        """A class without fields."""
 
     assert (repr(Own(1.0)), Own(1.0)) == ("its own", Own(1.0))
     assert (repr(Nothing()), Nothing()) == (f"{Nothing.__qualname__}()", Nothing())
@@ -127,7 +127,7 @@ def test_one_that_holds_itself_can_be_shown():
 
 
 def test_its_parameters_are_those_of_the_library_s():
-    assert Told(1.0, 2)  # the first one
+    assert Told(1.0, 2)  # the first instance
     parameters, twins = (inspect.signature(kind).parameters.values() for kind in (Told, Made))
     assert [(field.name, field.kind) for field in parameters] == [(field.name, field.kind) for field in twins]
     with pytest.raises(TypeError, match=r"^Told.__init__\(\) missing 1 required positional argument: 'node'"):

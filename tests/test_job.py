@@ -1,4 +1,4 @@
-"""The handle, against a backend whose one job tells the facts that a test puts in its mouth."""
+"""The handle on a job, with a fake backend that streams the facts of a test."""
 
 import asyncio
 import concurrent.futures
@@ -44,10 +44,10 @@ class Scripted(Logs, Questions):
         self.coming: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
         self.folder = folder
         self.asked: list[str] = []
-        self.known: tuple[ev.Event, ...] = ()  # before anybody follows
+        self.known: tuple[ev.Event, ...] = ()  # known before anything follows the job
         self.written = ""  # on every rank
         self.answers: list[NodeAnswer] = []
-        self.record = JobInfo("")  # of the job that has the name
+        self.record = JobInfo("")  # of the job with that name
 
     def tell(self, *facts):
         for fact in facts:
@@ -260,10 +260,10 @@ def test_subscribers_see_each_new_state_until_they_leave(backend):
 
 def test_handles_on_one_job_follow_it_together(backend):
     first, second = handle(backend, created=1.0), handle(backend, created=1.0)
-    backend.tell(*STARTED)  # each fact comes once, to whoever follows
+    backend.tell(*STARTED)  # each fact comes once, to all followers
     until(first, lambda state: state.phase is Phase.RUNNING)
 
-    until(second, lambda state: state.phase is Phase.RUNNING)  # which nothing new tells
+    until(second, lambda state: state.phase is Phase.RUNNING)  # without a new fact
     backend.tell(*ENDED)
     assert (first.wait(LIMIT), second.wait(LIMIT)) == (True, True)
     assert first.state == second.state
@@ -300,7 +300,7 @@ def test_facts_that_come_while_a_state_is_looked_up_are_not_lost(backend, monkey
         return state
 
     first, second = handle(backend, created=1.0), handle(backend, created=1.0)
-    first.wait(0)  # so that it is followed
+    first.wait(0)  # starts to follow the job
     backend.tell(*before)
     known = backend.snapshot
     monkeypatch.setattr(backend, "snapshot", snapshot)

@@ -1,4 +1,4 @@
-"""The handle on a lab: one whose next attempt hasn't begun, and one whose ranks have values of their own."""
+"""The handle on a lab: before its next attempt has begun, and with values that its ranks hold."""
 
 import warnings
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ AGAIN: list[ev.Event] = [
 
 
 class Told(Lab):
-    """A lab of which a little more is known at each look."""
+    """A lab that knows a few more facts at each look."""
 
     def __init__(self, *facts):
         super().__init__(backend("local"), INFO)
@@ -138,9 +138,9 @@ def test_a_job_waits_for_those_that_are_sent_again_first_and_says_so(monkeypatch
 
 
 class Kept(Lab):
-    """A lab whose ranks keep what its cells bring and set."""
+    """A lab with ranks that keep the values its cells bring and set."""
 
-    _created = count(1.0)  # each has a run of its own
+    _created = count(1.0)  # each lab has a run of its own
 
     def __init__(self):
         super().__init__(backend("local"), replace(INFO, created=next(self._created)))
@@ -183,7 +183,7 @@ class Kept(Lab):
         return super().notes(call, answer)
 
     def cell(self, text, push=()):
-        """Run a cell; return of which names a note says that the ranks use their own."""
+        """Run a cell; return the names for which a note states that the ranks use their own values."""
         self._text = text
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The package as a whole: what it exports, what importing it costs, and whether its papers agree."""
+"""The package as a whole: its exports, the cost of importing it, and whether its documents agree."""
 
 import json
 import re
@@ -102,7 +102,7 @@ def test_relative_links_lead_somewhere(paper):
     for target in targets:
         path, _, anchor = target.partition("#")
         file = paper.parent / path if path else paper
-        # Not to a folder: the site has no page for one.
+        # Not to a folder, for which the site has no page.
         assert file.is_file(), f"{paper.name} links to {target}"
         if anchor and file.suffix == ".md":
             assert anchor in anchors(file), f"{paper.name} links to {target}"

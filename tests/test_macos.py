@@ -1,4 +1,4 @@
-"""macOS as a client: what isn't there must neither be imported nor called."""
+"""macOS as a client: nothing that it lacks may be imported or called."""
 
 import subprocess
 import sys

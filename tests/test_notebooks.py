@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 ON_A_CLUSTER = "04-to-the-cluster"
 FAILS = "raises-exception"
-# Of a tutorial that trains for long; its committed outputs are those of the whole training.
+# For a tutorial that trains for long; its committed outputs are those of the whole training.
 SMALLER = {"07-a-small-transformer": {"steps": 20, "every": 10, "goal": 4.0, "length": 20}}
 
 
@@ -39,7 +39,7 @@ def failed(book):
 
 
 def is_error(output):
-    # What IPython says of a line that it couldn't take has no error's form.
+    # IPython's message about a line that it refused isn't an error output.
     return output.output_type == "error" or output.get("text", "").startswith("UsageError")
 
 
@@ -51,7 +51,7 @@ def test_a_tutorial_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
             use_a_cluster(used, monkeypatch)
         book = execute(copy, **SMALLER.get(copy.stem, {}))
 
-    # Once it has run, which takes its time, all that is to be said of it.
+    # A run takes long: all checks share one.
     fails_where_it_is_meant_to(book)
     other_jobs_succeed_or_say_why_they_wait(book)
     reads_without_a_kernel(nbformat.reads(nbformat.writes(book), as_version=4))
@@ -64,7 +64,7 @@ def fails_where_it_is_meant_to(book):
 def other_jobs_succeed_or_say_why_they_wait(book):
     shown = [cell for cell in book.cells if FAILS not in cell.metadata.get("tags", ())]
     for card in cards(nbformat.v4.new_notebook(cells=shown)):
-        # One that nobody waits for keeps the line of its submission where that took noticeable time.
+        # A job that nobody waits for keeps the line of its submission if that took noticeable time.
         good = "succeeded in|cancelled after|(submitted|pending|running) for|submitted · packed and sent"
         assert re.search(f" ({good}) ", card.splitlines()[0]), card
 

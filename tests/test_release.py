@@ -1,4 +1,4 @@
-"""What a release consists of besides the package: its papers agree with pyproject.toml."""
+"""The files of a release besides the package: they agree with pyproject.toml."""
 
 import re
 import sys

@@ -29,7 +29,7 @@ from nbtorchjob.state import JobInfo, Phase
 from tests.backends.minimal import MinimalBackend
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 GIVEN = [{"lr": 0.5}, {"lr": 0.0}, {"lr": 0.25}]
@@ -124,7 +124,7 @@ def test_where_every_rank_s_value_is_returned_a_run_has_all_of_them():
 
 
 def race(lr, folder=None):
-    """Report, the worse one once the better one has, and then go on until somebody ends it."""
+    """Report, the worse run after the better one; then wait, in the worse run, until somebody ends it."""
     while folder is not None and lr > 1 and not (folder / "reported").exists():
         threading.Event().wait(0.01)
     nbtorchjob.report(epoch=0, loss=lr)
@@ -139,7 +139,7 @@ def race(lr, folder=None):
 def test_a_run_of_which_the_condition_holds_is_stopped_by_whoever_waits():
     nbtorchjob.map(race, [{"lr": 1}, {"lr": 5}], spec=JobSpec(name="race"), stop_when="loss > 2 * best_loss")
 
-    runs = nbtorchjob.group("race")  # as another kernel has it
+    runs = nbtorchjob.group("race")  # as in another kernel
     value, stopped = runs.results(LIMIT)
 
     assert value == 1

@@ -131,7 +131,7 @@ def test_a_frame_of_polars_keeps_what_is_in_lists_tuples_and_dicts(monkeypatch, 
 
 
 def test_without_pandas_and_polars_a_frame_says_what_to_install(monkeypatch):
-    # A name that is None can't be imported, as if it weren't installed.
+    # The import system finds neither of the two, as if they weren't installed.
     for name in ("pandas", "polars"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr("importlib.util._find_spec", lambda *_: None)

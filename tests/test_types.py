@@ -1,4 +1,4 @@
-"""What a type checker knows of the public names: the assertions are mypy's, which reads this file too."""
+"""The types of the public names: the assertions are for mypy, which reads this file, too."""
 
 import ast
 import json
@@ -71,12 +71,12 @@ def test_a_type_checker_sees_each_public_name_where_it_is_taken_from():
 
 @pytest.fixture
 def elsewhere(tmp_path):
-    """Return a user's module outside the checkout: there only ``py.typed`` says that there are types."""
+    """Return a user's module outside the checkout, where only ``py.typed`` marks the package as typed."""
     return Path(shutil.copy(CONSUMER, tmp_path))
 
 
 def test_mypy_understands_the_code_of_a_user(elsewhere):
-    # What `make types` has read is read already: else this takes a minute.
+    # Use the cache of `make types`: without it this takes a minute.
     known = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
     command = [sys.executable, "-m", "mypy", *known, elsewhere.name]
     done = subprocess.run(command, cwd=elsewhere.parent, capture_output=True, text=True, check=False)
@@ -88,7 +88,7 @@ def test_pyright_understands_it_too(elsewhere):
     pyright = shutil.which("basedpyright", path=Path(sys.executable).parent) or shutil.which("pyright")
     if pyright is None:
         pytest.skip("neither basedpyright nor pyright is installed")
-    # With pyright's own defaults those comments hold, so that there would be nothing to see.
+    # By default pyright heeds these comments, and would report nothing.
     elsewhere.write_text(re.sub(r"  # type: ignore.*", "", elsewhere.read_text()))
     command = [pyright, "--outputjson", "--level", "error", "--pythonpath", sys.executable, elsewhere.name]
     done = subprocess.run(command, cwd=elsewhere.parent, capture_output=True, text=True, check=False)

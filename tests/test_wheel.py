@@ -1,4 +1,4 @@
-"""What is built: the wheel holds the JupyterLab extension, made of these sources and no others."""
+"""Builds: the wheel holds the JupyterLab extension, made of these sources and no others."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 DATA = f"nbtorchjob-{nbtorchjob.__version__}.data/data"
 LAB = f"{DATA}/share/jupyter/labextensions/nbtorchjob"
 
-# Stands in for Node's world: it counts its calls, and "builds" by a copy.
+# A fake jlpm: it logs its calls, and "builds" by a copy.
 FAKE_JLPM = """#!{python}
 import pathlib, shutil, sys
 with open({calls!r}, "a") as calls:
@@ -31,13 +31,13 @@ if sys.argv[1:] == ["build:prod"]:
 
 
 class Checkout:
-    """A copy of what a build reads, with a few lines for an extension."""
+    """A copy of the files that a build reads, with a few lines for an extension."""
 
     def __init__(self, root, tools):
         self.root, self.tools, self.calls = root, tools, tools / "calls"
 
     def build(self, target, *, path=None):
-        """Build with hatchling; give the one file that it made."""
+        """Build with hatchling; return the one file that it made."""
         folder = self.root / "dist"
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
@@ -47,7 +47,7 @@ class Checkout:
         return next(folder.iterdir())
 
     def needs(self, *, node):
-        """Return what a build asks to be installed, on a machine with this Node.js."""
+        """Return the requirements of a build on a machine with this Node.js."""
         (self.tools / "node").write_text(f"#!{sys.executable}\nprint({node!r})\n")
         (self.tools / "node").chmod(0o755)
         code = "from hatchling.build import get_requires_for_build_wheel as r; print(*r())"
@@ -57,7 +57,7 @@ class Checkout:
         return done.stdout.split()
 
     def built(self):
-        """Return what jlpm was asked for since the last question."""
+        """Return the arguments of jlpm's calls since the last time."""
         asked = self.calls.read_text().splitlines() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
         return asked
@@ -127,7 +127,7 @@ def test_a_wheel_never_holds_what_was_built_of_other_sources(checkout, source):
 def test_a_build_for_development_is_not_shipped(checkout):
     checkout.build("wheel")
     checkout.built()
-    # As Rspack leaves it: the folder emptied and filled again.
+    # As after Rspack, which empties the folder and fills it again.
     (checkout.root / "nbtorchjob/labextension/sources.sha256").unlink()
     checkout.build("wheel")
 

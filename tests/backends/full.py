@@ -1,4 +1,4 @@
-"""The backends with all that they can do, and the rest of a capability for fakes of a part of it."""
+"""The backends by their own types, and bases of fakes that implement only part of a protocol."""
 
 from nbtorchjob import backends
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
@@ -18,14 +18,14 @@ def cluster_backend() -> KubernetesBackend:
 
 
 class Questions:
-    """Has what ``Talks`` has beside ``ask``."""
+    """A base of fakes that implement only ``ask`` of ``Talks``."""
 
     def talk(self, name, node, question, timeout=10.0):
         raise AssertionError("nobody is to talk with a node here")
 
 
 class Logs:
-    """Has what ``Stores`` has beside ``log``."""
+    """A base of fakes that implement only ``log`` of ``Stores``."""
 
     def facts(self, name, turn=None):
         raise AssertionError("nobody is to read facts here")

@@ -1,4 +1,4 @@
-"""The least backend that there can be: six verbs. Nothing runs; a job's value is what it was asked to run.
+"""The smallest possible backend: six verbs. Nothing runs; the value of a job is the label of its call.
 
 A job with ``HELD`` in its environment runs until it is cancelled.
 """
@@ -48,7 +48,7 @@ class _Job:
 
 
 class MinimalBackend(Backend):
-    """What ``backends/base.py`` asks of every backend, and no more."""
+    """A backend with the methods that ``backends/base.py`` requires, and no others."""
 
     where = "paper"
 
@@ -56,7 +56,7 @@ class MinimalBackend(Backend):
         self._jobs: dict[str, _Job] = {}
 
     def submit(self, call: Call, spec: JobSpec, info: JobInfo) -> JobInfo:
-        """Write the value."""
+        """Record a job, and write its value unless it is held."""
         job = self._jobs[info.name] = _Job(info)
         if "HELD" not in spec.env:
             path = str(folders.state_dir() / f"{info.name}.value")
@@ -72,7 +72,7 @@ class MinimalBackend(Backend):
         since: Mapping[tuple[int, int], int] | None = None,
         turn: View | None = None,
     ) -> AsyncGenerator[ev.Event, None]:
-        """Tell what is told of it, and then the rest."""
+        """Yield the facts of a job so far, then the rest once it is over."""
         job = self._job(name)
         begun = [*job.facts]
         for fact in begun:
@@ -82,23 +82,23 @@ class MinimalBackend(Backend):
             yield fact
 
     def jobs(self, *, everyone: bool = False, scope: str | None = None) -> list[JobState]:
-        """Return all of them."""
+        """Return the state of each job."""
         return [reduce(apply, job.facts, JobState(job.info)) for job in self._jobs.values()]
 
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
-        """End it."""
+        """End a job that isn't over."""
         job = self._job(name)
         if not job.over.is_set():
             now = time.time()
             job.end(ev.CancelRequested(now), ev.NodeExited(now, 0, None, 15))
 
     def delete(self, name: str) -> None:
-        """Forget it."""
+        """Cancel a job and forget it."""
         self.cancel(name)
         del self._jobs[name]
 
     def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
-        """Return the file."""
+        """Return the file of the value, and its key."""
         return Fetched(Path(value.ref), _KEY)
 
     def _job(self, name: str) -> _Job:

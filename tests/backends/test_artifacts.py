@@ -1,4 +1,4 @@
-"""A node's archive of artifacts is somebody else's: what is taken from it, and what is refused."""
+"""A node's archive of artifacts isn't trusted: which entries are extracted, and which are refused."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from tests.backends.local.acted import Acted
 
 @pytest.fixture
 def job():
-    """Yield a job with two nodes, whose folder the test writes."""
+    """Yield a job with two nodes and a folder that the test writes."""
     job = Acted(nodes=2)
     yield job
     job.remove()
@@ -70,7 +70,7 @@ def test_a_backslash_is_a_character_of_a_name_and_leads_nowhere_where_an_archive
     assert [(tmp_path / "home" / name).read_text() for name in names] == ["x"] * 3
     state = backend("local").snapshot(job.name)
     whole = b"".join(downloads.zip_artifacts(backend("local"), state))
-    with zipfile.ZipFile(io.BytesIO(whole)) as file:  # which may be on Windows
+    with zipfile.ZipFile(io.BytesIO(whole)) as file:  # as a reader may on Windows
         assert sorted(file.namelist()) == [
             f"{job.name}/.._up",
             f"{job.name}/P($_alpha$).png",

@@ -1,4 +1,4 @@
-"""A backend of the six verbs that each must have, from Python and by the verbs of a notebook."""
+"""A backend with only the six required verbs, used from Python and by the verbs of a notebook."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ HELD = JobSpec(env={"HELD": "1"}, name="held")
 
 @pytest.fixture
 def minimal(monkeypatch):
-    """Have the minimal backend be where jobs run by default: specs know no other names than ours."""
+    """Make the minimal backend the default, under the name "local": specs accept only known names."""
     row = replace(backends.ROWS["local"], module="tests.backends.minimal")
     monkeypatch.setitem(backends.ROWS, "local", row)
     backends.backend.cache_clear()

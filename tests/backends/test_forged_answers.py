@@ -1,4 +1,4 @@
-"""What answers in a node's place may say anything: whoever asked is told in one line, or shown it."""
+"""Forged answers, from something in a node's place: shown, or refused with an error of one line."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ ODD: tuple[Any, ...] = (
 
 
 def forged(value, draw):
-    """Return a copy in which something odd stands in one place."""
+    """Return a copy with an odd value in one place."""
     if draw.random() < 0.2 or not isinstance(value, dict | list) or not value:
         return draw.choice(ODD)
     copy = dict(value) if isinstance(value, dict) else list(value)
@@ -91,12 +91,12 @@ def test_a_deep_trace_is_one_line(folder, trace):
 
 
 def answering(*records) -> Any:
-    """Return a backend whose node 1 answers each question with these records."""
+    """Return a backend on which node 1 answers each question with these records."""
     return SimpleNamespace(talk=lambda *_: None, ask=lambda *_, **__: iter([NodeAnswer(1, records, "")]))
 
 
 def saying(words) -> Any:
-    """Return a conversation in which a rank completes lines to these."""
+    """Return a conversation in which a rank offers these words as completions."""
     return SimpleNamespace(send=lambda _: None, hear=lambda _: {"words": words})
 
 
@@ -187,7 +187,7 @@ def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
 def test_a_number_that_no_node_gives_ends_the_conversation():
     for odd in (value for value in ODD if value not in ("", "9" * 5000, "\x1b]52;c;YQ==\x07")):
         conversation = Conversation(1, KEY, {"question": "sample"})
-        with suppress(ValueError):  # what can't be said
+        with suppress(ValueError):  # values that no message can hold
             message = Messages(KEY).write({"number": odd}, RECORD_BYTES)
             assert conversation.hear(message) == b""
             assert "the answer isn't from a node of this job" in conversation.answer.trouble

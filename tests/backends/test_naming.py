@@ -1,6 +1,6 @@
-"""Names that are made up.
+"""Generated names of jobs.
 
-Notes and tags that a person puts on a job: where they show, how they are found, and that they stay.
+Also notes and tags that a user puts on a job: where they show, how to search for them, and that they stay.
 """
 
 import json
@@ -58,14 +58,14 @@ def test_no_other_name_is_a_run_of_it():
 
 @pytest.fixture
 def job():
-    """Yield a job whose folder the test writes."""
+    """Yield a job with a folder that the test writes."""
     job = Acted()
     yield job
     job.remove()
 
 
 def says(verb, *words):
-    """Return what a verb answers, as text and as data."""
+    """Return the answers of a verb, as text and as data."""
     row = VERBS[verb]
     assert row.answers is not None
     return [(answer.text, answer.data) for answer in row.answers(row.parse(words), attach)]

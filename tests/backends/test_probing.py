@@ -1,4 +1,4 @@
-"""What the doctor says of a job's data: what is there, how much would be fetched, and whether it fits."""
+"""The doctor's findings about a job's data: what exists, how much would be fetched, whether that fits."""
 
 import os
 import threading

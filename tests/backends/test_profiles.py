@@ -1,4 +1,4 @@
-"""A profile is asked of the node that has the rank, and becomes a file; why there is none is one line."""
+"""Profiles: the node of the rank sends one, which becomes a file, or the reason for none, in one line."""
 
 import base64
 import gzip
@@ -39,7 +39,7 @@ GOOD = records()
 
 
 class Asked(Questions):
-    """Answers for node 1, which has rank 1."""
+    """A backend that answers for node 1, which has rank 1."""
 
     def __init__(self, answer=GOOD, trouble="", state=RUNS, sampled=""):
         sample = RankSample(1, state, 7, (Thread("main", FRAMES),))

@@ -1,4 +1,4 @@
-"""Of what a job's ranks tell all the time a list keeps a few lines."""
+"""The few lines that a list keeps of all that a job's ranks report."""
 
 import json
 import math

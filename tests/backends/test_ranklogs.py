@@ -1,4 +1,4 @@
-"""What several ranks wrote: lines of a job that goes on, of a node, and all of them in an archive."""
+"""Logs of several ranks: lines of a running job, lines of one node, and an archive of all logs."""
 
 import io
 import random
@@ -16,7 +16,7 @@ from tests.backends.local.acted import Acted
 
 @pytest.fixture
 def job():
-    """Yield a job with two nodes, whose folder the test writes."""
+    """Yield a job with two nodes and a folder that the test writes."""
     job = Acted(nodes=2)
     yield job
     job.remove()
@@ -91,7 +91,7 @@ def test_an_archive_has_a_file_for_each_rank_that_wrote(job):
 
 
 class Long(Logs):
-    """A backend whose only job has a log of 16 MiB, which no archive makes smaller."""
+    """A backend with one job, which has an incompressible log of 16 MiB."""
 
     read = 0
 

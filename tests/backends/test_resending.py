@@ -1,4 +1,4 @@
-"""Jobs of a pool that are sent again by who follows them."""
+"""Jobs of a pool, sent again by the processes that follow them."""
 
 import asyncio
 import errno
@@ -41,7 +41,7 @@ LOST = [
 
 
 class Pool:
-    """A backend of one pool, whose facts are of a job that is to be tried again, and of its next attempt."""
+    """A backend of one pool, with the facts of a job that is due for a retry, and later of that attempt."""
 
     login = ""
 
@@ -93,14 +93,14 @@ def of_pool(facts=LOST):
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """Return what keeps a job as its sender does."""
+    """Return a function that keeps a job as its sender does."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
     monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
     return lambda info: Kept.made(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
 
 
 def sends(backend):
-    """Return what sends the job again: its pool then tells of an attempt that succeeds."""
+    """Return a function that sends the job again; its pool then reports an attempt that succeeds."""
 
     def again(times, attempt):
         lab = backend.inner.known("")
@@ -124,7 +124,7 @@ def test_what_may_be_sent_again_is_remembered_whatever_was_sent_since():
     assert notices == ["it can't be sent to its pool again: no room"]
     for number in range(100):
         backend.sent(job(f"e{number}"), BEFORE)
-    assert backend.info(first.address) is not first  # made of what the pool knows
+    assert backend.info(first.address) is not first  # rebuilt from what the pool knows
 
 
 def test_a_job_that_is_over_is_kept_no_longer_though_nobody_follows_it(monkeypatch):
@@ -250,12 +250,12 @@ def test_what_a_killed_kernel_kept_of_half_a_job_goes_in_the_end(kept, tmp_path)
 
 
 def told_of(fact, **more):
-    """What a lead tells of a job with budgets, wherever that was sent."""
+    """Return a fact as a lead reports it of a job with budgets, wherever the job was sent."""
     return replace(fact, retry=json.dumps({"retries": 3, "backoff": 0}), sent=99.0, **more)
 
 
 def sent_elsewhere():
-    """Return a pool that has lost a job, and what its lead tells as that is sent again, and succeeds."""
+    """Return a pool that has lost a job, and its lead's facts once the job is sent again and succeeds."""
     first, *rest = LOST
     paid = (ev.AttemptPaid(150.4, 1, "failures", "RecoverableError"),)
     again = told_of(taken(7, 160.0, turns.again("c1", 2)), attempt=2, paid=paid)
@@ -396,7 +396,7 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
             if isinstance(event, ev.Waiting) and event.text == "it is being sent to its pool again":
                 waits.set()
 
-    # Once those are gone it counts as begun.
+    # Once the process that saw the loss is gone, the job counts as begun.
     phases = [state.phase for state in asyncio.run(asyncio.wait_for(look(), LIMIT))]
     assert phases == [Phase.PENDING, Phase.PENDING, Phase.FAILED]
 
@@ -429,7 +429,7 @@ def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatc
         assert first is not None
         asyncio.run(late.go_on(late.taken, first, lost, lambda: LAB))
         alone = late.plan(lost)
-        keeps.note({**keeps.record, "times": 2, "round": 6})  # as that one sends it, once it goes on
+        keeps.note({**keeps.record, "times": 2, "round": 6})  # as the stopped one does once it goes on
         late.renew(lambda: LAB)
         second = late.plan(lost)
     assert [plan and plan.theirs for plan in (first, alone, second)] == [True, False, True]

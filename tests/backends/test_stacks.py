@@ -1,4 +1,4 @@
-"""A page has a job's nodes tell what their ranks do; what keeps all of them from it is told."""
+"""Stacks of a job's ranks, as its nodes report them to a page, or the reason if no node does."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ def test_says_why_none_answers(answers, why):
 
 
 class Many(Asked):
-    """Has a job of 300 nodes. Node 2 gathers, if it ``can``, all but 7 and 9, of which 9 answers nobody."""
+    """A job of 300 nodes. If it ``can``, node 2 gathers all but 7 and 9, of which 9 never answers."""
 
     def __init__(self, can=True):
         super().__init__()

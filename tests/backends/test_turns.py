@@ -1,4 +1,4 @@
-"""One follower of a job, and all who listen to it from somewhere in the middle."""
+"""One follower of a job, and its listeners, which join at any point."""
 
 import asyncio
 import subprocess
@@ -17,7 +17,7 @@ INFO = JobInfo("lab")
 
 
 class Scripted:
-    """A backend whose one job tells what a test puts in its mouth."""
+    """A backend with one job, which yields the facts that a test supplies."""
 
     def __init__(self):
         self.facts: asyncio.Queue[ev.Event | Exception] = asyncio.Queue()
@@ -53,7 +53,7 @@ def backend():
 
 
 def begun(backend):
-    """Return a feed whose job has told of its node."""
+    """Return a feed that has received the start of the job's node."""
     feed = Feed(backend, INFO)
     backend.tell(ev.NodeStarted(1.0, 0, "here", 1))
     until(lambda: feed.state.nodes)

@@ -1,9 +1,9 @@
-"""Run benchmarks, all or those that are named, and print one table of what has a goal.
+"""Run all benchmarks, or those named, and print one table of the rows that have a goal.
 
     python -m tests.benchmarks [--against CHECKOUT] [NAME...]
 
-With another checkout each one is run on its code as well, in turn with ours, so that a change is seen above
-the noise: ``now/then`` below 1 is faster.
+``--against`` runs each benchmark on another checkout's code as well, in turn with ours, so that a change
+shows above the noise: ``now/then`` below 1 is faster.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from statistics import median
 from tests.benchmarks.measure import ROWS, Row, printed
 
 HERE = Path(__file__).parent
-TURNS = 3  # of each checkout, where there are two
+TURNS = 3  # of each checkout, if there are two
 
 
 def main() -> int:
@@ -56,13 +56,13 @@ def run(name: str, checkout: Path) -> list[tuple[str, Row]] | None:
         path = Path(folder) / "rows"
         env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{checkout}", ROWS: str(path)}
         argv = [sys.executable, "-m", f"tests.benchmarks.bench_{name}"]
-        code = subprocess.run(argv, env=env, cwd=folder).returncode  # -m looks where it stands first
+        code = subprocess.run(argv, env=env, cwd=folder).returncode  # -m searches the current folder first
         lines = path.read_text().splitlines() if path.exists() else []
     return [(key, Row(**row)) for key, row in map(json.loads, lines)] if code == 0 else None
 
 
 def summarize(now: dict[str, list[Row]], then: dict[str, list[Row]] | None = None) -> None:
-    """Print what has a goal: its ratio here, the best peer's of the same table, and the other checkout's."""
+    """Print the rows that have a goal: the ratio, the best peer's in that table, the other checkout's."""
     lines = [["", "ratio", "goal", "", "best peer", *(["then", "now/then"] if then is not None else [])]]
     for key, rows in now.items():
         goal = rows[0].goal

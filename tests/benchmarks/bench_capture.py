@@ -13,7 +13,7 @@ import numpy as np
 from nbtorchjob.capture import from_cell, pickling
 from tests.benchmarks.measure import Row, show
 
-TORCH_GOAL_S = 0.01  # of a CPU
+TORCH_GOAL_S = 0.01  # of CPU time
 
 
 class Point:
@@ -56,7 +56,7 @@ def main() -> None:
         names = {name: 1 for i in range(lines // 3 + 1) for name in (f"n{i}", f"x{i}")}
         took = best(lambda: from_cell(text, {"__name__": "__main__", **names}))  # noqa: B023
         print(f"cell of {lines:>6,} lines{took:>33.3f}s")
-    import torch  # late: the figures above are of a notebook without
+    import torch  # late: the figures above are of a notebook without torch
 
     space = {"__name__": "__main__", "torch": torch}
     first, later = (best(lambda: from_cell("torch", space), times, time.process_time) for times in (1, 9))

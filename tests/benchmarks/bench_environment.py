@@ -1,8 +1,8 @@
-"""What it costs to know what an image has, and to install what it lacks.
+"""The cost of listing what an image has, and of installing what it lacks.
 
-Of a node to tell it, which the first job of an image waits for, and of each submission to compare with it; of
-three small packages, without a network, with pip, with uv where it is or from the store, and from an earlier
-job.
+The first job of an image waits until a node has listed its packages; each submission compares its needs with
+that list. The installs are of three small packages, without a network: with pip, with uv on the node or from
+the store, and from an earlier job.
 """
 
 import json
@@ -41,14 +41,14 @@ def told() -> float:
 
 
 def captured() -> float:
-    """Return how long a cell takes to be captured, without what it needs."""
+    """Return how long the capture of a cell takes, without the search for what it needs."""
     begun = time.perf_counter()
     capture.from_cell(CELL, {})
     return time.perf_counter() - begun
 
 
 def needed() -> float:
-    """Return how long it then takes to know which distributions it imports."""
+    """Return how long it then takes to find the distributions that the cell imports."""
     call = capture.from_cell(CELL, {})
     begun = time.perf_counter()
     assert len(call.needs) == 6
@@ -56,7 +56,7 @@ def needed() -> float:
 
 
 def compared() -> float:
-    """Return how long a submission takes over comparing with what the image has."""
+    """Return how long a submission takes to compare its needs with what the image has."""
     call = capture.from_cell(CELL, {})
     plan = submission.check(JobSpec(backend="kubernetes", cluster=Cluster(image=IMAGE)))
     begun = time.perf_counter()
@@ -72,15 +72,15 @@ def unchanged() -> float:
 
 
 def saved() -> float:
-    """Return how long a submission takes over all of it once a file was saved beside the notebook."""
+    """Return how long all of this takes a submission after a file was saved beside the notebook."""
     call = capture.from_cell(CELL, {})
-    with tempfile.NamedTemporaryFile(dir=sys.path[0]):  # where -m has the current folder, as a kernel has
+    with tempfile.NamedTemporaryFile(dir=sys.path[0]):  # the current folder with -m, as in a kernel
         begun = time.perf_counter()
         here.environment(), here.origins(), call.needs
         return time.perf_counter() - begun
 
 
-# A node in a process of its own, as its path is changed; it tells how long that took.
+# A node in a process of its own, as the install changes sys.path; it prints how long that took.
 NODE = """
 import json, sys, time
 from nbtorchjob.runtime.install import packages
@@ -94,7 +94,7 @@ print(time.perf_counter() - begun)
 
 
 class Nodes:
-    """Starts nodes that install three packages."""
+    """Nodes that install three packages, each in a process of its own."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._count = folder, 0
@@ -103,7 +103,7 @@ class Nodes:
             wheel(folder / "index", name)
 
     def pip(self, *, kept: bool = False, stocked: bool = False) -> float:
-        """Return how long it takes with pip, or where an earlier job's are kept, here or in a store."""
+        """Return how long it takes with pip, or if an earlier job's packages are kept here or in a store."""
         return self._take(self._told, str(self._folder / "kept") if kept else "", stocked)
 
     def uv(self) -> float:
@@ -111,7 +111,7 @@ class Nodes:
         return self._take(self._uv_told(), "", False)
 
     def sent(self) -> float:
-        """Return how long it takes with the uv that lies in the store, on a node that has none."""
+        """Return how long it takes with uv from the store, on a node without uv."""
         own = installer()
         assert own is not None
         program = {"url": str(own.source), "sha256": own.sha256, "size": own.size, "machine": own.machine}
@@ -121,11 +121,11 @@ class Nodes:
         return {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self._folder / "index")}
 
     def kept(self) -> float:
-        """Return how long it takes where another job of this machine has installed them."""
+        """Return how long it takes if another job of this machine has installed the packages."""
         return self.pip(kept=True)
 
     def stocked(self) -> float:
-        """Return how long it takes where the store has them."""
+        """Return how long it takes if the store has the packages."""
         return self.pip(stocked=True)
 
     def _take(
@@ -143,7 +143,7 @@ class Nodes:
 
 def installing(folder: Path) -> None:
     nodes = Nodes(folder)
-    nodes.kept(), nodes.stocked()  # which install them
+    nodes.kept(), nodes.stocked()  # these first runs install the packages
     subjects = {subject.__name__: subject for subject in (nodes.pip, nodes.kept, nodes.stocked)}
     if installer():
         subjects |= {"uv": nodes.uv, "sent": nodes.sent}

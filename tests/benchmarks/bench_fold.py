@@ -1,6 +1,6 @@
-"""What it costs to fold a report with the number of ranks, each of which has reported before.
+"""The cost of folding a report, by the number of ranks, each of which has reported before.
 
-The yardstick is a job of two ranks. And what the first look at a wide job takes that has told much.
+The yardstick is a job of two ranks. Also the cost of the first look at a wide job with many reports.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.benchmarks.measure import Row, show
 
 RANKS = (2, 32, 512, 8_192, 65_536)
 ROUNDS, REPORTS = 7, 400
-GOAL_US = 10.0  # of 8,192 ranks
+GOAL_US = 10.0  # for 8,192 ranks
 READING_GOAL_S = 4.0
 
 
@@ -35,7 +35,7 @@ def reported(state: JobState, ranks: range, number: int) -> JobState:
 
 
 def seconds(state: JobState, ranks: int) -> float:
-    """Take the CPU seconds of folding one report."""
+    """Return the CPU seconds of folding one report."""
     some, rounds = range(0, ranks, max(1, ranks // REPORTS)), []
     for number in range(2, 2 + ROUNDS):
         facts = [ev.Reported(state.info.created + number, rank, 0, number, {"loss": 1.0}) for rank in some]
@@ -48,7 +48,7 @@ def seconds(state: JobState, ranks: int) -> float:
 
 
 def first_reading(ranks: int, reports: int) -> tuple[float, float]:
-    """Take the CPU seconds of the first reading of what so many ranks told; give the MB, too."""
+    """Return the CPU seconds of the first reading of so many ranks' reports, and the MB of these."""
     job = JobState(submission.describe(capture.from_cell("1", {}), JobSpec(name="wide")))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "events.jsonl"

@@ -1,4 +1,4 @@
-"""What 200 handles on one running job cost a process, beside one: CPU seconds in ten, and descriptors.
+"""The cost of 200 handles on one running job, beside one: CPU seconds in ten seconds, and descriptors.
 
 Two ranks report and print ten times a second meanwhile.
 """

@@ -1,4 +1,4 @@
-"""What an open page asks of the server while nothing happens, and how much of ours it loads.
+"""The requests of an open page while nothing happens, and the size of the scripts of ours that it loads.
 
 Needs ``playwright`` and a Chromium (``CHROMIUM_PATH``, or ``chromium`` on the path); the extension must be
 built.
@@ -20,7 +20,7 @@ WIDGETS = Path(sys.prefix) / "share/jupyter/labextensions/@jupyter-widgets/jupyt
 
 
 def asked(page: Page) -> tuple[float, float]:
-    """Return requests a minute of a page that nobody touches: ours, and JupyterLab's own."""
+    """Return the requests a minute of a page that nobody touches: ours, and JupyterLab's own."""
     urls: list[str] = []
     page.on("request", lambda request: urls.append(request.url))
     page.on("websocket", lambda socket: urls.append(socket.url))
@@ -30,7 +30,7 @@ def asked(page: Page) -> tuple[float, float]:
 
 
 def idle(folder: Path) -> tuple[float, float]:
-    """Open a notebook with the sidebar beside it, and leave them alone."""
+    """Open a notebook with the sidebar beside it; return the page's requests a minute, untouched."""
     path = os.environ.get("CHROMIUM_PATH") or shutil.which("chromium")
     flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with sync_playwright() as driver:
@@ -43,7 +43,7 @@ def idle(folder: Path) -> tuple[float, float]:
 
 
 def sizes(static: Path) -> tuple[float, float]:
-    """Return kB of an extension's scripts, as they lie and as they are sent."""
+    """Return the kB of an extension's scripts, as they are on disk and as the server sends them."""
     scripts = [path.read_bytes() for path in static.glob("*.js")]
     return sum(map(len, scripts)) / 1000, sum(len(gzip.compress(script)) for script in scripts) / 1000
 

@@ -1,4 +1,4 @@
-"""What ``%load_ext nbtorchjob`` costs in a fresh IPython, a command in a terminal, and what they import."""
+"""The cost of ``%load_ext nbtorchjob`` in a fresh IPython and of a command, and what they import."""
 
 import compileall
 import json
@@ -42,12 +42,12 @@ def run(code: str) -> str:
 
 def seconds(code: str) -> float:
     duration = float(run(code).split()[-1])  # a magic may print before
-    pool.stop()  # the extension warms one up: each round starts without
+    pool.stop()  # the extension warms a pool up: each round starts without one
     return duration
 
 
 def command(*words: str) -> float:
-    """Take the seconds of a command, its interpreter's start included."""
+    """Return the seconds of a command, its interpreter's start included."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "nbtorchjob", *words], cwd="/", check=True, capture_output=True)
     return time.perf_counter() - started
@@ -72,7 +72,7 @@ def main() -> None:
     with own_state() as folder:
         os.environ["IPYTHONDIR"] = str(folder / "ipython")
         install(folder / "site")
-        for code in subjects.values():  # files read once, profile made
+        for code in subjects.values():  # to read the files once and make the profile
             seconds(code)
         imports = {name: partial(seconds, code) for name, code in subjects.items()}
         taken = in_turn(
@@ -86,7 +86,7 @@ def main() -> None:
 def report(taken: dict[str, list[float]], plain: list[str], loaded: list[str]) -> None:
     times = medians(taken)
     base = times["IPython's own start"]
-    # The goals are in seconds, not ratios: they are what somebody waits for.
+    # The goals are in seconds, not ratios: a user waits for seconds.
     goals = {name: 0.050 for name in times if name.startswith("%load_ext")} | dict.fromkeys(COMMANDS, 0.150)
     rows = [
         Row(name, value, base, goals[name] / base if name in goals else None) for name, value in times.items()

@@ -1,4 +1,4 @@
-"""What a cluster is asked for one job, and how its logs and many jobs fare; on the tests' emulator.
+"""The requests for one job, the speed of its logs, and the cost of many jobs, on the tests' emulator.
 
 The emulator is Python too and runs on the same machine: times are held against plain HTTP to it, not
 against a real API server.
@@ -18,7 +18,7 @@ from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spr
 
 NODES = 2
 ROUNDS = 3
-GOAL = 8  # of plain HTTP; what a line costs is told in ``kubernetes_flood``
+GOAL = 8  # times plain HTTP; ``kubernetes_flood`` has the cost of a line
 JOBS_FOLLOWED, JOBS_LISTED = 100, 1000
 
 
@@ -98,7 +98,7 @@ def main() -> None:
     if not CRDS.is_dir():
         sys.exit("Kubernetes: skipped, shared/crds doesn't lie beside the checkout")
     with own_state() as folder, Apart() as cluster:
-        # Has the session know its cluster, and the emulator its image.
+        # Makes the cluster known to the session, and the image to the emulator.
         first = submit("None", spec("trainjob"))
         first.result(120)
         first.delete()

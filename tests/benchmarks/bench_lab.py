@@ -1,7 +1,7 @@
-"""How long a cell takes on two ranks that stand: `1 + 1`, from sending it until rank 0's value is home.
+"""How long the cell `1 + 1` takes on two standing ranks, from sending it until rank 0's value arrives.
 
-Beside it are ipyparallel's ``%%px`` on two engines of its own, which is what one would take on one machine,
-the same cell as a job of its own, warm, and the same cell once the ranks have run a thousand.
+It is compared with ipyparallel's ``%%px`` on two engines of its own, the usual choice on one machine, with
+the same cell as a warm job of its own, and with the same cell once the ranks have run a thousand.
 """
 
 import time
@@ -20,7 +20,7 @@ JOBS = 4
 MANY = 1000
 TWO = Elastic(nproc_per_node=2)
 
-# Gives each of so many cells.
+# Defines ``act``, which runs a cell on both engines.
 PX = """
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -54,7 +54,7 @@ def main() -> None:
         if px is not None:
             subjects["ipyparallel's %%px"] = lambda: px(CELLS)
         taken: dict[str, list[float]] = {name: [] for name in subjects}
-        pool.import_all()  # as it does in its first idle seconds, which would be those of some of the cells
+        pool.import_all()  # as it does in its first idle seconds, which would fall into some of the cells
         for subject in subjects.values():
             subject()  # warm
         for _ in range(ROUNDS):

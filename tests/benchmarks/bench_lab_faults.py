@@ -1,8 +1,8 @@
-"""A lab that is interrupted, and whose kernels are killed, at random moments: what becomes of its state.
+"""Interrupt a lab, and kill its kernels, at random moments, and check its state.
 
-Each cell of a trial adds its number to a list in the ranks. So a cell that was lost, that ran twice, or in
-another order on another rank, and state that is gone, are seen in the lists. With ``--kind`` the lab's two
-ranks are pods of the tests' own cluster, or of that of NBTORCHJOB_TEST_KUBECONFIG.
+Each cell of a trial adds its number to a list in the ranks. The lists show a cell that was lost, ran twice,
+or ran in another order on another rank, and state that is gone. With ``--kind`` the lab's two ranks are pods
+of the tests' own cluster, or of the cluster of NBTORCHJOB_TEST_KUBECONFIG.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from tests.benchmarks.measure import own_state
 
 TWO = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
 POD: "dict[str, Any]" = {"image": "localhost/torch:1", "cpu": "400m", "memory": "1500Mi"}
-LATEST_S = 0.5  # until an interrupt, or a kernel's end, from when the cell was sent
+LATEST_S = 0.5  # at most, from sending the cell to the interrupt or the kernel's end
 
-# A kernel that sends one cell after the other until it is killed; what it prints has come home.
+# A kernel that sends one cell after the other until it is killed; it prints those that have returned.
 KERNEL = """
 import sys
 import nbtorchjob
@@ -46,25 +46,25 @@ seen: "list[int]" = []  # on the ranks: the numbers of the cells that ran
 
 
 def begin() -> None:
-    """Make what the cells change."""
+    """Create the list that the cells change."""
     global seen
     seen = []
 
 
 def busy(number: int) -> None:
-    """Be interrupted anywhere."""
+    """Run until an interrupt, which may come anywhere."""
     seen.append(number)
     while True:
         sum(range(1000))
 
 
 def look() -> "tuple[int, list[int]]":
-    """Return which process this is, and what ran here."""
+    """Return this process's id, and the cells that ran here."""
     return os.getpid(), seen
 
 
 def interrupted(lab: Lab, trials: int, rng: random.Random) -> str:
-    """Interrupt so many cells; return what is wrong, or nothing."""
+    """Interrupt so many cells; return the fault, or an empty string."""
     before = looked(lab)
     for number in range(trials):
         job = lab.run(busy, number)
@@ -92,7 +92,7 @@ def looked(lab: Lab) -> "list[tuple[int, list[int]]]":
 
 
 def killed(lab: Lab, trials: int, rng: random.Random) -> str:
-    """Kill so many kernels, another one going on each time; return what is wrong, or nothing."""
+    """Kill so many kernels, one after the other; return the fault, or an empty string."""
     lab.run(begin).result(60)
     home: list[int] = []
     for trial in range(trials):
@@ -114,7 +114,7 @@ def killed(lab: Lab, trials: int, rng: random.Random) -> str:
 
 
 def at_once(lab: Lab, cells: int, rng: random.Random) -> str:
-    """Have two kernels send so many cells each; return what is wrong, or nothing."""
+    """Send so many cells from each of two kernels at once; return the fault, or an empty string."""
     lab.run(begin).result(60)
     starts = (0, cells)
     with kernel_of(lab, starts[0], cells) as one, kernel_of(lab, starts[1], cells) as other:
@@ -138,7 +138,7 @@ def kernel_of(lab: Lab, first: int, cells: int) -> "subprocess.Popen[str]":
 
 @contextmanager
 def spec_of(kind: "str | None") -> Iterator[JobSpec]:
-    """Give the lab's spec; the cluster of its kind lives as long."""
+    """Yield the lab's spec; the emulator of its cluster, if any, runs as long."""
     if kind is None:
         yield TWO
         return

@@ -1,49 +1,49 @@
 """How long it takes from submitting two gloo ranks to rank 0's value at the caller.
 
-*plain* is what anybody pays without a launcher: two ``python script.py`` that meet by ``env://``, do
-one all_reduce, and end.
+*plain* is the same without a launcher: two ``python script.py`` that meet by ``env://``, do one
+all_reduce, and end.
 
-Where a warm call's 160 ms and more go, on 2 cores (Linux 6.18, torch 2.13, Python 3.11; medians of 24 jobs,
-before OpenBLAS's threads were seen to, see below):
+The 160 ms and more of a warm call, on 2 cores (Linux 6.18, torch 2.13, Python 3.11; medians of 24 jobs, from
+before the fix of OpenBLAS's threads, see below):
 
     9 ms   the kernel captures the call, and writes the job's folder
-    14 ms  the pool forks the warden, that the supervisor, which claims the job
-    26 ms  the agent: 4 to be forked, 8 to check the payload and be the program in it, 6 to fork the template
-    9 ms   it meets with nobody, and enters a round
-    31 ms  two ranks: 15 to the first, 7 to the second, 8 each for what a fresh process has
-    28 ms  the call itself, which takes 4 ms in a plain process; the rest were those threads
-    13 ms  the tail: 3 to the last rank's return, 10 until all processes are gone
+    14 ms  the pool forks the warden, which forks the supervisor, which claims the job
+    26 ms  the agent: 4 to fork it, 8 to check the payload and become its program, 6 to fork the template
+    9 ms   the agent finds no other nodes to meet, and enters a round
+    31 ms  two ranks: 15 until the first, 7 until the second, 8 each for the setup of a fresh process
+    28 ms  the call itself, which takes 4 ms in a plain process; OpenBLAS's threads took the rest
+    13 ms  the tail: 3 until the last rank returns, 10 until all processes are gone
 
-Six processes are forked, each from the one before, but for the ranks. A fork of 230 MB takes 2 ms where
-they lie in huge pages; but each process writes to reference counts all over (Python 3.11), which parts
-those pages: a rank finds 50 MB of 200 in huge ones, so its fork copies 40,000 entries, and its end lets go of
-as many.
+A call forks six processes, each from the one before, except for the ranks. A fork of 230 MB takes 2 ms if
+they lie in huge pages; but each process writes to reference counts all over (Python 3.11), which splits
+those pages: a rank has 50 MB of 200 in huge pages, so its fork copies 40,000 page table entries, and its end
+frees as many.
 
-The same as CPU time, which other load changes less (user and system by ``getrusage`` in each process, medians
-of 20 jobs on a busy machine, and what the pool's children took in all): 115 ms a call, in place of 158 when
-each rank's OpenBLAS started a thread that spun for 25 ms, and an agent looked at all modules and loggers.
+In CPU time, which other load changes less (user and system by ``getrusage`` in each process, medians of 20
+jobs on a busy machine, and the total of the pool's children), a call takes 115 ms, down from 158 when each
+rank's OpenBLAS started a thread that spun for 25 ms, and an agent looked at all modules and loggers:
 
-    35 ms  the agent, half of it in the kernel: 5,200 pages that it writes to are copied
+    35 ms  the agent, half of it in the kernel, which copies the 5,200 pages that the agent writes
     37 ms  the two ranks, 3,400 pages each
     15 ms  warden and supervisor, 2,400 pages
     30 ms  the ends of all six processes
 
-By ``perf record`` page faults are 39% of what comes before the ends, and forks 18%; Python's own code is 25%.
-A goal of 0.035, some 70 ms on two cores, asks for less than what copying pages, forks and ends take. A
-node that is forked before there is a job for it, agent and template included, would leave out four forks, 18
-of 142 ms (medians of 32 jobs, by the monotonic clock at some forty places of each), or 27 of 162 ms of CPU on
-a busy machine (31 jobs; four forks of a pool's process, one from the other). That is no shortcut for a
-call that follows another, as the next node's 50 ms of CPU time would be taken from the job that runs; for the
-first after a pause it would keep the 20 MB that an agent writes to.
+By ``perf record``, page faults take 39% of the time before the ends, forks 18%, and Python's own code 25%.
+The goal of 0.035, some 70 ms on two cores, is less than copying pages, forks and ends take. A node that is
+forked before its job exists, agent and template included, would save four forks, 18 of 142 ms
+(medians of 32 jobs, by the monotonic clock at some forty places of each), or 27 of 162 ms of CPU time on
+a busy machine (31 jobs; four forks of a pool's process, one from the other). It wouldn't shorten a call that
+follows another, as the next node's 50 ms of CPU time would slow down the running job; for the first call
+after a pause it would hold the 20 MB that an agent writes.
 
-A first call starts the pool, which has to import torch: that alone takes 0.72 of *plain*, whose two ranks
-do it side by side (2.7 s of 3.8 on a slow day, 0.79 with all that a pool imports before its first job), so
-0.6 is for a call that doesn't have to. That is why a pool is started as soon as the extension is loaded.
+A first call starts the pool, which has to import torch: that alone takes 0.72 of *plain*, in which two ranks
+import it side by side (2.7 s of 3.8 on a slow day, 0.79 with all that a pool imports before its first job),
+so the goal of 0.6 is for a call that finds a pool. That is why loading the extension starts one.
 
-The floor of a warm call is that of the tail, too: four processes end with a job, 4 to 5 ms each, two at a
-time; nobody waits for anything else. To report the end before they are gone would let the next job meet
-this one's ports, and what it holds of a GPU. Nor can the template end earlier: it is the ranks' parent, and
-they die with it.
+The tail also sets the floor of a warm call: four processes end with a job, 4 to 5 ms each, two at a time;
+the call waits for nothing else. If the end were reported before they are gone, the next job could collide
+with this one's ports and GPU memory. Nor can the template end earlier: it is the ranks' parent, and they die
+with it.
 """
 
 import math
@@ -122,7 +122,7 @@ def first_call() -> float:
 
 
 def tail() -> float:
-    """Take the seconds from a warm job's value to its end."""
+    """Return the seconds from a warm job's value to its end."""
     job = nbtorchjob.submit(summed, spec=Elastic(nproc_per_node=2))
     job.result(120)
     state = job.state
@@ -159,7 +159,7 @@ def torchrun(script: Path) -> float:
 
 
 class Peer:
-    """Another tool, a failed run of which is a note and doesn't end the benchmark."""
+    """Another tool; a failed run of it becomes a note and doesn't end the benchmark."""
 
     def __init__(self, name: str, run: Callable[[], float]) -> None:
         self.name = name
@@ -178,7 +178,7 @@ class Peer:
 
 
 def install_torchrunx(folder: Path) -> str | None:
-    """Return the PYTHONPATH on which torchrunx is, installed into ``folder`` if need be; None without it."""
+    """Return the PYTHONPATH of torchrunx, installed into ``folder`` if need be; None if that fails."""
     if subprocess.run([sys.executable, "-c", "import torchrunx"], capture_output=True).returncode == 0:
         return ""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
@@ -229,7 +229,7 @@ def main() -> None:
 
 
 def measured(taken: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Return the runs that didn't fail, of subjects that have any."""
+    """Return the successful runs of the subjects that have any."""
     came = {name: [value for value in values if not math.isnan(value)] for name, values in taken.items()}
     return {name: values for name, values in came.items() if values}
 

@@ -1,8 +1,8 @@
-"""A job that saves when told: nodes that are ended at random moments, and what becomes of its steps.
+"""Ask nodes to end at random moments, at which their job saves, and check the job's steps.
 
-Each trial is a job of two nodes whose ranks meet at every step; at a random moment one node of it, or both,
-are told to end, here by SIGTERM, on the emulator by an eviction (of jobs of each kind in turn), and the next
-attempt goes on from the checkpoint. Also what a call of ``leaving()`` costs a rank.
+Each trial is a job of two nodes with ranks that meet at every step; at a random moment one node, or both, are
+asked to end, here by SIGTERM, on the emulator by an eviction (of jobs of each kind in turn), and the next
+attempt goes on from the checkpoint. Also measures what a call of ``leaving()`` costs a rank.
 """
 
 import argparse
@@ -27,23 +27,23 @@ from nbtorchjob.spec.jobspec import GRACE_S
 from tests.backends.kubernetes.cluster import Emulator
 from tests.benchmarks.measure import own_state
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STEPS, STEP_S = 250, 0.01
-LATEST_S = 1.5  # until a node is told, from when ranks are started
+LATEST_S = 1.5  # at most, from the start of the ranks to the request to end
 POD_PATH = "api/v1/namespaces/default/pods"
 PLACE = Cluster(image="localhost/torch:1", memory="1500Mi", cpu="400m", namespace="default")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one job's steps, whose nodes took so many seconds to end once they were told."""
+    """The outcome of one job's steps, and the seconds until its nodes ended once asked."""
 
     lost: int
     twice: int
     apart: bool
-    halves: int  # of ranks that found a checkpoint of several steps
+    halves: int  # ranks that found a checkpoint with parts of several steps
     took: float
 
 
@@ -71,7 +71,7 @@ def train(steps: int, notes: str) -> int:
 
 
 def here(notes: str, victims: int, after: float) -> Trial:
-    """Tell nodes of a job of this machine, by SIGTERM."""
+    """Send SIGTERM to nodes of a job of this machine; return the outcome."""
     job = submit(train, STEPS, notes, spec=JobSpec(Elastic(2, nproc_per_node=2), retry=Retry(backoff=0)))
     wait_for(lambda: started(job))
     pids = [node.life.start.pid for node in job.state.nodes.values() if node.life.start]
@@ -84,7 +84,7 @@ def here(notes: str, victims: int, after: float) -> Trial:
 
 
 def there(cluster: Emulator, kind: str, notes: str, victims: int, after: float) -> Trial:
-    """Evict pods of a cluster job of that kind."""
+    """Evict pods of a cluster job of that kind; return the outcome."""
     place = replace(PLACE, kind=kind, checkpoints=f"file://{notes}/store")
     retry = Retry(preemptions=9, backoff=0)
     spec = JobSpec(Elastic(2, nproc_per_node=1), "kubernetes", retry=retry, cluster=place)
@@ -100,17 +100,17 @@ def there(cluster: Emulator, kind: str, notes: str, victims: int, after: float) 
 
 
 def runs(pod: "dict[str, dict[str, str]]", uids: "list[str]") -> bool:
-    """Whether it is one of those, and hasn't ended."""
+    """Return whether a pod is one of these and hasn't ended."""
     return pod["metadata"]["uid"] in uids and pod["status"]["phase"] in ("Pending", "Running")
 
 
 def started(job: "Job[int]") -> bool:
-    """Whether the ranks of both nodes have been started."""
+    """Return whether the ranks of both nodes have started."""
     return len([node for node in job.state.nodes.values() if node.workers and node.life.start]) == 2
 
 
 def judged(job: "Job[int]", notes: str, took: float) -> Trial:
-    """Wait for the job's end, and look at what its ranks wrote down."""
+    """Wait for the job's end; return what the notes of its ranks show."""
     assert job.result(120) == STEPS
     ranks = [path.read_text().split() for path in sorted(Path(notes).glob("rank-*"))]
     why = [attempt.failure and attempt.failure.reason.line for attempt in job.state.attempts[:-1]]
@@ -125,13 +125,13 @@ def judged(job: "Job[int]", notes: str, took: float) -> Trial:
 
 
 def wait_for(look: "Callable[[], object]") -> None:
-    """Wait until it is so."""
+    """Wait until ``look`` returns a true value."""
     while not look():
         time.sleep(0.02)
 
 
 def cost() -> float:
-    """Return the microseconds that a call takes where nothing is wrong."""
+    """Return the microseconds that a call takes on a node that isn't ending."""
     with tempfile.TemporaryDirectory() as folder:
         Page.create(folder, 8)
         begin(folder, 0)
@@ -142,7 +142,7 @@ def cost() -> float:
 
 
 def trials(count: int, chance: random.Random, cluster: "Emulator | None") -> "list[Trial]":
-    """Run them, one after the other."""
+    """Run so many trials, one after the other."""
     outcomes = []
     for number in range(count):
         victims, after = chance.choice([1, 1, 1, 2]), chance.uniform(0, LATEST_S)
@@ -157,7 +157,7 @@ def trials(count: int, chance: random.Random, cluster: "Emulator | None") -> "li
 
 
 def main() -> None:
-    """Print both."""
+    """Print the outcomes of the trials, and the cost of a call."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)

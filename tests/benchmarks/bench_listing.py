@@ -1,6 +1,6 @@
-"""What a list of thousands of ended jobs costs: the server's disk, memory and event loop.
+"""The cost of a list of thousands of ended jobs to the server: its disk, memory and event loop.
 
-The yardstick is one ``stat`` of each job's folder in the same run: nothing that looks can be cheaper.
+The yardstick is one ``stat`` in each job's folder in the same run: no list that looks there can be cheaper.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from nbtorchjob.state.facts import factlines
 from tests.benchmarks.measure import Row, own_state, show
 
 JOBS = 5000
-FEW = 700  # that a terminal lists
+FEW = 700  # in the list of a terminal
 ROUNDS = 9
 LIST_GOAL, ANSWER_GOAL = 4.0, 8.0
 COMMAND_GOAL_S = 0.15
-FIRST_GOAL_S = 1.5  # of a CPU
+FIRST_GOAL_S = 1.5  # of CPU time
 CELL = "\n".join(f"x{number} = torch.ones({number})" for number in range(40))
 
 
@@ -68,7 +68,7 @@ def events(at: float) -> list[ev.Event]:
 
 
 def stats() -> float:
-    """Take the seconds that one ``stat`` of each folder takes."""
+    """Return the seconds that one ``stat`` in each folder takes."""
     folder, started = directory.jobs_dir(), time.perf_counter()
     for name in os.listdir(folder):
         os.stat(f"{folder}/{name}/events.jsonl")
@@ -89,13 +89,13 @@ def resident() -> float:
 
 
 class Lag:
-    """How late the event loop is, at worst and mostly, while it is watched."""
+    """The delays of the event loop while it is watched."""
 
     def __init__(self) -> None:
         self.found: list[float] = []
 
     async def watch(self, work: Awaitable[object]) -> float:
-        """Watch while ``work`` is done; give the seconds that took."""
+        """Watch the loop while ``work`` runs; return the seconds that it took."""
         started = time.perf_counter()
         doing = asyncio.ensure_future(work)
         while not doing.done():
@@ -107,7 +107,7 @@ class Lag:
 
 
 async def served() -> dict[str, tuple[float, float]]:
-    """Return the seconds of an answer and the loop's worst lag: the first, a later one, a quiet watch."""
+    """Return the seconds and the loop's worst lag of a first answer, a later one, and a quiet watch."""
     watch = Watch(Lanes(60, 4), {"local": 1.0, "kubernetes": 10.0}, lambda changes: None)
     cases: dict[str, Callable[[], Awaitable[object]]] = {
         "first": lambda: answer(watch),
@@ -129,7 +129,7 @@ async def answer(watch: Watch) -> str:
 
 
 def listed() -> float:
-    """Take the seconds that the command takes to list what there is, its interpreter's start included."""
+    """Return the seconds that the command takes to list all jobs, its interpreter's start included."""
     argv = [sys.executable, "-m", "nbtorchjob", "list"]
     return taken(lambda: subprocess.run(argv, check=True, stdout=subprocess.DEVNULL))
 

@@ -1,4 +1,4 @@
-"""What the log viewer costs a browser with a million lines, held against the plain text in a `<pre>`.
+"""The cost of the log viewer with a million lines in a browser, compared with plain text in a `<pre>`.
 
 Needs ``playwright``, a Chromium (``CHROMIUM_PATH``, or ``chromium`` on the path), and what `jlpm install`
 puts into `labextension/node_modules`.
@@ -34,7 +34,7 @@ JOB = {
 
 
 class Logs(WebSocketHandler):
-    """Sends a rank's log as the server extension does: as fast as it is taken."""
+    """A socket that sends a rank's log as the server extension does: as fast as the page takes it."""
 
     async def open(self) -> None:
         text = log(int(self.get_argument("lines")))
@@ -47,7 +47,7 @@ class Logs(WebSocketHandler):
 
 @cache
 def log(lines: int) -> bytes:
-    """Make a log of lines of about 100 bytes, every thousandth with a needle."""
+    """Return a log of lines of about 100 bytes, every thousandth with a needle."""
     return b"".join(
         b"line %d step=%d loss=%.6f lr=3.0e-04 tokens/s=%d grad_norm=0.8412 memory=61.3GiB of 79.1GiB%s\n"
         % (number, number, 1 / (number + 1), 41000 + number % 977, b" needle" * (number % 1000 == 7))

@@ -1,6 +1,6 @@
-"""What a million lines of log cost: the rank that writes them, the kernel and the browser.
+"""The cost of a million lines of log to the rank that writes them, the kernel and the browser.
 
-The job is watched by a card, as in a notebook; what the card would send to the browser is counted. The
+A card watches the job, as in a notebook; a fake browser counts what the card would send to it. The
 yardstick is the same loop in the same kind of job with its output thrown away.
 """
 
@@ -34,7 +34,7 @@ GOAL = 1.3
 
 
 class Browser:
-    """Stands for the notebook's front end: counts the bytes of what it is sent."""
+    """A fake of the notebook's front end, which counts the messages and bytes that it gets."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -50,7 +50,7 @@ class Browser:
 
 
 def chatty(lines: int, target: str | None) -> float:
-    """Print ``lines`` lines, to the rank's log or to ``target``; give the seconds it took."""
+    """Print ``lines`` lines, to the rank's log or to ``target``; return the seconds that took."""
     if target is not None:
         sys.stdout = open(target, "w")  # noqa: SIM115 the rank's end closes it
     started = time.perf_counter()
@@ -74,7 +74,7 @@ class Watched:
 
 
 def watched(lines: int, target: str | None) -> Watched:
-    """Run the loop as a job under a card, in a cell's way."""
+    """Run the loop as a job under a card, as a cell does."""
     browser = Browser()
     IPython.display.display = browser.display  # type: ignore[assignment]
     gc.collect()
@@ -98,7 +98,7 @@ def watched(lines: int, target: str | None) -> Watched:
 
 
 def lost_lines(job: Job[Any], lines: int) -> int:
-    """Count the lines that aren't where they belong in the log; not in this process, whose memory counts."""
+    """Count the misplaced lines of the log, in another process: the memory of this one is measured."""
     log = next((directory.jobs_dir() / job.name).glob("node-*/round-*/rank-0.log"))
     check = f'awk \'$0 == "line " NR-1 {{ n++ }} END {{ print {lines} - n }}\' "$0"'
     return int(subprocess.run(["sh", "-c", check, str(log)], capture_output=True, check=True).stdout)
@@ -118,7 +118,7 @@ def forget_peak() -> None:
 def main() -> None:
     with own_state() as folder:
         targets = {"log": None, "null": os.devnull, "file": str(folder / "lines")}
-        watched(1000, None)  # has everything imported, and the pool started
+        watched(1000, None)  # to import everything, and start the pool
         rounds = [{name: watched(LINES, to) for name, to in targets.items()} for _ in range(ROUNDS)]
     report({name: [taken[name] for taken in rounds] for name in targets})
 

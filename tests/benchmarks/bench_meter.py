@@ -1,4 +1,4 @@
-"""What it costs a node to look at what its ranks use, and a failed rank to describe its variables."""
+"""The cost to a node of metering its ranks, and to a failed rank of describing its variables."""
 
 import os
 import time
@@ -11,12 +11,12 @@ from nbtorchjob.runtime.node.meter import Meter
 from tests.benchmarks.measure import Row, in_turn, medians, own_state, show, spread
 
 RANKS = 8
-SECONDS = 300  # of a job's life, gone through in no time
+SECONDS = 300  # of a job's life, on a fake clock
 ROUNDS = 10
 
 
 def looked(folder: str) -> tuple[float, float]:
-    """Return the CPU seconds of all looks at so many ranks, and how often they were told of."""
+    """Return the CPU seconds of all looks at the ranks, and how many of them the node reported."""
     os.environ[EVENTS] = os.path.join(folder, "used.jsonl")
     now = [0.0]
     meter = Meter(0, clock=lambda: now[0], library=lambda: None)
@@ -31,14 +31,14 @@ def looked(folder: str) -> tuple[float, float]:
 
 
 def fails() -> None:
-    """Fail with what a training step has at hand."""
+    """Fail with the variables of a training step."""
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
     batch, losses = torch.randn(64, 255), [0.5] * 100
     model(batch + len(losses))
 
 
 def failing(*, no_locals: bool) -> float:
-    """Return how long a warm call took that failed."""
+    """Return how long a warm call took to fail."""
     begun = time.perf_counter()
     error = submit(fails, spec=JobSpec(Elastic(), no_locals=no_locals)).exception()
     took = time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""How long a rank takes to its first optimizer step, in a warm job; torch imports its compiler for that.
+"""How long a warm job takes for its first optimizer step, for which torch imports its compiler.
 
 *plain* is a ``python script.py`` that does the same and ends.
 """

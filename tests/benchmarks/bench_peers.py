@@ -1,6 +1,6 @@
-"""What nodes ask the store where they meet while nothing happens, and how soon they hear of what does.
+"""The calls of idle nodes to the store where they meet, and how soon they hear of an end.
 
-Agents without ranks: threads of one process, each with its connections, on one store.
+The nodes are agents without ranks: threads of one process, each with its connections, on one store.
 """
 
 import logging
@@ -19,12 +19,12 @@ from tests.runtime.rendezvous.gang import join, serve
 
 NODES = (8, 64, 256)
 SECONDS = 13.0
-SILENCE = 15.0  # as jobs have it
+SILENCE = 15.0  # as in jobs
 CALLS = ("set", "get", "check", "compare_set", "multi_get", "wait", "seal", "unseal")
 
 
 class Counting:
-    """A store that counts what is asked of it; once it is ``mute``, no beat gets there."""
+    """A store that counts the calls to it; once ``mute`` is set, it drops beats."""
 
     def __init__(self, store: Any, counts: list[int], mute: Event) -> None:
         self._store, self._counts, self._mute = store, counts, mute
@@ -46,7 +46,7 @@ class Counting:
 
 @contextmanager
 def gang(nodes: int, silence: float, counts: list[int], mute: Event) -> Iterator[list[Peers]]:
-    """Have so many nodes of a fixed-size job meet; the last one goes silent once ``mute`` is set."""
+    """Yield so many nodes of a fixed-size job, which have met; the last goes silent once ``mute`` is set."""
     store, never = serve(), Event()
 
     def counting(node: int) -> Callable[[Any], Counting]:
@@ -65,7 +65,7 @@ def gang(nodes: int, silence: float, counts: list[int], mute: Event) -> Iterator
 
 
 def heard(gang: list[Peers], act: Callable[[], object]) -> list[float]:
-    """Return after how many seconds each node has heard of an end."""
+    """Call ``act``; return after how many seconds each node has heard of the end."""
     ends = [Event() for _ in gang]
     times = [0.0] * len(gang)
     began = time.perf_counter()
@@ -88,7 +88,7 @@ def main() -> None:
     for nodes in NODES:
         counts, mute = [0], Event()
         with gang(nodes, SILENCE, counts, mute) as members:
-            time.sleep(6.0)  # until all have found when the next one beats
+            time.sleep(6.0)  # until all nodes know when the next one beats
             before, cpu = counts[0], time.process_time()
             time.sleep(SECONDS)
             calls = (counts[0] - before) / SECONDS / nodes

@@ -1,4 +1,4 @@
-"""What the logs of many pods cost who follows them: descriptors, memory and CPU, of one pod.
+"""The cost of following the logs of many pods: descriptors of each, memory and CPU.
 
 The server is scripted, in a process of its own, and speaks HTTP/2 as an API server does, or HTTP/1.1 alone.
 """
@@ -34,7 +34,7 @@ LINES, BURSTS = 2000, 10
 
 
 def log(pod: int) -> list[bytes]:
-    """Return a pod's log in pieces: ``LINES`` lines in as many seconds as there are ``BURSTS``."""
+    """Return a pod's log in pieces: ``LINES`` lines, stamped over ``BURSTS`` seconds."""
     begun = datetime(2026, 11, 27, tzinfo=timezone.utc)
     pieces = []
     for burst in range(BURSTS):
@@ -77,7 +77,7 @@ async def client(url: str, folder: Path) -> AsyncIterator[Client]:
 
 
 async def followed(url: str, folder: Path, pods: int) -> tuple[float, float, float]:
-    """Follow so many logs to where they stand; return descriptors, resident MB and CPU seconds of it."""
+    """Follow so many logs to their current end; return the descriptors, resident MB and CPU seconds."""
     cache = JobCache(folder / f"cache-{pods}-{time.time_ns()}")
     cache.claim(JobInfo("job"))
     left = [LINES] * pods

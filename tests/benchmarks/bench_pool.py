@@ -1,7 +1,7 @@
-"""How long a cell takes on a pool's pods, from sending it to rank 0's first line, and one after the other.
+"""How long a cell takes on a pool's pods: from sending it to rank 0's first line, and many in a row.
 
-Beside it is the same cell as a job with pods of its own, in turn with it, on the tests' emulator. There a pod
-starts with torch imported: to place one, to pull its image and to import torch takes a real cluster longer.
+In turn with it, the same cell runs as a job with pods of its own, on the tests' emulator. There a pod starts
+with torch imported: a real cluster takes longer, to place a pod, pull its image and import torch.
 """
 
 import time

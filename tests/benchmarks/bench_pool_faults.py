@@ -1,11 +1,11 @@
-"""A pool whose kernels, askers, ranks, nodes and pods are killed at random moments: what becomes of its jobs.
+"""Kill kernels, askers, ranks, nodes and pods of a pool at random moments, and check the pool's jobs.
 
-Each rank of a job writes down that it runs, in a file that no cleanup reaches. So a job that was lost, that
-ran twice in one attempt, or that returned what another one's code returns, is seen there. A job that the kill
-has ended is no loss as long as it says so; with ``--retries`` it runs again.
+Each rank of a job writes down that it runs, in a file that no cleanup reaches. The files show a job that was
+lost, or that ran twice in one attempt; its value shows a job that ran another one's code. A job that the kill
+has ended isn't lost if it reports its failure; with ``--retries`` it runs again.
 
-With ``--beside`` two jobs of one node each run side by side, and something of the first one is killed. Where
-that is its kernel or its rank, the other one has to succeed.
+With ``--beside`` two jobs of one node each run side by side, and a part of the first one is killed. If that
+is its kernel or its rank, the other job has to succeed.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from tests.benchmarks.kubernetes_cluster import NAMESPACE, SMALL, Apart, on_loop
 from tests.benchmarks.measure import own_state
 
 JOBS = 50
-LATEST_S = 4.0  # until the kill, from when the job is being sent
-OVER_S = 120.0  # until a job has to be over, whatever was killed
+LATEST_S = 4.0  # at most, from sending the job to the kill
+OVER_S = 120.0  # within which a job has to be over, whatever was killed
 NODES = 2
 VICTIMS = ("kernel", "asker", "rank", "node", "pod")
 ASKER = b"pass_on("  # in the command of a process that brings questions into a pod
@@ -76,7 +76,7 @@ int(total)
 
 
 class Trial:
-    """One job, of so many nodes, and what is killed meanwhile."""
+    """One job of so many nodes, and the kill of a part of it."""
 
     def __init__(
         self, number: int, folder: Path, pool: Lab, cluster: Apart, retries: int, nodes: int = NODES
@@ -140,7 +140,7 @@ class Trial:
         return f"failed: {' '.join(str(error).split())[:120]}"
 
     def _job(self, name: str) -> Job[Any] | None:
-        """Return the job; where its kernel was killed before it was told the name, by its code."""
+        """Return the job by its code, as a killed kernel may not know its name; else by that name."""
         known = turns.turns(self._pool.state)
         mine = [turn for turn in known if f"number = {self.number}\n" in turn.taken.text]
         assert len(mine) <= 1, mine
@@ -150,10 +150,10 @@ class Trial:
         job = self._job("")
         return f"it is {job.state.phase.word}" if job is not None else "it was not accepted"
 
-    # Each kills something if it is time and that is there, and returns whether it has
+    # Each of these kills its victim if it is due and the victim exists, and returns whether it did
 
     def _kill_kernel(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
-        # Half of them once the job runs, however long it takes to be sent.
+        # In half of the trials once the job runs, however long it takes to send the job.
         if due and (self.number // 2 % 2 or any(self._folder.glob(f"{self.number}-?-*"))):
             kernel.kill()
             return True
@@ -161,7 +161,7 @@ class Trial:
 
     def _kill_asker(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
         askers = [pid for pid, words in commands() if ASKER in words and b"\0-c\0" in words]
-        return sum(killed(pid) for pid in askers) > 0  # at once: each lives for some milliseconds
+        return sum(killed(pid) for pid in askers) > 0  # at once, as an asker lives for some milliseconds
 
     def _kill_rank(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
         return due and self._kill_above(0)
@@ -171,7 +171,7 @@ class Trial:
         return due and self._kill_above(3)
 
     def _kill_above(self, generations: int) -> bool:
-        """Kill what is so far above a rank of this job."""
+        """Kill the process so many generations above a rank of this job."""
         ran = sorted(self._folder.glob(f"{self.number}-?-*"))
         if not ran:
             return False
@@ -197,7 +197,7 @@ class Trial:
 
 
 def killed(pid: int) -> bool:
-    """Kill a process; return whether it was there."""
+    """Kill a process; return whether it existed."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
         return True
@@ -205,7 +205,7 @@ def killed(pid: int) -> bool:
 
 
 def commands() -> Iterator[tuple[int, bytes]]:
-    """Yield the processes below this one, with their commands; others' askers look just the same."""
+    """Yield the descendants of this process and their commands; askers of others would look the same."""
     for entry in os.listdir("/proc"):
         with suppress(ValueError, OSError):
             pid = int(entry)
@@ -218,7 +218,7 @@ def commands() -> Iterator[tuple[int, bytes]]:
 
 
 def parent(pid: int) -> int:
-    """Return the process that a process was started by; 0 of the first one."""
+    """Return the parent of a process; 0 for the first process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 

@@ -1,6 +1,6 @@
-"""What a redraw of the card costs with the number of ranks: each has reported 400 times, its first step is 1.
+"""The cost of a redraw of the card, by the number of ranks: each has reported 400 times, from step 1 on.
 
-The yardstick is the card of two ranks: what grows faster than the ranks do isn't linear.
+The yardstick is the card of two ranks: a cost that grows faster than the ranks isn't linear.
 """
 
 import time
@@ -18,12 +18,12 @@ from tests.benchmarks.measure import Row, show
 RANKS = (2, 8, 32, 128, 512)
 REPORTS = 400
 ROUNDS = 5
-GOAL_S = 0.02  # of 32 ranks
+GOAL_S = 0.02  # for 32 ranks
 MOST_GROWTH = 1.5  # times the growth of the ranks, from 32 on
 
 
 def reported(ranks: int) -> JobState:
-    """Return a job whose ranks have reported."""
+    """Return a job after ``REPORTS`` reports of each rank."""
     info = submission.describe(capture.from_cell("1", {}), JobSpec(name="wide"))
     at = info.created
     state = apply(JobState(info), ev.NodeStarted(at + 1, 0, "here", 7))
@@ -43,7 +43,7 @@ def once_more(state: JobState, ranks: int, number: int) -> JobState:
 
 
 def seconds(state: JobState) -> float:
-    """Take the CPU seconds of one redraw."""
+    """Return the CPU seconds of one redraw."""
     began = time.process_time()
     render.html(state, state.info.created + 3 + REPORTS / 10)
     return time.process_time() - began
@@ -53,7 +53,7 @@ def main() -> None:
     took: dict[int, float] = {}
     for ranks in RANKS:
         state, rounds = reported(ranks), []
-        seconds(state)  # what a process does once
+        seconds(state)  # for the work that a process does only once
         for number in range(REPORTS, REPORTS + ROUNDS):
             state = once_more(state, ranks, number)
             rounds.append(seconds(state))

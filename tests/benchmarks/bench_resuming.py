@@ -1,9 +1,9 @@
-"""What saving costs a training: steps beside which a checkpoint is written, and others of the same job.
+"""The cost of saving to a training: steps during which a checkpoint is written, and others of the same job.
 
-Two ranks train a model of 1.6 million parameters with AdamW, whose checkpoint is 19 MB; where there is a GPU,
-one rank trains 25 million there, which are 300 MB. A checkpoint is written in every other stretch of steps.
-*waited for* is what a loop pays that goes on once its checkpoint is whole; *sharded* is the same model in
-``fully_shard``, beside steps of its own.
+Two ranks train a model of 1.6 million parameters with AdamW, and its checkpoint has 19 MB; on a machine with
+a GPU, one rank trains 25 million there, with 300 MB. A checkpoint is written in every other stretch of steps.
+*waited for* is the cost to a loop that goes on once its checkpoint is whole; *sharded* is the same model in
+``fully_shard``, compared with steps of its own.
 """
 
 import statistics
@@ -16,12 +16,12 @@ from nbtorchjob import Elastic, submit
 from nbtorchjob.machine import processes
 from tests.benchmarks.measure import Row, own_state, show
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PAIRS, STRETCH = 10, 50
 BESIDE, WAITED, SHARDED = HOW = ("beside the training", "waited for", "sharded")
-# A layer's width and a batch: of two ranks on cores, of one on a GPU.
+# The width of a layer and the batch size: for two ranks on CPU cores, for one on a GPU.
 SIZES = {"cpu": (512, 256), "cuda": (2048, 8192)}
 
 
@@ -47,7 +47,7 @@ def train(how: str, folder: str, device: str) -> "tuple[list[float], list[float]
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.randn(2 * STRETCH * batch, width, device=device)  # an epoch is a pair of stretches
     sampler = GlobalBatchSampler(data, batch)
-    # Rows are taken together: of a GPU each alone would take as long as a step.
+    # Fetch the rows together: on a GPU each row alone would take as long as a step.
     loader = DataLoader(range(len(data)), batch_sampler=sampler, collate_fn=lambda rows: data[rows])
     every = None if how == WAITED else 2 * STRETCH
     training = ResumableTraining(model, optimizer, sampler=sampler, every=every, folder=folder)
@@ -69,9 +69,9 @@ def train(how: str, folder: str, device: str) -> "tuple[list[float], list[float]
             optimizer.step()
             optimizer.zero_grad()
             if training.step % (2 * STRETCH) == 2 * STRETCH - 1:
-                # The save begins when the next batch is requested, and belongs to the stretch behind it.
+                # The save begins at the request for the next batch, and belongs to the stretch that follows.
                 ends.append(now())
-    # For each epoch: its begin, its middle, its last step's end. The first one allocates.
+    # For each epoch: its begin, its middle, the end of its last step. The first epoch allocates memory.
     middles, lasts = ends[1::3], ends[2::3]
     with_save = [middle - last for last, middle in zip(lasts[:-1], middles[1:], strict=True)]
     without = [last - middle for middle, last in zip(middles[1:], lasts[1:], strict=True)]
@@ -87,7 +87,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 job = submit(train, how, folder, device, spec=Elastic(nproc_per_node=ranks))
                 taken[how] = job.result(900)
-    # Neighbours are compared: a machine differs from minute to minute.
+    # Compare neighbours: the speed of a machine differs from minute to minute.
     ratios = {how: [saved / free for free, saved in zip(*taken[how], strict=True)] for how in HOW}
     step = statistics.median(taken[BESIDE][0]) / STRETCH
     rows = [Row("no saving", step, step)]

@@ -1,14 +1,14 @@
-"""How long 12 runs of 0.2 s take on this machine, one for each core at a time, beside other ways to that.
+"""How long 12 runs of 0.2 s take on this machine, one for each core at a time, compared with other tools.
 
-*plain* are 12 ``python script.py`` that import torch and sleep, as many at a time as there are cores: what
-anybody pays for processes of their own. joblib's workers and ipyparallel's engines are one process each for
-all of their calls, and were started before: a call there has no process, log, value file or record.
+*plain* are 12 ``python script.py`` that import torch and sleep, as many at a time as there are cores: the
+cost of separate processes alone. joblib's workers and ipyparallel's engines are one process each for all of
+their calls, and started before: a call there has no process, log, value file or record.
 
-Each run is six processes that are forked and end (``bench_launch``), of which the next run's must not begin
-before the last one's have ended: a core is idle for the fork of a supervisor, an agent and a rank.
+Each run forks six processes, which end with it (``bench_launch``), and the next run's must not begin before
+the last one's have ended: a core is idle for the fork of a supervisor, an agent and a rank.
 
-The card of a group is drawn twice a second while a cell waits for it: what that takes of 1,000 runs with 100
-reports each is held against that time.
+The card of a group is drawn twice a second while a cell waits for it: drawing it for 1,000 runs with 100
+reports each is compared with that period.
 """
 
 import os
@@ -59,7 +59,7 @@ def plain(script: Path) -> None:
         list(threads.map(one, range(MANY)))
 
 
-# Gives the same to ipyparallel's engines.
+# Defines ``act``, which runs the same on ipyparallel's engines.
 MAP = f"""
 import time
 
@@ -82,7 +82,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def reported(number: int) -> JobState:
-    """Return the state of a run that goes on, and reports."""
+    """Return the state of an unfinished run after its reports."""
     info = JobInfo(f"sweep-r{number}", created=1.0, group="sweep", number=number, given={"lr": number / 1000})
     events: list[Event] = [NodeStarted(2.0, 0, "host", 1), WorkersStarted(2.1, 0, 0, 1, (0,), 1)]
     events += [Reported(3.0 + seq, 0, 1, seq, {"loss": 1 / (seq + number)}) for seq in range(REPORTS)]

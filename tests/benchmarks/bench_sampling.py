@@ -1,11 +1,11 @@
-"""What it costs a rank to be looked at, and how long a node takes to know what its ranks do.
+"""The cost of sampling to a rank, and how long a node takes to know what its ranks do.
 
-A 1 KiB all_reduce on two ranks takes what the machine's scheduler makes of it, a third more or less from one
-second to the next. What is added to it doesn't depend on that, and is taken of a rank alone, in turn,
-as the processor time that a call takes more than in the same round's *off*: without torch's flight recorder
-and without a sampler. *torch* is as torch comes, with its recorder on (2.13), *ours* as ranks have it, and
-*asked* the same while its node asks it a hundred times a second, where a node asks once. It is held against a
-call on two ranks. All are forked from this process, which has imported torch.
+The time of a 1 KiB all_reduce on two ranks depends on the machine's scheduler, and varies by a third from one
+second to the next. The added cost doesn't depend on that: it is measured on single ranks, in turn, as the
+processor time that a call takes more than in the same round's *off*, without torch's flight recorder and
+without a sampler. *torch* is torch's default, with its recorder on (2.13), *ours* is a rank of a job, and
+*asked* the same while its node asks a hundred times a second, instead of once. The cost is compared with a
+call on two ranks. All ranks are forked from this process, which has imported torch.
 """
 
 import json
@@ -37,14 +37,14 @@ PAIRS = 7
 ANSWERS = 7
 STARTS = 50
 GOALS = {"ours": 0.02, "asked": 0.02}
-BATCH_US = 1e4  # shorter than what a scheduler gives: most rounds see nothing else
+BATCH_US = 1e4  # shorter than a scheduler's time slice: most rounds run undisturbed
 RANKS = (2, 8, 32)
 
 _fork = multiprocessing.get_context("fork")
 
 
 def loop(asked: Connection) -> None:
-    """Do as many calls as is asked for, and tell the processor time of each, in microseconds."""
+    """Make as many calls as requested; send back the processor time of a call, in microseconds."""
     data = torch.ones(256)
     while True:
         number = asked.recv()
@@ -57,7 +57,7 @@ def loop(asked: Connection) -> None:
 def wait(asked: Connection) -> None:
     """Hang, after as many calls as the recorder keeps."""
     for _ in range(600):
-        dist.broadcast(torch.ones(256), 0)  # of 32 ranks on two cores an all_reduce takes long
+        dist.broadcast(torch.ones(256), 0)  # with 32 ranks on two cores an all_reduce takes long
     asked.send("begun")
     if dist.get_rank():
         dist.barrier()
@@ -65,7 +65,7 @@ def wait(asked: Connection) -> None:
 
 
 class Ranks:
-    """Processes that are ranks of one group; in a folder they find their node."""
+    """Processes that are the ranks of one group; with a folder they run samplers for a node."""
 
     def __init__(self, work: Callable[[Connection], None], number: int, folder: str, size: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -84,7 +84,7 @@ class Ranks:
         return {rank: process.pid or 0 for rank, process in enumerate(self.processes)}
 
     def run(self, number: int) -> float:
-        """Return the processor time that a call takes of a rank, in microseconds."""
+        """Return the processor time of a call on a rank, in microseconds."""
         self.begin(number)
         return self.ended()
 
@@ -117,7 +117,7 @@ def _run(
     os.environ.update({name: str(value) for name, value in where.items()})
     if size:
         os.environ[recorder.SIZES[0]] = size
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what it says as the others are killed
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # drops its messages when the other ranks are killed
     if folder:
         Sampler(rank).start(folder)
     dist.init_process_group("gloo")
@@ -167,7 +167,7 @@ def _middle(values: list[float]) -> str:
 
 
 def asked(ranks: Ranks, number: int, inquiry: Inquiry) -> float:
-    """Return the same of a rank that is asked meanwhile."""
+    """Return the same for ranks that their node asks meanwhile."""
     ranks.begin(number)
     assert len(inquiry.pulses()) == len(ranks.processes)
     return ranks.ended()
@@ -193,7 +193,7 @@ def answers() -> None:
 
 
 def starts() -> None:
-    """What a rank and a node pay to begin with."""
+    """Measure the cost of sampling at the start of a node and of a rank."""
     here, there = _fork.Pipe()
     process = _fork.Process(target=_start, args=(there,), daemon=True)
     process.start()

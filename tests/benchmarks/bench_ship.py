@@ -1,7 +1,7 @@
 """How long 10,000 files of 1 kB take from the notebook's folder to a node's.
 
-*tar* is what anybody pays who packs and unpacks them with Python's tarfile, compressed as a payload is. Both
-mostly make files: with TMPDIR=/dev/shm the disk, and who else writes to it, is left out.
+*tar* packs and unpacks them with Python's tarfile, compressed like a payload. Both mostly create files:
+TMPDIR=/dev/shm leaves out the disk, and the other processes that write to it.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""What the sidebar costs a browser with thousands of jobs, held against a plain list of them.
+"""The cost of the sidebar with thousands of jobs in a browser, compared with a plain list of them.
 
 Needs ``playwright``, a Chromium (``CHROMIUM_PATH``, or ``chromium`` on the path), and what `jlpm install`
 puts into `labextension/node_modules`.
@@ -25,7 +25,7 @@ STYLE = """.plain, .jp-nbtorchjob-sidebar { height: 800px; width: 280px; margin:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is done to a list: JavaScript, and the selector of what scrolls."""
+    """The JavaScript that acts on a list, and the selector of the element that scrolls."""
 
     open_: str
     scroller: str

@@ -1,6 +1,6 @@
-"""How long the stacks of many nodes take, of eight ranks each: one is asked, and has the others tell it.
+"""How long the stacks of many nodes with eight ranks each take: one node is asked, and gathers the others'.
 
-The nodes are emulated: threads that hear of it as a node does, and tell samples of a usual size at once.
+Threads emulate the nodes: they hear of the question as a node does, and send samples of a usual size at once.
 """
 
 import random
@@ -30,7 +30,7 @@ KEY = b"k" * 32
 
 
 def sample(node: int) -> dict[str, Any]:
-    """Return what a node tells of ranks that wait in a collective; the last rank of all doesn't."""
+    """Return a node's sample of its ranks, each with a stack of 25 frames."""
     digits = random.Random(node)
     ranks = []
     for rank in range(node * RANKS, (node + 1) * RANKS):
@@ -69,7 +69,7 @@ class Gathering(Alone):
 
 
 class Emulated(Questions):
-    """Asks node 0, whose answer isn't carried anywhere."""
+    """A backend that asks node 0 in this process, without a connection."""
 
     def __init__(self, lead: Any) -> None:
         self.lead, self.asked = lead, 0
@@ -87,7 +87,7 @@ class Emulated(Questions):
 
 
 def measured(nodes: int) -> tuple[float, float]:
-    """Return the seconds until the stacks of so many nodes are there in words, and those of all CPUs."""
+    """Return the seconds until the stacks of so many nodes are text, and the CPU seconds of all of them."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def connect() -> Any:
@@ -112,7 +112,7 @@ def measured(nodes: int) -> tuple[float, float]:
         threads[-1].start()
 
     class Lead:
-        """A lookout whose own ranks are as emulated as the others'."""
+        """A lookout with ranks that are emulated, like those of the other nodes."""
 
         _peers = Gathering(connect(), nodes)
         answer = Lookout.answer
@@ -137,7 +137,7 @@ def measured(nodes: int) -> tuple[float, float]:
 
 def main() -> None:
     rows = []
-    with ThreadPoolExecutor(1) as pool:  # a thread's stack is no rank's
+    with ThreadPoolExecutor(1) as pool:  # a thread has another stack than a rank
         for nodes in NODES:
             took, cpu = pool.submit(measured, nodes).result()
             rows.append(Row(f"{nodes} nodes, 1 asked", took, 1.0, 5.0))

@@ -1,10 +1,10 @@
-"""Code that is swapped at random moments of a training whose every step is written down.
+"""Swap code at random moments of a training that writes down every step.
 
 Four gloo ranks on two nodes step together. After so many swaps all ranks must have changed at the same steps,
-none may be lost, doubled or hung, and each loss must be that of the same schedule run plainly. Then swaps of
-which one rank fails, swaps whose first call fails, and swaps in the midst of which a node, a rank, the asker
-or the kernel that submitted the job is killed: all ranks must have the new code or none, and what is told
-must be true. Also what a point costs.
+none may be lost, doubled or hung, and each loss must be that of the same schedule run without swaps. Then
+come swaps that fail on one rank, swaps of code that fails when first called, and swaps during which a node, a
+rank, the asker or the kernel that submitted the job is killed: all ranks must have the new code or none, and
+the report must be true. Also measures the cost of a swap point.
 """
 
 import argparse
@@ -59,7 +59,7 @@ while True:
     swap_point()
 step
 """
-LONGEST_S = 0.3  # from the beginning of a swap until somebody is killed: most are over by then
+LONGEST_S = 0.3  # at most, from the beginning of a swap to the kill: most swaps are over by then
 NEW = "def version(step):\n    return %d"
 ONE_FAILS = "import os\nfailed = 1 / (int(os.environ['RANK']) - %d)\n" + NEW
 RAISES = "import os\ndef version(step):\n    return 1 / (int(os.environ['RANK']) - %d)"
@@ -74,7 +74,7 @@ def start(notes: str, retry: "Retry | None" = None) -> "Job[int]":
 
 
 def steps(notes: str, attempt: int) -> "list[list[tuple[int, float, float]]]":
-    """Return of each rank, by step, which version it had, what came out, and when it began."""
+    """Return for each rank, by step, its version, its outcome, and when the step began."""
     ranks = []
     for path in sorted(Path(notes).glob(f"{attempt}-*")):
         lines = [line.split() for line in path.read_text().split("\n")[:-1]]
@@ -84,18 +84,18 @@ def steps(notes: str, attempt: int) -> "list[list[tuple[int, float, float]]]":
 
 
 def alike(ranks: "list[list[tuple[int, float, float]]]") -> bool:
-    """Whether all ranks had one version, and one outcome, at each step that all have made."""
+    """Return whether all ranks had the same version and outcome at each step that all have made."""
     many = min(map(len, ranks), default=0)
     return all(len({rank[at][:2] for rank in ranks}) == 1 for at in range(many))
 
 
 def outcomes(ranks: "list[list[tuple[int, float, float]]]") -> "list[list[tuple[int, float]]]":
-    """Return the same without the times."""
+    """Return versions and outcomes without the times."""
     return [[(version, weight) for version, weight, _ in rank] for rank in ranks]
 
 
 def wait_for(look: "object", seconds: float = 120.0) -> None:
-    """Wait until it is so."""
+    """Wait until ``look`` returns a true value."""
     until = time.monotonic() + seconds
     while not look():  # type: ignore[operator]
         assert time.monotonic() < until, "it hangs"
@@ -103,20 +103,20 @@ def wait_for(look: "object", seconds: float = 120.0) -> None:
 
 
 def end(job: "Job[int]", notes: str) -> None:
-    """Have a training end."""
+    """End a training."""
     Path(notes, "stop").touch()
     job.wait(120)
 
 
 def swaps(count: int, fails: int, chance: random.Random) -> None:
-    """Swap, and fail to, so many times; print how long it took until the first step with new code."""
+    """Swap, and fail to swap, so many times; print the outcomes and the time to the first new step."""
     with tempfile.TemporaryDirectory() as notes, tempfile.TemporaryDirectory() as plain:
         job, asked, refused, back = start(notes), [], 0, 0
         for number in range(1, count + 1):
             time.sleep(chance.uniform(0, 0.1))
             asked.append((number, time.time()))
             job.swap(NEW % number)
-        # Ranks that are told to stop at once would make no step with the last one.
+        # If the ranks stopped at once, they would make no step with the last version.
         wait_for(lambda: all(rank[-1][0] == count for rank in steps(notes, 1)))
         for number in range(fails):
             time.sleep(chance.uniform(0, 0.1))
@@ -155,7 +155,7 @@ def rank_began(rank: "list[tuple[int, float, float]]", version: int) -> float:
 
 
 def ask(job: "Job[int]", messages: "multiprocessing.queues.SimpleQueue[str]") -> None:
-    """Be an asker that may be killed."""
+    """Swap the code from a process that may be killed; send the outcome."""
     os.setsid()
     try:
         job.swap(NEW % 1)
@@ -165,14 +165,14 @@ def ask(job: "Job[int]", messages: "multiprocessing.queues.SimpleQueue[str]") ->
 
 
 def submit_and_ask(notes: str, messages: "multiprocessing.queues.SimpleQueue[str]") -> None:
-    """Be a kernel that submitted the job, follows it and swaps its code, and that may be killed."""
+    """Submit a job, follow it and swap its code, as a kernel that may be killed."""
     job = start(notes, retry=Retry(retries=2, preemptions=2, backoff=0))
     messages.put(job.name)
     ask(job, messages)
 
 
 def kills(count: int, chance: random.Random) -> None:
-    """Kill somebody in the midst of a swap; print what was told, and what was so."""
+    """Kill a process during each swap; print the reported and the actual outcome."""
     fork, untrue, mixed = multiprocessing.get_context("fork"), 0, 0
     for _ in range(count):
         with tempfile.TemporaryDirectory() as notes:
@@ -226,7 +226,7 @@ def a_rank(agent: int) -> int:
 
 
 def cost() -> float:
-    """Return the microseconds that a point takes where nothing is to be done."""
+    """Return the microseconds that a point takes when there is nothing to do."""
     with tempfile.TemporaryDirectory() as folder:
         Page.create(folder, 8)
         begin(folder, 0)
@@ -237,7 +237,7 @@ def cost() -> float:
 
 
 def main() -> None:
-    """Print all."""
+    """Print all outcomes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--swaps", type=int, default=100)
     parser.add_argument("--fails", type=int, default=50)

@@ -1,10 +1,10 @@
-"""What many runs of a group on a cluster cost its API server and the kernel that waits for them.
+"""The cost of many runs of a group on a cluster to its API server and to the kernel that waits for them.
 
-Their pods act a part in place of torch, in an emulator of its own process: what is counted is ours. On two
-cores 200 runs take 5 requests each to send (0.06 s; 0.11 s when they went one after another), 2 until they
-have reported and 3 until their values are here; while nothing happens there are 3 watches and 12 requests a
-minute in all, for the one host that they share (2,400 when each run asked for itself), and 45 MB of memory
-more than before.
+Their pods run a script in place of torch, in an emulator with a process of its own: only our cost counts. On
+two cores 200 runs take 5 requests each to send (0.06 s; 0.11 s when they went one after another), 2 until
+they have reported and 3 until their values have arrived; while nothing happens there are 3 watches and 12
+requests a minute in all, for the one host that they share (2,400 when each run asked for itself), and 45 MB
+of memory more than before.
 """
 
 import argparse
@@ -33,7 +33,7 @@ value(1)
 
 
 def acting(signs: str) -> str:
-    """Return the pod patch that has pods act the part."""
+    """Return the pod patch with which pods run the script."""
     env = [{"name": "PLACES", "value": PLACES}, {"name": "SIGNS", "value": signs}]
     container = {"command": ["python", "-c", WORDS + PART], "env": env}
     return json.dumps({"spec": {"containers": [container], "terminationGracePeriodSeconds": 1}})
@@ -48,9 +48,9 @@ def sweep(count: int, patch: str, at_once: int | None) -> Runs[int]:
 
 
 def measured(count: int, at_once: int | None) -> list[Row]:
-    """Send so many runs and wait for their values."""
+    """Send so many runs and wait for their values; return the rows."""
     with own_state(), Apart() as cluster, tempfile.TemporaryDirectory() as signs:
-        sweep(1, acting(signs), None).cancel()  # what is needed once
+        sweep(1, acting(signs), None).cancel()  # for the work that is needed only once
         before, held, began = requests(), memory(os.getpid()), time.perf_counter()
         runs = sweep(count, acting(signs), at_once)
         sent, sending = requests() - before, time.perf_counter() - began

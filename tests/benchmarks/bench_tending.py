@@ -1,7 +1,7 @@
-"""What a tender costs a cluster with many jobs, and what becomes of a job whose tenders are killed.
+"""The cost of a tender on a cluster with many jobs, and the attempts of a job when its tenders are killed.
 
-For the second, kernels, tenders and what a Jupyter server does look after one job that fails again and again;
-each is killed at random, over and over. So an attempt that was made twice, or never, is seen in its pods.
+For the latter, kernels, tenders and a Jupyter server's tender look after one job that fails again and again;
+each is killed at random, over and over. The job's pods show an attempt that was made twice, or never.
 """
 
 import argparse
@@ -31,7 +31,7 @@ JOBS = 2000
 IDLE_S = 125.0  # longer than a watch lasts
 MB = 1_000_000
 KILLS = 50
-# Between tenders a Lease goes over in seconds, that all of them get to do something.
+# A Lease passes from tender to tender within seconds, so that all of them get work to do.
 QUICK = """
 import sys, time
 from nbtorchjob.backends.kubernetes.control import service
@@ -44,11 +44,11 @@ Tenders().begin()
 time.sleep(3600)
 """
 PART = "begin()\nif ATTEMPT <= {attempts}: time.sleep(0.2); fail(recoverable=True)\nvalue(ATTEMPT)"
-LATEST_S = 12.0  # from when a process starts until it is killed
+LATEST_S = 12.0  # at most, from the start of a process to its kill
 
 
 def asked(path: str) -> dict[str, float]:
-    """Return how a tender is in the namespace."""
+    """Return the tender's health record of the namespace."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
@@ -91,7 +91,7 @@ def crowd(jobs: int) -> None:
 
 
 class Mortal:
-    """A process that is killed at random, and started again, so often."""
+    """A process that is killed at random, and started again, so many times."""
 
     def __init__(self, kills: int, words: list[str]) -> None:
         self._words, self._left = words, kills
@@ -107,7 +107,7 @@ class Mortal:
             self._left -= 1
 
     def join(self) -> None:
-        """Wait until it was killed for the last time."""
+        """Wait until the process has been killed for the last time."""
         self._thread.join()
 
 

@@ -1,7 +1,7 @@
 """Hostile and damaged inputs by area: how many are tried and survived, and what the worst costs.
 
-The inputs are those of the tests; an area whose tests fail says so. Memory is what its process takes at
-most beyond what its imports take. At the end, the ports that a job on this machine opens.
+The inputs are those of the tests; an area with failing tests survives fewer than it tries. Memory is the
+peak of its process beyond what the imports take. At the end come the ports that a job on this machine opens.
 """
 
 import os
@@ -67,7 +67,7 @@ HEADS = ("area", "inputs", "survived", "worst, s", "memory, MiB")
 
 
 def tests(files: tuple[str, ...], *options: str) -> tuple[str, float]:
-    """Run an area's tests; give what pytest wrote, and the most memory that the process took, in MiB."""
+    """Run an area's tests; return the output of pytest, and the peak memory of its process, in MiB."""
     words = [sys.executable, "-m", "pytest", "-q", *options, *(f"tests/{file}" for file in files)]
     read, write = os.pipe()
     pid = os.posix_spawn(
@@ -80,13 +80,13 @@ def tests(files: tuple[str, ...], *options: str) -> tuple[str, float]:
     with open(read, errors="replace") as file:
         text = file.read()
     _, status, used = os.wait4(pid, 0)
-    if os.waitstatus_to_exitcode(status) > 1:  # no test was run, as where a file has moved
+    if os.waitstatus_to_exitcode(status) > 1:  # no test ran, as when a file has moved
         raise SystemExit(text)
     return text, used.ru_maxrss / 1024
 
 
 def area(files: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cells of an area."""
+    """Return the cells of an area's row, without its name."""
     _, before = tests(files, "--collect-only")
     text, peak = tests(files, "--hypothesis-show-statistics", "--durations=50")
     examples = sum(map(int, re.findall(r"(\d+) passing, ", text)))

@@ -1,20 +1,20 @@
-"""How long 256 MB of floats take from a rank's ``return`` to the caller's hands.
+"""How long 256 MB of floats take from a rank's ``return`` to the caller.
 
 The rank reads the clock as the last thing before it returns; the caller reads the same machine's clock
 when it has the tensor, or when it has read something of every page as well. The yardstick is one copy
 of as much memory into pages that this process never used before.
 
-The floor, on 2 cores (Linux 6.18, ext4): to write them to the job's folder takes 1.4 to 1.8 copies, all of
-it the copy into the page cache; nothing is copied at the caller, who maps the file. Shared memory isn't
-faster: the same write to /dev/shm takes 3 to 4.5 copies, and by a mapping 5 to 8, as it has no huge pages
-(``shmem_enabled`` is ``never`` unless somebody sets it), and a record that is to last would have to be copied
-to the disk after that. Pieces of 2 or 32 MiB, a file that has its length before, or a source in huge pages
-change nothing (0.96 to 1.05 of it). What remains is the job's end, which ``result`` waits for (see
+The floor, on 2 cores (Linux 6.18, ext4): writing them to the job's folder takes 1.4 to 1.8 copies, all of it
+the copy into the page cache; the caller copies nothing, as it maps the file. Shared memory isn't faster:
+the same write to /dev/shm takes 3 to 4.5 copies, and by a mapping 5 to 8, as it has no huge pages
+(``shmem_enabled`` is ``never`` unless somebody sets it), and a lasting record would then have to be copied
+to the disk. Pieces of 2 or 32 MiB, a file with its length set before, or a source in huge pages change
+nothing (0.96 to 1.05 of the time). The rest is the job's end, for which ``result`` waits (see
 ``bench_launch``), half a copy or more. The rank's own memory no longer counts: it lies in huge pages; with
-``THP_MEM_ALLOC_ENABLE=0`` the kernel takes down 65,536 others, which takes 1 copy more.
+``THP_MEM_ALLOC_ENABLE=0`` the kernel frees 65,536 small pages instead, which takes 1 copy more.
 
-And how long as many take into two ranks, until both have read something of every page. What the same call
-takes with next to nothing is the launch's affair, and is taken off; the yardstick is one pickle to a file.
+Also how long as many floats take to two ranks, until both have read something of every page. The time of the
+same call with a single float is the launch's, and is subtracted; the yardstick is one pickle to a file.
 """
 
 import multiprocessing
@@ -44,8 +44,8 @@ def made(floats: int) -> tuple[float, torch.Tensor]:
 
 
 def memcpy() -> float:
-    """Return the fastest of a few: the first touch of memory that a virtual machine hasn't used for a
-    while takes its host several times longer, which would flatter everything held against it.
+    """Return the time of the fastest of four copies: memory that a virtual machine hasn't used for a while
+    takes its host several times longer at the first touch, which would flatter everything compared with it.
     """
     source = np.ones(FLOATS, np.float32)
     return min(copied(source) for _ in range(4))
@@ -81,7 +81,7 @@ def read(tensor: torch.Tensor) -> float:
 
 
 def into_ranks(floats: int) -> float:
-    """Take the seconds until both ranks have read a tensor that they were sent."""
+    """Return the seconds until both ranks have read a tensor that the caller sent."""
     tensor, started = torch.ones(floats), time.time()
     running = nbtorchjob.submit(read, tensor, spec=JobSpec(Elastic(nproc_per_node=2), all_ranks=True))
     duration = max(running.results(120)) - started
@@ -98,7 +98,7 @@ def pickled() -> float:
 
 
 def serve(connection: Connection) -> None:
-    """Answer each request with a fresh tensor, as itself or as an array, until there are no more."""
+    """Answer each request with a fresh tensor, as itself or as an array, until it is None."""
     while (wanted := connection.recv()) is not None:
         returned, tensor = made(FLOATS)
         # A tensor goes through shared memory here (torch.multiprocessing), an array through the pipe.
@@ -126,7 +126,7 @@ def main() -> None:
     }
     try:
         with own_state():
-            job(touched=True)  # the pool's own start is bench_launch.py's affair
+            job(touched=True)  # to start the pool, which bench_launch.py measures
             report(in_turn(subjects, ROUNDS))
             names = {
                 "a pickle to a file": pickled,

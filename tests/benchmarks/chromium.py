@@ -1,4 +1,4 @@
-"""Pages of the JupyterLab extension's parts, alone in Chromium, and what they cost it."""
+"""Pages with single parts of the JupyterLab extension in Chromium, and their cost to the browser."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ PAGE = """<!doctype html><title>bench</title><link rel=icon href="data:,"><link 
 
 
 def built(script: str, css: str, style: str, folder: Path) -> Path:
-    """Put a page into ``folder``: a script of `labextension/bench`, a part's CSS, and more of it."""
+    """Put a page into ``folder``: a script of `labextension/bench`, a part's CSS, and additional CSS."""
     esbuild = EXTENSION / "node_modules/.bin/esbuild"
     options = ["--bundle", "--minify", "--jsx=automatic", "--loader:.svg=text", "--log-level=error"]
     options += ['--define:process.env.NODE_ENV="production"', "--alias:path=path-browserify"]
@@ -38,7 +38,7 @@ def built(script: str, css: str, style: str, folder: Path) -> Path:
 
 @asynccontextmanager
 async def serving(app: Application) -> AsyncIterator[str]:
-    """Serve pages on this machine; give the first one's address."""
+    """Serve pages on this machine; yield the address of the first one."""
     socket, port = bind_unused_port()
     server = HTTPServer(app)
     server.add_socket(socket)
@@ -51,7 +51,7 @@ async def serving(app: Application) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def launched(driver: Playwright) -> AsyncIterator[Browser]:
-    """Run a Chromium (``CHROMIUM_PATH``, or ``chromium`` on the path) that nothing was shown in before."""
+    """Start a Chromium (``CHROMIUM_PATH``, or ``chromium`` on the path), which has shown no page yet."""
     path = os.environ.get("CHROMIUM_PATH") or shutil.which("chromium")
     args = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     browser = await driver.chromium.launch(executable_path=path, args=args)
@@ -62,7 +62,7 @@ async def launched(driver: Playwright) -> AsyncIterator[Browser]:
 
 
 async def used(page: Page, session: CDPSession) -> tuple[float, float, float]:
-    """Return MB that the page's process has, MB of its heap, and its DOM nodes."""
+    """Return the MB of the page's process, the MB of its heap, and the number of its DOM nodes."""
     await session.send("HeapProfiler.collectGarbage")
     heap = await session.send("Runtime.getHeapUsage")
     counters = await session.send("Memory.getDOMCounters")
@@ -75,6 +75,6 @@ async def used(page: Page, session: CDPSession) -> tuple[float, float, float]:
 
 
 def _rss(pid: int) -> float:
-    """Return MB of memory that a process has."""
+    """Return the resident memory of a process, in MB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 / MB for line in lines if line.startswith("VmRSS:"))

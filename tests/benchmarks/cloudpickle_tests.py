@@ -1,7 +1,7 @@
-"""cloudpickle's own tests, with what pickles a capture in the place of cloudpickle: which of them pass.
+"""Run cloudpickle's own tests with the pickler of captures in its place, and print which of them pass.
 
-``python tests/benchmarks/cloudpickle_tests.py`` has pip fetch the last source distribution that holds tests
-(2.2.1), runs them as they are and so, and prints a row for each that differs. They need psutil.
+``python tests/benchmarks/cloudpickle_tests.py`` fetches the last source distribution with tests (2.2.1) with
+pip, runs them without and with that replacement, and prints a row for each that differs. They need psutil.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 _SOURCE = "cloudpickle==2.2.1"
-# Python runs this at each start, in the processes that the tests start, too.
+# Python runs this at each start, also in the processes that the tests start.
 _SHIM = """
 import pickle, sys, types
 import cloudpickle.cloudpickle as theirs
@@ -58,7 +58,7 @@ _OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED) \S*?::(\S+)(?: - (.*))?$"
 
 
 def outcomes(folder: Path, *, ours: bool) -> dict[str, tuple[str, str]]:
-    """Run the tests; give what came of each, and why."""
+    """Run the tests; return the outcome of each, and its reason."""
     (folder / "sitecustomize.py").write_text(f"OURS = {ours}\n{_SHIM}")
     package = folder / "tests" / "cloudpickle_testpkg"
     path = os.pathsep.join([str(folder), str(package), os.environ.get("PYTHONPATH", "")])
@@ -88,7 +88,7 @@ def main() -> None:
         with tarfile.open(next(folder.glob("*.tar.gz"))) as source:
             source.extractall(folder, filter="data")
         inner = next(folder.glob("cloudpickle-*/"))
-        shutil.rmtree(inner / "cloudpickle")  # the one that is installed is meant
+        shutil.rmtree(inner / "cloudpickle")  # the tests are to import the installed one
         baseline, ours = outcomes(inner, ours=False), outcomes(inner, ours=True)
     good = [test for test, (outcome, _) in baseline.items() if outcome == "PASSED"]
     same = [test for test in good if ours.get(test, ("", ""))[0] == "PASSED"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 IPYPARALLEL = "ipyparallel==9.2.0"
 
-# Acts as many times as each line of its input says, and prints how long each took.
+# Calls ``act`` as many times as each line of its input states, and prints how long each call took.
 SERVES = """
 import json, sys, time
 import ipyparallel
@@ -29,12 +29,12 @@ if __name__ == "__main__":
 
 @contextmanager
 def engines(folder: Path, code: str) -> Iterator[Callable[[int], list[float]] | None]:
-    """Give what times so many calls of the ``act`` that ``code`` defines for two engines' ``client``.
+    """Yield a function that times calls of ``act``, which ``code`` defines for two engines' ``client``.
 
-    It is None where ipyparallel can't be installed.
+    Yield None if ipyparallel can't be installed.
     """
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder / "ipyparallel")]
-    for wanted in (["--no-deps", IPYPARALLEL], ["decorator"]):  # the rest is there
+    for wanted in (["--no-deps", IPYPARALLEL], ["decorator"]):  # the other dependencies are installed
         if subprocess.run([*install, *wanted], capture_output=True).returncode != 0:
             yield None
             return

@@ -1,9 +1,9 @@
-"""Plant what an image may lack, have it named, and mended by ``--package`` on pods, by pip and by uv.
+"""Plant what an image may lack; check that we name it and that ``--package`` installs it, by pip and by uv.
 
     python -m tests.benchmarks.environment_mended [--uv PROGRAM] [WORD...]
 
-Each case (those whose names have all the words) is told: what was said before a rank started, and what came
-of it, as ranks have it, or in the installer's words. The exit code says whether all was as it should be.
+For each case with all the words in its name, print the report before a rank started and the outcome, as
+ranks have it or in the installer's words. The exit code is 0 if all outcomes are the expected ones.
 """
 
 import argparse
@@ -38,13 +38,13 @@ from tests.environment.index import Index
 from tests.environment.installed import install
 
 LOGIN = "me:secret"
-# Of planted differences that are none, or none to an installer: what stays there.
+# Planted differences that are none, or none to an installer: the version that stays on the image.
 STAYS = {"another build": "1.2.0+cu126", "a file of Debian's": "None"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked for, and what it comes to: each rank's ``value``, or words of why it ``fails``."""
+    """A request and its expected outcome: each rank's ``value``, or a pattern for why it ``fails``."""
 
     name: str
     modules: Sequence[str]
@@ -57,7 +57,7 @@ class Case:
     fails: str = ""
 
     def failed(self, text: str) -> bool:
-        """Whether it is told as it should be, without a password."""
+        """Return whether ``text`` reports the expected failure, without a password."""
         return bool(self.fails and re.search(self.fails, text)) and "secret" not in text
 
     @property
@@ -67,14 +67,14 @@ class Case:
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and says nothing of it."""
+    """A handler that serves a folder, and logs nothing."""
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 class Rig:
-    """A cluster whose image lacks things, a kernel that has them, and indexes that have some."""
+    """A cluster with an image that lacks packages, a kernel that has them, and indexes that have some."""
 
     def __init__(self, folder: Path, cluster: Emulator, uv: str, served: ExitStack) -> None:
         self._folder, self.served = folder, served
@@ -90,7 +90,7 @@ class Rig:
         self.indexes: dict[str, Index] = {}
 
     def cases(self) -> Iterator[Case]:
-        """Plant each difference; yield what comes of it."""
+        """Plant each difference; yield the case with its expected outcome."""
         for name, mine, packages, imported in planted.apart():
             planted.plant(self.here, *mine)
             planted.plant(self.there, *packages)
@@ -103,7 +103,7 @@ class Rig:
         yield from self._of_requests()
 
     def _have(self, name: str, version: str = "1.0", *requires: str, wheels: bool = True) -> str:
-        """Have a distribution here, which an index may have; return its module."""
+        """Install a distribution here, and add its wheel to the indexes if ``wheels``; return its module."""
         info = install(self.here, name, version, f"{name}.py")
         with open(info / "METADATA", "a") as file:
             file.writelines(f"Requires-Dist: {requirement}\n" for requirement in requires)
@@ -192,7 +192,7 @@ class Rig:
         install(self.here, "fromgit", "5.0", "fromgit.py", url=url, vcs_info=vcs)
 
     def run(self, case: Case, tool: str) -> tuple[bool, str, str, float]:
-        """Return whether it came out right, what was said first, what came of it, and how long that took."""
+        """Run a case; return whether it came out right, the first report, the outcome, and the seconds."""
         asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
         plain = JobSpec(backend="kubernetes", cluster=asked)
         call = capture.from_cell(case.cell, {})

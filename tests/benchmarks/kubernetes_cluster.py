@@ -31,7 +31,7 @@ SMALL = {"image": "localhost/torch:1", "namespace": NAMESPACE, "cpu": "10m", "me
 
 
 class Apart:
-    """An emulator in another process; ``KUBECONFIG`` leads there while it lasts."""
+    """An emulator in another process; ``KUBECONFIG`` leads there once it has started."""
 
     def __enter__(self) -> "Apart":
         # "spawn": this process has threads, and a fork of it could hang.
@@ -39,7 +39,7 @@ class Apart:
         self._ours, child_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(child_end,))
         self._process.start()
-        child_end.close()  # or its end would be waited for, not heard of
+        child_end.close()  # or recv would hang, not raise, if the process ended
         self.kubeconfig = Path(self._ours.recv())
         os.environ["KUBECONFIG"] = str(self.kubeconfig)
         return self
@@ -50,11 +50,11 @@ class Apart:
         self._process.join()
 
     def cut(self, path: str) -> int:
-        """Break the streams whose path matches; say how many."""
+        """Break the streams with a matching path; return their number."""
         return int(self._ask("cut", path))
 
     def hold(self, pods: str) -> None:
-        """Let no pod whose name matches be scheduled."""
+        """Keep pods with a matching name from being scheduled."""
         self._ask("hold", pods)
 
     def open_watches(self) -> int:
@@ -66,7 +66,7 @@ class Apart:
         return self._ours.recv()
 
     def plainly(self) -> aiohttp.ClientSession:
-        """Return plain HTTP to the server."""
+        """Return a session of plain HTTP with the server."""
         config = json.loads(self.kubeconfig.read_text())
         token = config["users"][0]["user"]["token"]
         return aiohttp.ClientSession(
@@ -94,13 +94,13 @@ async def chunks(http: aiohttp.ClientSession, pod: str, **query: str) -> AsyncIt
 
 
 async def running(job: str, count: int) -> list[str]:
-    """Wait until so many pods of a job run; give their names, by node."""
+    """Wait until so many pods of a job run; return their names, by node."""
     client = (await session(None)).client
     while True:
         pods = (await client.list(PODS, NAMESPACE, labels=labelling.of(job))).items
         names = [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
         if len(names) == count:
-            # Of an Indexed Job they are called JOB-INDEX-RANDOM.
+            # The pods of an Indexed Job have the name JOB-INDEX-RANDOM.
             return sorted(names)
         await asyncio.sleep(0.05)
 
@@ -133,5 +133,5 @@ def submit(cell: str, wanted: JobSpec) -> Job[Any]:
 
 
 def forget(folder: Path) -> None:
-    """Be a user on a new machine: nothing of any job is kept here."""
+    """Set an empty state folder, as a user on a new machine has."""
     os.environ[folders.STATE] = str(folder / f"state-{time.monotonic_ns()}")

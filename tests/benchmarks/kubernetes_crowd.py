@@ -1,4 +1,4 @@
-"""What many jobs cost the kernel: watches that are open, and memory for a list of all."""
+"""The cost of many jobs to the kernel: open watches, and memory for a list of all jobs."""
 
 import asyncio
 import copy
@@ -21,7 +21,7 @@ AT_ONCE = 16  # requests
 
 
 def watches(cluster: Apart, jobs: int) -> int:
-    """Follow so many jobs, whose pods wait; give how many watches the server then has open."""
+    """Follow so many jobs with waiting pods; return how many watches the server then has open."""
     handles = [submit(f"{number}", spec("indexedjob")) for number in range(jobs)]
     for job in handles:
         while job.state == JobState(job.info):
@@ -38,7 +38,7 @@ def watches(cluster: Apart, jobs: int) -> int:
 
 @dataclass(frozen=True)
 class Listed:
-    """What a list of jobs took: seconds, and MB while it was made, as the kernel keeps it, as it was sent."""
+    """The cost of a list of jobs: seconds, and MB at its peak, as the kernel keeps it, as it was sent."""
 
     seconds: float
     peak: float
@@ -66,7 +66,7 @@ def listed(cluster: Apart, jobs: int) -> Listed:
 
 
 async def copies(here: Session, name: str, count: int) -> None:
-    """Make more jobs like the one of that name; they have no payload, for it will never be read."""
+    """Make more jobs like the one of that name; they have no payload, as nothing will read it."""
     kind = KINDS["indexedjob"]
     pattern = await here.client.get(Target(kind.api, NAMESPACE, name))
     todo = iter(range(count))

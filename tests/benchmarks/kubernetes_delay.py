@@ -1,4 +1,4 @@
-"""How soon a line that a rank prints is in the notebook's kernel."""
+"""How soon a line that a rank prints arrives in the notebook's kernel."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ for _ in range(500):
 def delays(cluster: Apart) -> dict[str, list[float]]:
     """Return the seconds from each line's writing to its arrival: as an event, and over plain HTTP.
 
-    Both read the same lines at the same time, on the machine whose clock the lines tell.
+    Both read the same lines at the same time, on the machine that wrote its clock into the lines.
     """
     job = submit(CELL, spec("indexedjob"))
 

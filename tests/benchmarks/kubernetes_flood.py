@@ -1,9 +1,9 @@
-"""How fast the logs of many pods come in, while their connections break, and whether they come whole.
+"""How fast the logs of many pods arrive while their connections break, and whether they arrive whole.
 
-What a line of 80 bytes costs, 0.3 microseconds of CPU on a quiet machine, in batches of some 3000: 0.18 the
-one regular expression that looks at it and the objects that it makes, 0.05 its offset as a number and 0.03
-where its text ends, without which a line that is missing would go unseen; 0.015 its cached copy, and 0.02
-what is remembered of it for when the connection breaks. HTTP, events and the loop cost by the batch.
+A line of 80 bytes costs 0.3 microseconds of CPU on a quiet machine, in batches of some 3000: 0.18 for the one
+regular expression that matches it and the objects that this makes, 0.05 for its offset as a number and 0.03
+for the end of its text, without which a missing line would go unseen; 0.015 for its cached copy, and 0.02
+for the record of it in case the connection breaks. HTTP, events and the loop cost by the batch.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.benchmarks.kubernetes_cluster import NAMESPACE, Apart, chunks, forget
 PODS, LINES, CUTS = 8, 100_000, 3
 MB = 1_000_000
 
-# Stands for a node: writes frames that were made before, and ends when it may. Its 10,000 lines a second
+# A fake node: it writes prepared frames, and exits once the file "end" exists. Its 10,000 lines a second
 # matter: sinceTime is cut to whole seconds, so after a cut the lines of up to two seconds are sent again.
 NODE = """
 import os, sys, time
@@ -42,17 +42,17 @@ while not os.path.exists(folder + "/end"):
 
 @dataclass(frozen=True)
 class Flood:
-    """A job whose pods have written all their lines and still run."""
+    """A job with pods that have written all their lines and still run."""
 
     cluster: Apart
     job: Job[Any]
     folder: Path
     pods: list[str]  # by rank
     texts: list[bytes]  # what each rank printed
-    cuts: list[int] = field(default_factory=list)  # that broke a connection, each time it was followed
+    cuts: list[int] = field(default_factory=list)  # that broke a connection, each time the job was followed
 
     def plainly(self) -> float:
-        """Read everything over plain HTTP, all pods at once; give the seconds."""
+        """Read everything over plain HTTP, all pods at once; return the seconds."""
         started = time.perf_counter()
         loop.start(self._sizes(timestamps="true")).result()
         return time.perf_counter() - started
@@ -71,9 +71,9 @@ class Flood:
             time.sleep(1)
 
     def followed(self, cuts: int) -> float:
-        """Follow the job as a kernel does, of a user who has nothing of it yet; give the seconds.
+        """Follow the job as the kernel of a user does who has nothing of it yet; return the seconds.
 
-        Each pod's connection is broken ``cuts`` times. Raises AssertionError for a byte lost or doubled.
+        Breaks each pod's connection ``cuts`` times. Raises AssertionError for a byte lost or doubled.
         """
         forget(self.folder)
         started = time.perf_counter()
@@ -97,7 +97,7 @@ class Flood:
                 pieces[rank].append(event.data)
                 sizes[rank] += len(event.data)
                 due = sizes[rank] * (cuts + 1) // len(self.texts[rank])
-                # There is no connection to cut while the last one is still being made up for.
+                # There is no connection to cut while the client recovers from the last cut.
                 if broken[rank] < min(due, cuts):
                     broken[rank] += await asyncio.to_thread(self.cluster.cut, f"/pods/{self.pods[rank]}/log")
                 if sizes == [len(text) for text in self.texts]:
@@ -108,7 +108,7 @@ class Flood:
 
 @contextmanager
 def flood(cluster: Apart, folder: Path) -> Iterator[Flood]:
-    """Have the pods write, and wait until the server has it all."""
+    """Start the pods, and wait until the server has all of their logs."""
     texts = [
         b"".join(b"rank %d prints line %d of many\n" % (rank, line) for line in range(LINES))
         for rank in range(PODS)

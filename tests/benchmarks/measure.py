@@ -1,4 +1,4 @@
-"""What the benchmarks share: a pool of their own, medians, and a table of ratios.
+"""Helpers of the benchmarks: a pool of their own, medians, and a table of ratios.
 
 Only ratios taken in the same run mean anything: machines differ, and so does one machine from hour to
 hour. Every benchmark therefore takes its baseline and its subjects in turn, round after round.
@@ -18,19 +18,19 @@ from pathlib import Path
 from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.machine import folders
 
-ROWS = "NBTORCHJOB_BENCH_ROWS"  # the file to which rows are added, for who runs many benchmarks
+ROWS = "NBTORCHJOB_BENCH_ROWS"  # the file to which rows are added, for a run of many benchmarks
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: what was measured, what it is held against, and the most it should be."""
+    """One line of a table: the measured value, its baseline, and its highest acceptable ratio."""
 
     name: str
     value: float
     base: float = 1.0
     goal: float | None = None
     unit: str = "s"
-    peer: bool = False  # whether it is another tool's, which ours is held against
+    peer: bool = False  # whether it is another tool's, for comparison with ours
 
     @property
     def ratio(self) -> float:
@@ -47,7 +47,7 @@ class Row:
 
 
 def show(title: str, against: str, rows: Sequence[Row], *notes: str) -> None:
-    """Print a table of ratios; ``against`` says what they are ratios of."""
+    """Print a table of ratios; ``against`` names their baseline."""
     lines = [("", "median", f"x {against}", "goal", ""), *(row.cells() for row in rows)]
     print(f"\n{title}")
     printed(lines)
@@ -67,7 +67,7 @@ def printed(lines: Sequence[Sequence[str]]) -> None:
 
 
 def in_turn(subjects: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Take each subject once a round; give what each one returned, round by round."""
+    """Call each subject once a round; return the values of each one, round by round."""
     taken: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(rounds):
         for name, subject in subjects.items():
@@ -81,14 +81,14 @@ def medians(taken: dict[str, list[float]]) -> dict[str, float]:
 
 
 def spread(taken: dict[str, list[float]]) -> str:
-    """Say how far apart the rounds were, to tell a difference from noise."""
+    """Return how far apart the rounds were, to tell a difference from noise."""
     widest = ((min(values), max(values), name) for name, values in taken.items())
     return "from-to: " + ", ".join(f"{name} {1000 * a:.0f}-{1000 * b:.0f} ms" for a, b, name in widest)
 
 
 @contextmanager
 def own_state() -> Iterator[Path]:
-    """Keep jobs and pool in a temporary folder; the pool ends with it, also when we are terminated."""
+    """Yield a temporary folder that has jobs and pool; the pool ends with it, also on SIGTERM."""
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="nbtorchjob-bench-") as folder:
         os.environ[folders.STATE] = str(Path(folder) / "state")

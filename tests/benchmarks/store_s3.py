@@ -1,11 +1,11 @@
-"""Use a store that is S3 the whole way: moto's server here, s3fs in the kernel and on pods of the emulator.
+"""Use S3 as the store from end to end: moto's server here, s3fs in the kernel and on pods of the emulator.
 
     pip install 'moto[server]' s3fs     # into an environment of its own: botocore wants an older dateutil
     python -m tests.benchmarks.store_s3
 
-What a job of two nodes sends and leaves goes through it: a payload and shipped files that are too big for
+All that a job of two nodes sends and leaves goes through it: a payload and shipped files that are too big for
 the API, uv and what it installs, a value, artifacts, checkpoints, retries; then ``gc`` finds what no job
-uses. Each step says what the bucket holds; one that isn't as it should be raises.
+uses. Each step prints what the bucket holds; an unexpected outcome raises.
 """
 
 import importlib
@@ -56,14 +56,14 @@ len(data), *shipped, nbtj_fresh.version, before, bytes(6 * MB)
 
 @contextmanager
 def s3() -> Iterator[dict[str, str]]:
-    """Serve an empty bucket; yield what leads there."""
+    """Serve an empty bucket; yield the environment variables that lead there."""
     server_of: Any = importlib.import_module("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = server_of.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     _, port = server.get_host_and_port()
     variables = {
-        "AWS_ENDPOINT_URL": f"http://localhost:{port}",  # the emulator gives addresses of pods other ports
+        "AWS_ENDPOINT_URL": f"http://localhost:{port}",  # by name: the emulator maps ports of 127.* addresses
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -77,12 +77,12 @@ def s3() -> Iterator[dict[str, str]]:
 
 
 def fresh() -> Any:
-    """Return a file system that has seen nothing yet."""
+    """Return a new file system, which has cached nothing yet."""
     return fsspec.filesystem("s3", skip_instance_cache=True)
 
 
 def held() -> dict[str, int]:
-    """Return what the bucket holds, by what stands for it."""
+    """Return the size of each file that the bucket holds."""
     files: Mapping[str, Any] = fresh().find("bucket", detail=True)
     return {name.removeprefix("bucket/"): file["size"] for name, file in files.items()}
 
@@ -95,7 +95,7 @@ def show(title: str, began: float) -> None:
 
 
 class Rig:
-    """Sends jobs whose store is S3."""
+    """A sender of jobs that use S3 as their store."""
 
     def __init__(self, folder: Path, reached: Mapping[str, str]) -> None:
         self.index = folder / "index"
@@ -130,7 +130,7 @@ class Rig:
 
 
 def ended(job: Job[Any], before: str = "", by: str = "") -> None:
-    """Hold a job's end to what it should be."""
+    """Assert that a job returned, installed and left what it should."""
     *values, big = job.result(WITHIN_S)
     assert values == [20 * MB, MB, "small", "1.0", before], values
     assert len(big) == 6 * MB
@@ -151,7 +151,7 @@ def main() -> None:
     with own_state() as folder, s3() as reached, Emulator(kinds=("indexedjob",)) as cluster:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
         for path in Path(built(TORCH)).parent.glob("lib/*/site-packages/uv*"):
-            path.unlink()  # this environment's: the image is to have none
+            path.unlink()  # this environment's uv: the image is to have none
         rig = Rig(folder, reached)
         began = time.monotonic()
         first = rig.send(rig.spec)
@@ -171,9 +171,9 @@ def main() -> None:
         ended(retried, before="7")
         show("a second attempt, from a checkpoint", began)
 
-        shared._UNUSED_S = shared._YOUNG_S = -1.0  # a month, and an hour: S3 tells times itself
+        shared._UNUSED_S = shared._YOUNG_S = -1.0  # a month, and an hour: S3 sets the times of files itself
         print("gc, beside jobs that have ended:", leftovers())
-        assert not any("_shipped" in leftover for leftover in leftovers())  # as there are jobs that use it
+        assert not any("_shipped" in leftover for leftover in leftovers())  # as jobs use it
         first.delete()
         assert not [name for name in held() if name.startswith(f"jobs/{first.name}/")], held()
         again.delete()

@@ -1,10 +1,10 @@
-"""A tender's manifests on a real cluster: a job evicted while no notebook lives runs again, to its end.
+"""A tender's manifests on a real cluster: a job that is evicted without a notebook runs again, to its end.
 
-KUBECONFIG leads to a cluster that has PyTorchJobs and somebody who acts on them, such as
+KUBECONFIG leads to a cluster that has PyTorchJobs and a controller that acts on them, such as
 
     python -m tests.backends.kubernetes.cluster.controllers --kinds pytorchjob
 
-Pods of one that can't reach its API server get there by the host's network with ``--server HOST:PORT``.
+If its pods can't reach its API server, ``--server HOST:PORT`` lets the tender use the host's network.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tests.benchmarks.measure import own_state
 NAMESPACE = "tended"
 LONGEST_S = 300.0
 
-# A notebook that submits a job whose first attempt would run for ever, and is killed then.
+# A notebook that submits a job with a first attempt that never ends; the trial then kills the notebook.
 NOTEBOOK = """
 import sys, time
 import nbtorchjob
@@ -50,7 +50,7 @@ time.sleep(10000)
 
 
 def until(what: str, probe: "Callable[[], Any]") -> Any:
-    """Wait for what a cluster does; give it."""
+    """Wait until ``probe`` returns a true value; return that."""
     began = time.monotonic()
     while not (there := probe()):
         if time.monotonic() - began > LONGEST_S:
@@ -61,7 +61,7 @@ def until(what: str, probe: "Callable[[], Any]") -> Any:
 
 
 def parts(image: str, server: str) -> "Iterator[dict[str, Any]]":
-    """Yield the manifests, with another image and another way to the server where one is given."""
+    """Yield the manifests, with this image and, if ``server`` is given, another way to the API server."""
     for part in yaml.safe_load_all(cluster_backend().tenders([NAMESPACE], image)):
         if part["kind"] == "Deployment" and server:
             host, _, port = server.rpartition(":")
@@ -93,7 +93,7 @@ def main() -> None:
                 try:
                     api.create(body=part, **where)
                 except ApiException as exc:
-                    if exc.status != 409:  # what isn't in the namespace stays from run to run
+                    if exc.status != 409:  # objects outside the namespace stay from run to run
                         raise
             trial(here, core, arguments.image)
         finally:
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def trial(here: "dynamic.DynamicClient", core: "client.CoreV1Api", image: str) -> None:
-    """Have a job evicted, with nobody there but the tender."""
+    """Evict a job while only the tender looks after it."""
 
     def pods(selector: str) -> "list[Any]":
         return [*core.list_namespaced_pod(NAMESPACE, label_selector=selector).items]
@@ -141,7 +141,7 @@ def trial(here: "dynamic.DynamicClient", core: "client.CoreV1Api", image: str) -
 
 
 def evict(core: "client.CoreV1Api", name: str) -> None:
-    """Evict a pod, as a drain does; before 1.22 by a version that is gone since."""
+    """Evict a pod, as a drain does; before Kubernetes 1.22 with an API version that is gone since."""
     meta = client.V1ObjectMeta(name=name, namespace=NAMESPACE)
     for version in ("policy/v1", "policy/v1beta1"):
         body = client.V1Eviction(api_version=version, kind="Eviction", metadata=meta)

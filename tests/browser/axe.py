@@ -1,4 +1,4 @@
-"""axe-core, which looks for what keeps people from using a page; its script is not ours to ship."""
+"""axe-core, which finds what keeps people from using a page; its script isn't ours to ship."""
 
 import os
 from pathlib import Path
@@ -17,13 +17,13 @@ _LOOK = """async part => {
 
 
 def violations(page, part, theme):
-    """Return what axe finds wrong below the selector ``part``, in a theme of JupyterLab's."""
+    """Return the violations that axe finds below the selector ``part``, in a theme of JupyterLab's."""
     page.evaluate(_THEME, theme)
     return violations_of(page, part)
 
 
 def violations_of(page, part):
-    """Return what axe finds wrong below the selector ``part``; ``AXE_PATH`` may name another axe.min.js."""
+    """Return what axe finds below the selector ``part``; ``AXE_PATH`` may name another axe.min.js."""
     path = Path(os.environ.get("AXE_PATH") or _INSTALLED)
     if not path.is_file():
         pytest.skip("axe-core isn't installed: `jlpm install` in labextension does it")

@@ -39,16 +39,16 @@ class Notebook:
 
     def __init__(self, page, path):
         self.page, self.path = page, path
-        # Before it is ready there is an empty cell, which what is in the file takes the place of.
+        # Until it is ready it has an empty cell, which the file's cells then replace.
         page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.context?.isReady")
 
     @property
     def sidebar(self):
-        """Show the sidebar; give it."""
+        """Show the sidebar; return it."""
         return Sidebar(self.page)
 
     def source(self, index):
-        """Return what stands in a cell."""
+        """Return the source of a cell."""
         source = "index => jupyterapp.shell.currentWidget.content.model.cells.get(index).sharedModel.source"
         return self.page.evaluate(source, index)
 
@@ -57,13 +57,13 @@ class Notebook:
         self.page.evaluate("name => { jupyterapp.commands.execute(name); }", name)
 
     def run(self, index, command="notebook:run-cell"):
-        """Run a cell, once the kernel can take it: before that the cell is dropped without a word."""
+        """Run a cell once the kernel is idle: JupyterLab silently drops a cell that comes earlier."""
         self.idle()
         self.select(index)
         self.command(command)
 
     def run_new(self, source):
-        """Run this source in a cell at the end, with the magics loaded; give the cell's index."""
+        """Run this source in a cell at the end, with the magics loaded; return the cell's index."""
         self.page.get_by_role("tab", name=self.path.name).click()
         index = self.page.evaluate(_ADD, source)
         self.run(index, "nbtorchjob:run-cell")
@@ -75,7 +75,7 @@ class Notebook:
         self.page.evaluate(select, index)
 
     def idle(self):
-        """Wait until nothing runs."""
+        """Wait until the kernel is idle."""
         self.page.wait_for_function(_KERNEL_IDLE)
 
     def output(self, index):
@@ -84,7 +84,7 @@ class Notebook:
         return self.page.locator(f"{cell} .jp-Cell-outputArea")
 
     def saved(self):
-        """Save, and give what stands in the file."""
+        """Save the notebook; return it as the file has it."""
         self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
         return nbformat.read(self.path, 4)
 
@@ -106,7 +106,7 @@ class Lab:
         return self._open(path, name)
 
     def write(self, name, cells):
-        """Write a notebook of these code cells; give its path."""
+        """Write a notebook of these code cells; return its path."""
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
         path = self.root / f"{name}.ipynb"
@@ -155,7 +155,7 @@ def notebook(lab, request):
 
 @pytest.fixture
 def gate(folder):
-    """Yield a file that jobs wait for."""
+    """Yield the path of a file for which jobs wait; create it at the end."""
     path = folder / "gate"
     yield path
     path.touch()
@@ -163,7 +163,7 @@ def gate(folder):
 
 @contextmanager
 def serving(folder, browser, **env):
-    """Run JupyterLab with nobody's settings, with our server extension and our page's as it is built now."""
+    """Run JupyterLab without a user's settings, with our server extension and our built lab extension."""
     if not (BUILT / "static").is_dir():
         pytest.fail(f"{BUILT} isn't built: run `jlpm install && jlpm build:prod` in labextension")
     root = folder / "notebooks"
@@ -176,7 +176,7 @@ def serving(folder, browser, **env):
     own = {f"JUPYTER_{what}_DIR": str(folder / what) for what in ("CONFIG", "DATA", "RUNTIME")}
     own |= {f"JUPYTERLAB_{what.upper()}_DIR": str(folder / what) for what in ("settings", "workspaces")}
     own |= {"IPYTHONDIR": str(folder / "ipython"), "KUBECONFIG": str(folder / "no-cluster")}
-    own |= {"NBTORCHJOB_RANKS_AT_ONCE": "0"}  # what tests start mustn't wait for each other
+    own |= {"NBTORCHJOB_RANKS_AT_ONCE": "0"}  # jobs of different tests mustn't wait for each other
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -184,7 +184,7 @@ def serving(folder, browser, **env):
     command += [f"--port={port}", "--port-retries=0", f"--IdentityProvider.token={TOKEN}"]
     command += ["--expose-app-in-browser", "--JupyterNotebookApp.expose_app_in_browser=True"]
     command += [f"--ServerApp.root_dir={root}", "--ServerApp.jpserver_extensions={'nbtorchjob': True}"]
-    # Before all others: an installed package may have an older one.
+    # Before all other folders: an installed package may have an older extension.
     command += [f"--LabServerApp.extra_labextensions_path={folder / 'pages'}"]
     with (
         (folder / "log").open("w") as log,

@@ -22,12 +22,12 @@ _PLACE = """output => {
     return { x, y, width, height };
 }"""
 _DRAWN = ".nbt-state:not(:text-is('Submitted'))"
-_SLACK = 24  # px that a height may differ: a line that wraps elsewhere
-_FAINT, _MOST = 56, 0.04  # how much a pixel may differ, and how many may differ more: times go on
+_SLACK = 24  # px by which heights may differ: a line may wrap elsewhere
+_FAINT, _MOST = 56, 0.04  # how much a pixel may differ, and what share may differ more: times go on
 
 
 class Camera:
-    """Takes pictures of cards in one notebook; ``shown`` has the expression that shows each state."""
+    """A camera for cards in one notebook; ``shown`` has the expression that shows each state."""
 
     def __init__(self, lab, shown: dict[str, str], folder: Path) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Camera:
         self._notebook.command("application:toggle-left-area")
         self._notebook.command("notebook:run-all-cells")
         for index in range(1, len(cells)):
-            # Before it has read the job's facts, a card says that it was submitted.
+            # Until it has read the facts of its job, a card shows "Submitted".
             self._notebook.output(index).locator(_DRAWN).first.wait_for(state="attached")
         self._notebook.idle()
 
@@ -47,11 +47,11 @@ class Camera:
         return self._notebook.output(index).locator(".nbtorchjob").first
 
     def _place(self, index: int):
-        """Return where a card is, found and asked in one step: it may be drawn anew in between."""
+        """Return the place of a card, found and measured in one step: it may be redrawn in between."""
         return self._notebook.output(index).evaluate(_PLACE)
 
     def take(self, widths: Sequence[int] = WIDTHS) -> Iterator[Path]:
-        """Take all cards in each theme at these widths."""
+        """Take a picture of each card in each theme at these widths."""
         for theme, name in THEMES.items():
             self._page.evaluate(_CHANGE, name)
             self._page.wait_for_timeout(2000)
@@ -61,7 +61,7 @@ class Camera:
                     yield self._shoot(index, f"{state}-{theme}-{width}.png")
 
     def overview(self) -> Path:
-        """Take the whole page, light, with the sidebar and a card that runs."""
+        """Take a picture of the whole page, in the light theme, with the sidebar and a running card."""
         self._page.evaluate(_CHANGE, THEMES["light"])
         self._page.set_viewport_size({"width": 1280, "height": 860})
         self._notebook.sidebar.search("")
@@ -70,7 +70,7 @@ class Camera:
         self._page.wait_for_timeout(500)
         path = self._folder / "overview.png"
         self._page.screenshot(path=path)
-        return path  # in all its colours: the README's
+        return path  # in all its colours, for the README
 
     def _show(self, index: int) -> None:
         """Bring a card into view; the notebook draws only those that are."""
@@ -79,7 +79,7 @@ class Camera:
         self._notebook.output(index).scroll_into_view_if_needed()
 
     def close(self) -> None:
-        """Leave the light theme, which other tests expect, and close the page."""
+        """Set the light theme, which other tests expect, and close the page."""
         self._page.evaluate(_CHANGE, THEMES["light"])
         self._page.close()
 
@@ -87,7 +87,7 @@ class Camera:
         path = self._folder / name
         self._show(index)
         self._page.wait_for_timeout(150)
-        # A live card is drawn anew each second, so what is taken is its place on the page.
+        # A live card is redrawn each second, so the picture is of its place on the page.
         self._page.screenshot(path=path, clip=self._place(index))
         return _smaller(path)
 
@@ -113,7 +113,7 @@ def _smaller(path: Path) -> Path:
 
 
 def differs(one: Path, other: Path) -> str:
-    """Say how two pictures differ by more than times that go on; "" where they don't."""
+    """Return how two pictures differ by more than times that go on; "" if they don't."""
     with Image.open(one) as first, Image.open(other) as second:
         a, b = first.convert("L"), second.convert("L")
     if a.width != b.width or abs(a.height - b.height) > _SLACK:

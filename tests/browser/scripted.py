@@ -1,4 +1,4 @@
-"""Jobs whose folders are written by hand, one for each state that a card can show; nothing runs."""
+"""Jobs with handwritten folders, one for each state that a card can show; nothing runs."""
 
 import math
 import os
@@ -71,7 +71,7 @@ def _begun(at: float, nodes: int = 1, per_node: int = 2, round: int = 0) -> Iter
 def _reports(
     at: float, many: int, total: int, ranks: int = 2, round: int = 0, first: int = 0, every: float = 0.5
 ) -> Iterator[ev.Event]:
-    """Yield how a loss falls, epoch by epoch."""
+    """Yield reports of a falling loss, epoch by epoch."""
     for rank in range(ranks):
         for n in range(many):
             loss = 0.2 + 1.8 * math.exp(-(first + n) / 8)
@@ -80,7 +80,7 @@ def _reports(
 
 
 def _swapped(at: float) -> Iterator[ev.Event]:
-    """Yield how a loss falls whose code is swapped twice."""
+    """Yield reports of a falling loss, and two swaps of its code."""
     for n in range(28):
         loss = 1.2 + 0.8 * math.exp(-n / 3)
         loss -= 0.6 * (1 - math.exp(-max(0, n - 10) / 3)) + 0.35 * (1 - math.exp(-max(0, n - 19) / 3))
@@ -113,7 +113,7 @@ def _ended(at: float, code: int = 0, nodes: int = 1) -> Iterator[ev.Event]:
 
 
 def _hung(at: float, now: float, nodes: int, per_node: int, odd: int) -> Iterator[ev.Event]:
-    """Yield what the nodes say of ranks that wait for the ``odd`` one."""
+    """Yield the nodes' samples of ranks that wait for the ``odd`` one."""
     call = Collective(417, "all_reduce", at, False, ((1024,),), ("float32",))
     everybody = tuple(range(nodes * per_node))
     waits = (Frame("<cell>", 9, "<module>", "dist.all_reduce(loss)"), _WAIT)
@@ -129,7 +129,7 @@ def _hung(at: float, now: float, nodes: int, per_node: int, odd: int) -> Iterato
 
 
 def write(notebook: str = "") -> dict[str, str]:
-    """Write all of them; return, for each state, the expression that shows it in a notebook."""
+    """Write all jobs; return, for each state, the expression that shows it in a notebook."""
     now = time.time()
     common: dict[str, Any] = {
         "label": "cell",

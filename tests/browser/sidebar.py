@@ -1,15 +1,15 @@
-"""The sidebar as its user has it: a list of jobs, each with buttons and a menu."""
+"""The sidebar as its user sees it: a list of jobs, each with buttons and a menu."""
 
 THEMES = ("JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast")
 
 
 class Sidebar:
-    """Every job, at the side of a page."""
+    """The list of all jobs at the side of a page."""
 
     def __init__(self, page):
         self.page = page
         self.node = page.locator(".jp-nbtorchjob-sidebar")
-        # A layout that is restored later hides it.
+        # A layout that is restored later would hide the sidebar.
         page.evaluate("() => window.jupyterapp.restored.then(() => null)")
         tab = page.get_by_role("tab", name="Torch Jobs")
         if tab.get_attribute("aria-selected") != "true":
@@ -21,8 +21,8 @@ class Sidebar:
         self.node.get_by_role("textbox", name="Search jobs").fill(text)
 
     def job(self, name, status=""):
-        """Search for a job, and wait until it is listed with that status; give its row."""
-        self.search(name)  # of many jobs only those in view are drawn
+        """Search for a job, and wait until it is listed with that status; return its row."""
+        self.search(name)  # of many rows only those in view are drawn
         row = self.node.get_by_role("row")
         for part, text in {"name": name, "word": status}.items():
             if text:
@@ -37,7 +37,7 @@ class Sidebar:
         row.get_by_role("button", name=button).click()
 
     def menu(self, name):
-        """Open a job's menu; give the labels that it offers."""
+        """Open a job's menu; return the labels that it offers."""
         self.job(name).click(button="right")
         self.page.locator(".lm-Menu").wait_for()
         return self.page.locator(".lm-Menu .lm-Menu-itemLabel").all_inner_texts()

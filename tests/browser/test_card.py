@@ -1,4 +1,4 @@
-"""The card in JupyterLab: live, ended, and in a notebook that nobody trusts."""
+"""The card in JupyterLab: live, ended, and in an untrusted notebook."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.browser.axe import violations
 
 HOSTILE = "<script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
 LOAD = "%load_ext nbtorchjob"
-# Goes on until the test has seen enough and makes the file.
+# Runs until the test has seen enough and creates the file.
 GATED = """%%torchjob --nproc-per-node 2
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ print({hostile!r})
 "done"
 """
 
-# Until then rank 1 keeps the other one waiting.
+# Until the file exists, rank 1 keeps rank 0 waiting.
 HANGS = """%%torchjob --name hangs --nproc-per-node 2 --hang-after 2
 import time
 from pathlib import Path
@@ -38,7 +38,7 @@ dist.all_reduce(torch.ones(4))
 
 @pytest.fixture
 def running(lab, gate, request):
-    """Yield a notebook whose second cell runs a job and draws its curve."""
+    """Yield a notebook in which the second cell runs a job and draws its curve."""
     cells = [LOAD, GATED.format(gate=str(gate), hostile=HOSTILE)]
     notebook = lab.open(re.sub(r"\W+", "-", request.node.name), cells)
     notebook.run(0)
@@ -134,7 +134,7 @@ def card(notebook):
 
 
 def drawn_again(notebook):
-    """Wait until the card was drawn twice more."""
+    """Wait until the card has been redrawn twice."""
     for _ in range(2):
         progress = card(notebook).locator("img").first.evaluate_handle("chart => chart")
         notebook.page.wait_for_function("chart => !chart.isConnected", arg=progress)
@@ -204,7 +204,7 @@ def test_the_focus_stays_where_it_is_while_the_card_is_drawn(lab, gate, part):
     card(notebook).get_by_role("button", name="Detach").wait_for()
     find = "part => document.querySelector(`.nbtorchjob ${part}`)"
     card(notebook).locator("summary", has_text="rank 1 ·").wait_for()  # the first drawings lack it
-    # In one step: between two of them the card may be drawn.
+    # In one step: between two steps the card may be redrawn.
     notebook.page.evaluate(f"part => ({find})(part).focus()", part)
     drawn_again(notebook)
 
@@ -280,7 +280,7 @@ def test_a_card_whose_job_was_deleted_says_so_and_keeps_what_it_showed(running):
 
 
 def test_a_card_that_already_shows_the_end_says_that_its_job_was_deleted(running):
-    """As where a running job is deleted: it is cancelled first, and a look in between draws that."""
+    """Imitate the deletion of a running job: it is cancelled first, and a poll in between draws that."""
     name = card(running).locator("b").nth(1).inner_text()
     running.command("notebook:interrupt-kernel")
     card(running).get_by_role("button", name="Attach").wait_for()

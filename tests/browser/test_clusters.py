@@ -1,4 +1,4 @@
-"""Jobs of a cluster in the sidebar, of a server whose kubeconfig leads to one."""
+"""Jobs of a cluster in the sidebar, of a server with a kubeconfig that leads there."""
 
 import json
 
@@ -50,7 +50,7 @@ BUNDLES = [
     {"image/png": "not base64", "image/gif": "aGVsbG8="},
     {"image/png": PIXEL, "text/html": HTML, "text/plain": HTML + LINKS},
 ]
-# A pod that says all this in the names, texts and displays of a job.
+# A pod that puts all of this into the names, texts and displays of a job.
 HOSTILE = f"""
 html, links, bundles = {HTML!r}, {LINKS!r}, {BUNDLES!r}
 begin()
@@ -123,7 +123,7 @@ def test_a_job_of_a_cluster_is_shown_live_and_its_manifest_is_copied(notebook, g
     notebook.output(cell).locator("pre:text-is('42')").wait_for()
 
 
-# What of the stranger's runs, loads or covers something in a page, but for links that open apart.
+# The stranger's elements that run, load or cover something in a page, except links that open a new tab.
 _ACTIVE = """() => [...document.querySelectorAll(
   `script, iframe, object, embed, form, svg, style, link, base, meta, img, a, [onload], [onerror]`
 )].filter(element => /stranger[.]invalid|[.]owned|javascript:window/.test(
@@ -134,7 +134,7 @@ _ACTIVE = """() => [...document.querySelectorAll(
 
 
 class Watched:
-    """A page, and what it asked the stranger's server for, or showed as a dialog."""
+    """A page, with its requests to the stranger's server and its dialogs."""
 
     def __init__(self, page):
         self.page = page
@@ -143,7 +143,7 @@ class Watched:
         page.on("dialog", lambda dialog: self.far.append(dialog.message))
 
     def check(self):
-        """Assert that it ran nothing, and asked for nothing."""
+        """Assert that the page ran and requested nothing of the stranger's."""
         assert self.page.evaluate("() => window.owned") is None
         assert self.page.evaluate(_ACTIVE) == []
         assert self.far == []

@@ -11,7 +11,7 @@ PANEL = "from nbtorchjob import *\npanel = ConfigPanel(JobSpec(Elastic(1, 2)))\n
 
 @pytest.fixture
 def fresh(lab, request):
-    """Yield what opens a notebook of the test's own, whose kernel hasn't loaded the magics."""
+    """Yield a function that opens a notebook of the test's own, in which the magics aren't loaded."""
     pages = []
 
     def open_(*cells):
@@ -27,7 +27,7 @@ def fresh(lab, request):
 
 
 def from_palette(notebook, label):
-    """Choose a command by its name, as somebody would who doesn't know where it is."""
+    """Choose a command by its name, as a user does who doesn't know its place."""
     page = notebook.page
     page.keyboard.press("Control+Shift+C")
     page.get_by_placeholder("SEARCH", exact=True).fill(label)
@@ -35,7 +35,7 @@ def from_palette(notebook, label):
 
 
 def size(notebook, nodes="", ranks=""):
-    """Answer how many nodes and ranks a cell's job is to have."""
+    """Answer the dialog that asks for a job's nodes and ranks."""
     dialog = notebook.page.get_by_role("dialog")
     dialog.get_by_label("Nodes", exact=True).fill(nodes)
     dialog.get_by_label("Ranks per node").fill(ranks)

@@ -1,4 +1,4 @@
-"""The debugger in JupyterLab: what the card says of a rank that stops, and pdb on it in a cell."""
+"""The debugger in JupyterLab: the card of a rank that stops, and pdb on that rank in a cell."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_pdb_in_a_cell_on_a_rank_that_stops(lab, tmp_path):
         field = prompt.element_handle()
         field.fill(line)
         field.press("Enter")
-        # It is taken away, on a busy machine after the next one has come.
+        # JupyterLab removes the answered field, on a busy machine after the next one has appeared.
         page.wait_for_function("field => !field.isConnected", arg=field, timeout=60_000)
         expect(notebook.output(2)).to_contain_text(answer, timeout=60_000)
 

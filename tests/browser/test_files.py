@@ -1,4 +1,4 @@
-"""A job's files in the sidebar: a tree that is walked by keyboard, and opens text, tables and images."""
+"""A job's files in the sidebar: a tree with keyboard control, which opens text, tables and images."""
 
 from tests.browser.axe import violations_of
 
@@ -53,7 +53,7 @@ def test_files_of_a_running_and_an_ended_job_are_browsed_by_keyboard(notebook, g
         "image => image.complete && image.naturalWidth === 300", arg=image.element_handle()
     )
     assert page.evaluate("() => window.owned") is None
-    assert (image.get_attribute("src") or "").startswith("data:")  # a blob has JupyterLab's origin
+    assert (image.get_attribute("src") or "").startswith("data:")  # a blob URL would have JupyterLab's origin
     rows.filter(has_text="last.pt").click()
     page.locator(SHOWN).get_by_text("This file can’t be previewed").wait_for()
     with page.expect_download() as download:

@@ -1,4 +1,4 @@
-"""A lab in JupyterLab: cell after cell on ranks that stay, and what the sidebar says of it."""
+"""A lab in JupyterLab: cell after cell on ranks that stay."""
 
 import pytest
 
@@ -35,5 +35,5 @@ def test_cells_run_one_after_the_other_on_ranks_that_stay(lab, tmp_path):
     notebook.run(5)
     notebook.idle()
     expect(notebook.output(5)).to_contain_text("explore ends")
-    expect(notebook.output(1)).to_contain_text("→ 1")  # no drawing of the server's came after the end
+    expect(notebook.output(1)).to_contain_text("→ 1")  # the server drew nothing after the end
     page.close()

@@ -1,4 +1,4 @@
-"""The log viewer: what ranks write, as they write it and after, in a tab beside the notebook."""
+"""The log viewer: the ranks' output, live and afterwards, in a tab beside the notebook."""
 
 import json
 import re
@@ -14,7 +14,7 @@ VIEWER = ".jp-nbtorchjob-log-viewer"
 SEEN = f":not(.lm-mod-hidden) > {VIEWER}"
 REACHES = """line => [...document.querySelectorAll(".jp-nbtorchjob-log-rows")].some(
   rows => [...rows.textContent.matchAll(/line (\\d+) of/g)].some(found => found[1] >= line))"""
-# Each rank writes until the test has seen enough and makes the file.
+# Each rank prints lines until the test has seen enough and creates the gate file.
 WRITING = """%%torchjob --nproc-per-node 2 --name {name}
 import os, time
 from pathlib import Path
@@ -54,14 +54,14 @@ class Logs:
         return int(self.line(re.compile(r"line \d+ of rank 0$")).inner_text().split()[1])
 
     def reaches(self, line):
-        """Wait until lines from that number on are in view: none stays there for long."""
+        """Wait until a line with this number or a later one is in view: none stays in view for long."""
         self.page.wait_for_function(REACHES, arg=line)
 
     def button(self, name):
         return self.node.get_by_role("button", name=name, exact=True)
 
     def count(self, text):
-        """Search for a text; give how many lines have it."""
+        """Search for a text; return the number of lines that contain it."""
         self.button("Search").click()
         self.node.get_by_role("searchbox", name="Search all lines").fill(text)
         counter = self.node.get_by_role("search").get_by_text(re.compile(r"[\d,]+ lines$"))
@@ -71,7 +71,7 @@ class Logs:
 
 @pytest.fixture
 def writing(notebook, gate):
-    """Yield what opens the logs of a job whose two ranks write until the gate is there."""
+    """Yield a function that opens the logs of a job with two ranks, which write until the gate exists."""
 
     def open_(name):
         notebook.run_new(WRITING.format(name=name, gate=str(gate)))
@@ -83,13 +83,13 @@ def writing(notebook, gate):
 
 
 def ended(notebook, gate, name):
-    """Let the job end; wait for it."""
+    """Let the job end; wait until it has succeeded."""
     gate.touch()
     notebook.sidebar.job(name, "Succeeded")
 
 
 def laid_out(answer, name):
-    """Whether JupyterLab keeps a layout with that job's logs: it does a while after they were opened."""
+    """Return whether JupyterLab saves a layout with that job's logs: it does so a while after they open."""
     request = answer.request
     if request.method != "PUT" or "api/workspaces" not in request.url:
         return False
@@ -97,7 +97,7 @@ def laid_out(answer, name):
 
 
 def wrote(logs):
-    """Wait for the ranks' last lines; give how many lines they say they wrote."""
+    """Wait for the ranks' last lines; return the number of lines that they report."""
     lines = [logs.line(re.compile(rf"rank {rank} wrote \d+$")).inner_text() for rank in (0, 1)]
     return sum(int(line.split()[-1]) for line in lines)
 
@@ -124,7 +124,7 @@ def test_who_scrolls_up_stays_there_until_they_jump_to_the_end(notebook, writing
     logs = writing("followed")
     logs.reaches(100)
     logs.node.get_by_role("log").hover()
-    notebook.page.mouse.wheel(0, -1_000_000)  # the ranks write 1,800 pixels a second
+    notebook.page.mouse.wheel(0, -1_000_000)  # the log grows by 1,800 pixels a second
     logs.line(re.compile("line 1 of rank 0$"))
     jump = logs.node.get_by_role("button", name=re.compile("new lines"))
     jump.wait_for()
@@ -215,7 +215,7 @@ def test_a_rank_s_log_is_downloaded_as_it_was_written(notebook, writing, gate):
 
 
 def test_a_link_to_a_line_opens_the_log_there(notebook, lab):
-    # Rank 1's line: rank 0 is ended as soon as rank 1 fails, whatever it has written by then.
+    # Rank 1's line: rank 0 ends as soon as rank 1 fails, whatever rank 0 has written by then.
     notebook.run_new(FAILING.format(name="linked"))
     notebook.sidebar.job("linked", "Failed")
     page = lab.page()
@@ -249,7 +249,7 @@ def test_a_log_goes_on_after_its_connection_was_cut(notebook, writing, gate):
         sockets.append(socket)
 
     notebook.page.route_web_socket(re.compile("nbtorchjob/api/jobs/.*/logs"), pass_on)
-    notebook.page.reload()  # a page that is there keeps the sockets that it knows
+    notebook.page.reload()  # an open page keeps the sockets that it has
     logs = writing("cut")
     logs.reaches(20)
     sockets[0].close()

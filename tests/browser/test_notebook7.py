@@ -1,4 +1,4 @@
-"""Jupyter Notebook 7, which shows one document a page: our extension in it."""
+"""Our extension in Jupyter Notebook 7, which shows one document per page."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CELL = "raise ValueError('not here')"
 
 @pytest.fixture
 def notebook(lab):
-    """Yield a notebook in a page of Notebook's, and hold what its console says of us against us."""
+    """Yield a notebook in a page of Notebook 7; fail if an error or a warning in its console names us."""
     path = lab.write("notebook7", [CELL])
     messages = []
     page = lab.page()

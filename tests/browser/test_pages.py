@@ -1,4 +1,4 @@
-"""Cards in pages that aren't JupyterLab's: exported ones, in the system's few colours, without any style."""
+"""Cards in pages outside JupyterLab: exported, in the system's forced colours, without any style."""
 
 import re
 
@@ -13,7 +13,7 @@ from nbtorchjob.ui.runs import view as runs_view
 from tests.browser import scripted
 from tests.browser.axe import violations_of
 
-# What each card says first, in words.
+# The words at the start of each card.
 STATES = {
     "waiting": "Waiting eval",
     "running": "Running digits",
@@ -26,7 +26,7 @@ STATES = {
     "ranks": "Hung pretrain",
     "sweep": "Failed sw",
 }
-# A part of a card that shows something by its ground alone would be gone.
+# In forced colours, a part that shows something by its background alone would vanish; a border stays.
 _SEEN = """selector => [...document.querySelectorAll(selector)].every(part => {
   const {borderTopStyle, borderTopWidth} = getComputedStyle(part);
   return borderTopStyle === "solid" && parseFloat(borderTopWidth) >= 1;
@@ -35,7 +35,7 @@ _SEEN = """selector => [...document.querySelectorAll(selector)].every(part => {
 
 @pytest.fixture(scope="module")
 def cards(tmp_path_factory):
-    """Return the card of each state, by its name."""
+    """Yield the card of each state, by the state's name."""
     patch = pytest.MonkeyPatch()
     patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
     shown = {}
@@ -55,7 +55,7 @@ def exported(cards):
     outputs = [nbformat.v4.new_output("display_data", data=card) for card in cards.values()]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=outputs)])
     html, _ = HTMLExporter(embed_images=True).from_notebook_node(book)
-    # Mathematics and diagrams would come from elsewhere.
+    # These scripts, for mathematics and diagrams, would come from the network.
     return re.sub(r"<script[^>]*src=.*?</script>", "", html, flags=re.DOTALL)
 
 

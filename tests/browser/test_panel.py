@@ -15,7 +15,7 @@ panel"""
 
 @pytest.fixture
 def opened(lab, request):
-    """Yield what opens a panel for a spec, in a notebook of the test's own."""
+    """Yield a function that opens a panel for a spec, in a notebook of the test's own."""
     notebooks = []
 
     def panel(spec="JobSpec(Elastic(1, 1))", *cells):

@@ -1,4 +1,4 @@
-"""The look of each state, held to the pictures in ``docs/pictures/``; ``make pictures`` takes them anew."""
+"""The look of each state, compared with the pictures in ``docs/pictures/`` (taken by ``make pictures``)."""
 
 import shutil
 
@@ -12,7 +12,7 @@ pictures = pytest.importorskip("tests.browser.pictures", reason="Pillow isn't in
 
 @pytest.fixture
 def shown(lab):
-    """Write the scripted jobs; remove them again, as other tests count what runs."""
+    """Write the scripted jobs; remove them afterwards, since other tests count the running jobs."""
     before = {path.name for path in directory.jobs_dir().iterdir()}
     yield scripted.write(str(lab.root / "pictures.ipynb"))
     for path in directory.jobs_dir().iterdir():

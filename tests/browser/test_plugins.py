@@ -1,4 +1,4 @@
-"""The extension's plugins: what other extensions get of them, and where a user's settings are."""
+"""The extension's plugins: what they share with other extensions, and a user's settings."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.browser.conftest import TOKEN
 
-# As JupyterLab gives an extension what another one shares.
+# Resolve the token as JupyterLab does for an extension that requires it.
 _JOBS = """async name => {
   const {ITorchJobs} = (await window._JUPYTERLAB.nbtorchjob.get("./index"))();
   const {model, openLogs} = await jupyterapp.resolveRequiredService(ITorchJobs);
@@ -28,7 +28,7 @@ def test_another_extension_gets_the_jobs_and_opens_their_logs(notebook):
 
 @pytest.fixture
 def settings(lab):
-    """Yield what makes our settings those of a user, until the test has ended."""
+    """Yield a function that writes a user's settings of our extension; reset them when the test ends."""
     page = lab.page()
 
     def put(**settings):

@@ -1,4 +1,4 @@
-"""A failed job goes on from its checkpoint, by sidebar and card, and is shown in TensorBoard."""
+"""A failed job resumes from its checkpoint, by sidebar and card, and TensorBoard shows it."""
 
 import pytest
 
@@ -22,7 +22,7 @@ f"began at step {begins}"
 
 @pytest.fixture
 def halted(lab):
-    """Yield a notebook whose second cell's job fails after its fourth step."""
+    """Yield a notebook in which the second cell's job has failed after its fourth step."""
     notebook = lab.open("resuming", ["%load_ext nbtorchjob", TRAIN, "%torchjob attach halted-2"])
     notebook.run(0)
     notebook.run(1)

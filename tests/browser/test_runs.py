@@ -6,7 +6,7 @@ from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.ui.runs import view
 
-# As JupyterLab draws an output anew: in the same element, and its scripts run.
+# Draw the output again as JupyterLab does: in the same element, running its scripts.
 AGAIN = """card => document.querySelector("main").replaceChildren(
   document.createRange().createContextualFragment(card)
 )"""

@@ -8,13 +8,13 @@ import pytest
 from tests.browser.axe import violations
 from tests.browser.sidebar import THEMES
 
-# The page of one job, or of some, that is in front.
+# The page in front that describes one job or compares several.
 SHOWN = ".jp-nbtorchjob-page:not(.lm-mod-hidden *)"
-# What a menu begins with, of any job of this machine's.
+# The first items in the menu of every job on this machine.
 OPENED = ("Open Logs", "Download Logs", "Browse Files", "Attach", "Go to Cell", "Describe", "Note and Tags")
 
 HOSTILE = "<img src=x onerror='window.owned = 1'>"
-# Goes on until the test has seen enough and makes the file.
+# Run until the test has seen enough and creates the gate file.
 GATED = """import time
 from pathlib import Path
 while not Path({gate!r}).exists():
@@ -24,7 +24,7 @@ while not Path({gate!r}).exists():
 
 @pytest.fixture
 def running(notebook, gate):
-    """Yield what runs a cell that waits for its job; that gives the cell's index."""
+    """Yield a function that runs a cell, which waits for its job, and returns the cell's index."""
 
     def run(name, end="6 * 7"):
         index = notebook.run_new(f"%%torchjob --name {name}\n{GATED.format(gate=str(gate), end=end)}")
@@ -33,12 +33,12 @@ def running(notebook, gate):
 
     yield run
     gate.touch()
-    notebook.page.keyboard.press("Escape")  # what a test that failed left open
+    notebook.page.keyboard.press("Escape")  # close what a failed test left open
 
 
 @pytest.fixture
 def failed(notebook):
-    """Return what runs a cell whose job fails; that gives the cell's index."""
+    """Return a function that runs a cell with a failing job and returns the cell's index."""
 
     def run(name, text="no more"):
         index = notebook.run_new(f"%%torchjob --name {name}\nraise ValueError({text!r})")
@@ -49,7 +49,7 @@ def failed(notebook):
 
 
 def look_away(page):
-    """Go to another tab: who has the notebook in view isn't told of its jobs' ends."""
+    """Go to another tab: a user with the notebook in view gets no notice when its jobs end."""
     page.evaluate("() => { jupyterapp.commands.execute('launcher:create'); }")
 
 
@@ -141,7 +141,7 @@ def test_a_job_is_described(notebook, failed):
 
 @pytest.fixture
 def compared(notebook, failed):
-    """Have two jobs fail, and compare them; give the page that does."""
+    """Run two jobs that fail; yield the page that compares them."""
     for loss in (1, 2):
         failed(f"compared-{loss}", f"loss {loss}")
     sidebar = notebook.sidebar
@@ -222,7 +222,7 @@ def test_the_search_finds_jobs_by_what_is_known_of_them(notebook, failed):
 
 @pytest.fixture
 def sweep(notebook):
-    """Have a cell run as three jobs, of which one fails; give the row that stands for them, unfolded."""
+    """Run a cell as three jobs, one of which fails; return the row that stands for them, unfolded."""
     notebook.run_new("%%torchjob --each lr=1,2,3 --name sweep\nif lr == 2:\n    raise ValueError('no more')")
     row = notebook.sidebar.job("sweep", "Failed")
     if row.get_attribute("aria-expanded") == "false":
@@ -276,7 +276,7 @@ def test_by_keyboard_alone_a_job_is_found_and_ended(notebook, running):
     running("by-keys")
     sidebar, keys = notebook.sidebar, notebook.page.keyboard
     sidebar.search("by-keys")
-    # Over the button that clears the search and the order to the list, and from its heading to the job.
+    # Past the search's clear button and the sort order to the list, then from its heading to the job.
     for key in ("Tab", "Tab", "Tab", "ArrowDown", "Delete"):
         keys.press(key)
     notebook.page.get_by_role("dialog").wait_for()
@@ -306,7 +306,7 @@ def test_whatever_a_job_says_of_itself_stays_text(notebook, running, gate):
 
 @pytest.fixture
 def no_jobs(notebook):
-    """Have the server say that there are no jobs, until the test has ended."""
+    """Make the server list no jobs until the test ends."""
     listing = {"jobs": [], "removed": [], "whole": True, "mark": "", "notes": [], "unseen": []}
     refresh = notebook.sidebar.node.get_by_role("button", name="Refresh")
     notebook.page.route("**/nbtorchjob/api/jobs*", lambda route: route.fulfill(json=listing))

@@ -1,4 +1,4 @@
-"""A running job's code is changed from its card, and by its own cell once more."""
+"""Changing a running job's code: from its card, by running its edited cell again, from the sidebar."""
 
 import pytest
 
@@ -25,7 +25,7 @@ loss()
 
 @pytest.fixture
 def training(lab, gate, request):
-    """Yield a notebook whose second cell has begun a job, and whose third follows it, and the job's name."""
+    """Yield a notebook, in which cell 2 has started a job and cell 3 attaches to it, and the job's name."""
     name = request.node.name.replace("_", "-")[:30].rstrip("-")
     cells = ["%load_ext nbtorchjob", TRAIN.format(name=name, gate=str(gate)), f"%torchjob attach {name}"]
     notebook = lab.open(request.node.name, cells)

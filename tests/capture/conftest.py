@@ -1,4 +1,4 @@
-"""What the tests of captures share: the process whose forks are the ranks."""
+"""Fixtures of the capture tests: the process that forks the ranks."""
 
 import pytest
 

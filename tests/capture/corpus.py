@@ -1,8 +1,8 @@
-"""The corpus: cells, each with what a notebook ran before, and whether it means the same on a rank.
+"""The corpus: cells, the code that the notebook ran before each, and whether a rank gives the same result.
 
-They lie in ``cells/``: ``#%% what it shows``, what the notebook ran before, ``#>``, the cell. One that can't
-mean the same says so: ``| refused: why`` before anything starts, ``| note: what differs``, ``| said: what
-might``. A title ends in (3.12) where Python before that can't.
+The files in ``cells/`` hold, for each: ``#%% title``, the code before, ``#>``, the cell. After the title
+stands how a rank's result differs: ``| refused: why`` before anything starts, ``| note: what differs``,
+``| said: what might``, ``| lost: why`` no value arrives. It ends in (3.12) if the cell needs that Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Example(NamedTuple):
-    """A cell of the corpus; ``words`` is the pattern of what is said of it."""
+    """A cell of the corpus; ``words`` is a pattern for the expected message."""
 
     title: str
     before: str
@@ -33,7 +33,7 @@ class Example(NamedTuple):
 
     @property
     def since(self) -> tuple[int, ...]:
-        """The version of Python that can run it."""
+        """The first version of Python that can run the cell."""
         match = re.search(r"\(3\.(\d+)\)$", self.title)
         return (3, int(match[1]) if match else 10)
 
@@ -53,14 +53,14 @@ def corpus() -> list[Example]:
 
 
 def define(text: str, namespace: dict[str, Any]) -> None:
-    """Run a cell as a notebook does, which keeps its text for tracebacks."""
+    """Run a cell as a notebook does, and keep its text for tracebacks."""
     filename = f"<before {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec", 0, True), namespace)
 
 
 def difference(example: Example, ranks: Ranks) -> str:
-    """Run a cell both ways, with the notebook's ``__main__``; return what isn't as its title says."""
+    """Run a cell on a rank and in ``__main__``; return how the outcome differs from the expected one."""
     namespace = vars(sys.modules["__main__"])
     define(example.before, namespace)
     try:

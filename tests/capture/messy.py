@@ -1,7 +1,7 @@
-"""A messy notebook: cells that redefine, delete, shadow, fail and are interrupted, drawn by a seed.
+"""A messy notebook: random cells, from a seed, that redefine, delete, shadow, fail and are interrupted.
 
-A cell is drawn from the grammar in ``messy.txt``: ``=== kind``, then its forms, of which ``3 * `` makes one
-as likely as three. Names are those that the notebook has by then, mostly of the kind that is wanted.
+The grammar is in ``messy.txt``: ``=== kind``, then the forms of the kind; ``3 * `` before a form makes it as
+likely as three forms. Names are those that the notebook has by then, mostly of the wanted kind.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GRAMMAR = _grammar()
 
 
 class Notebook:
-    """Draws cells, each for what ``namespace`` holds by then."""
+    """A generator of cells that fit what ``namespace`` holds at the time."""
 
     def __init__(self, seed: int, namespace: dict[str, Any]) -> None:
         self._random = random.Random(seed)
@@ -48,12 +48,12 @@ class Notebook:
         self._same = ""
 
     def cell(self) -> str:
-        """Draw the next cell, which is Python, whatever comes of it."""
+        """Draw the next cell: it compiles, though it may fail."""
         while True:
             text = self._draw("cell", 0)
             try:
                 compile(text, "<cell>", "exec")
-            except SyntaxError:  # a global that is a parameter
+            except SyntaxError:  # a parameter declared global
                 continue
             return text
 

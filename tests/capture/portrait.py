@@ -14,12 +14,12 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
 def portrait(value: Any, namespace: Mapping[str, Any]) -> str:
-    """Describe ``value``; of the classes in ``namespace`` it says so, of others of that name not."""
+    """Describe ``value``; mark the classes that are in ``namespace``, but not others of the same name."""
     return _Portrait(namespace).of(value)
 
 
 def _is(value: Any, module: str, name: str) -> bool:
-    """Whether ``value`` is of a class of a module that may not be here."""
+    """Return whether ``value`` is of a class from a module that may not be imported."""
     return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
@@ -44,7 +44,7 @@ class _Portrait:
     def _body(self, value: Any) -> str:
         if isinstance(value, type):
             return self._kind(value)
-        if isinstance(value, PurePath):  # what it has computed of itself lies in slots (Python 3.12)
+        if isinstance(value, PurePath):  # its slots cache what it has computed (Python 3.12)
             return str(value)
         if _is(value, "torch", "Tensor"):
             form = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
@@ -70,14 +70,14 @@ class _Portrait:
         return own or _ADDRESS.sub("", repr(value))
 
     def _place(self, tensor: Any) -> str:
-        """Say with which tensor before it shares memory."""
+        """Return the number of the first tensor with the same memory."""
         start = tensor.untyped_storage().data_ptr()
         self._memory.append((start, tensor.storage_offset()))
         return f"memory {[known for known, _ in self._memory].index(start)}"
 
     def _vars(self, value: Any) -> str:
         own = dict(vars(value)) if hasattr(value, "__dict__") else {}
-        own.pop("cache_parameters", None)  # of lru_cache: a function of its own making
+        own.pop("cache_parameters", None)  # lru_cache's: a function that it creates
         for kind in type(value).__mro__:
             slots = vars(kind).get("__slots__", ())
             for name in (slots,) if isinstance(slots, str) else slots:

@@ -1,8 +1,8 @@
-"""Runs the corpus from one Python, in a kernel's place, on others: ``-m tests.capture.pythons OTHER...``
+"""Run the corpus from one Python, in a kernel's place, on others: ``-m tests.capture.pythons OTHER...``
 
-It imports nothing but what capturing needs, so any Python can stand for a kernel. The others have no torch:
-cells that name it are left out. Prints a line for each pair, and what differs there. Without arguments all
-pairs of the interpreters of this machine are tried: those of pyenv, those on PATH, and those that
+The module imports only what capturing needs, so any Python can stand for a kernel. The others have no torch:
+cells that name it are left out. It prints a line for each pair, with the differences below it. Without
+arguments it tries all pairs of this machine's interpreters: those of pyenv, those on PATH, and those that
 ``NBTORCHJOB_PYTHONS`` names.
 """
 
@@ -26,10 +26,10 @@ from tests.capture.ranks import Ranks
 
 _VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 _HERE = sys.version_info[:2]
-_NEEDED = ("cloudpickle", "packaging", "platformdirs")  # to capture: they are Python alone
+_NEEDED = ("cloudpickle", "packaging", "platformdirs")  # to capture: they are pure Python
 _NO_SOURCE = "has no source|have no source"
 _OLDER = r"line \d+ of .* isn't Python 3.\d+'s: .*; use an image or environment with Python 3"
-# What can't mean the same, by title: where there is an older Python than the number, and what is said of it.
+# Cells that can't mean the same on a Python older than 3.<number>, by title, and a pattern for the message.
 _REFUSED = {
     "functions: a function defined by exec": (99, _NO_SOURCE),
     "functions: a module made by hand": (99, _NO_SOURCE),
@@ -50,7 +50,7 @@ _REFUSED = {
     "flow: a match that doesn't match": (10, _OLDER),
     "flow: an exception group (3.11)": (11, _OLDER),
 }
-# What Pythons themselves do otherwise.
+# Cells that Python itself runs differently from 3.<number> on, by title, and a pattern for the difference.
 _OTHERWISE = {
     "flow: an annotated name without a value": (14, "__annotations__"),
     "classes: a Literal, Optional and a union": (14, "Union"),
@@ -60,7 +60,7 @@ _OTHERWISE = {
 
 
 def interpreters() -> dict[tuple[int, int], str]:
-    """Return the interpreters of this machine by their minor versions, this one left out."""
+    """Return this machine's interpreters by their minor versions, without the running one."""
     pythons: dict[tuple[int, int], str] = {}
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 
@@ -71,7 +71,7 @@ def interpreters() -> dict[tuple[int, int], str]:
     for python in filter(None, os.environ.get("NBTORCHJOB_PYTHONS", "").split(os.pathsep)):
         add(python)
     for minor in range(9, 15):
-        # A test's file asks as it is collected: only what pyenv doesn't tell by a name is run.
+        # A test module calls this at collection, so it runs only interpreters that pyenv doesn't name.
         for path in root.glob(f"versions/3.{minor}.*/bin/python3.{minor}"):
             pythons.setdefault((3, minor), str(path))
         if (3, minor) not in pythons and (on_path := shutil.which(f"python3.{minor}")):
@@ -94,7 +94,7 @@ def examples() -> list[Example]:
 
 
 def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
-    """Run cells on ``python``, each in a folder of its own; return what differs and wasn't expected to."""
+    """Run cells on ``python``, each in a folder of its own; return the unexpected differences."""
     there = version(python)
     ranks = Ranks(folder, python)
     differences = []
@@ -112,7 +112,7 @@ def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
 
 @contextlib.contextmanager
 def _notebook(folder: Path) -> Iterator[None]:
-    """Have a ``__main__`` and a working folder for one cell."""
+    """Set up a ``__main__`` and a working folder for one cell."""
     main, modules, before = sys.modules["__main__"], set(sys.modules), Path.cwd()
     folder.mkdir()
     os.chdir(folder)
@@ -138,7 +138,7 @@ def _expected(title: str, words: str, there: tuple[int, int]) -> bool:
 
 
 def main(pythons: list[str], every: int = 1) -> None:
-    """Compare this Python with each of ``pythons``; leave with 1 where something differs."""
+    """Compare this Python with each of ``pythons``; exit with 1 if something differs."""
     good = True
     for python in pythons:
         there, cells = version(python), examples()[::every]
@@ -151,9 +151,9 @@ def main(pythons: list[str], every: int = 1) -> None:
 
 
 def from_kernel(python: str, others: Iterable[str], folder: Path, every: int = 1) -> subprocess.Popen[str]:
-    """Have an interpreter stand for the kernel, and compare itself with others; it prints what ``main`` does.
+    """Start an interpreter that, in the kernel's place, compares itself with others, as ``main`` does.
 
-    What it needs to capture is copied into ``folder``.
+    Copies the packages that it needs to capture into ``folder``.
     """
     for name in _NEEDED:
         source = Path(importlib.import_module(name).__file__ or "").parent
@@ -165,7 +165,7 @@ def from_kernel(python: str, others: Iterable[str], folder: Path, every: int = 1
 
 
 def all_pairs() -> None:
-    """Have each interpreter that can stand for a kernel compare itself with all others."""
+    """Compare each interpreter that can stand for a kernel with all others."""
     known = {**interpreters(), _HERE: sys.executable}
     good = True
     with tempfile.TemporaryDirectory() as folder:

@@ -78,7 +78,7 @@ for line in sys.stdin:
 class Ranks:
     """A bare process that has imported torch, and runs each payload in a fork of its own.
 
-    With another ``python`` than this one it imports no torch: that is for this one.
+    With a ``python`` other than this one it imports no torch: torch is installed for this one.
     """
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
@@ -86,7 +86,7 @@ class Ranks:
         program = folder / "program.pyz"
         with program.open("wb") as file:
             archive.write(file, capture.from_function(print), JobSpec(), KEY)
-        # Not even the working directory is on its path: what a cell needs has to come along.
+        # Not even the working directory is on its path: the payload has to carry what a cell needs.
         command = [
             python,
             "-I",
@@ -99,9 +99,9 @@ class Ranks:
         self._ready = False
 
     def run(self, call: capture.Call, names: list[str] | None = None) -> tuple[Any, str, str]:
-        """Run the call; give its value, what it printed, and its error.
+        """Run the call; return its value, its output and its error.
 
-        With ``names`` the value is a pair: that, and what these are then where the cell ran.
+        With ``names`` the value is a pair: the value, and what these names hold in the cell's namespace then.
         """
         path = self.folder / "job.pyz"
         with path.open("wb") as file:
@@ -133,7 +133,7 @@ class Ranks:
 
 
 def plainly(text: str, namespace: dict[str, Any]) -> tuple[Any, str, str]:
-    """Run a cell in its notebook; give its value, what it printed, and its error."""
+    """Run a cell in its notebook; return its value, its output and its error."""
     tree = ast.parse(text)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT

@@ -24,7 +24,7 @@ from tests.programs import program
 
 @pytest.fixture(autouse=True)
 def main(monkeypatch):
-    """Put the tests' own ``__main__`` and arguments back: a rank gets others."""
+    """Restore the tests' own ``__main__`` and arguments: a rank gets others."""
     for name in ("__main__", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
     monkeypatch.setattr(sys, "argv", sys.argv)
@@ -170,7 +170,7 @@ def test_a_name_that_ranks_have_is_offered_with_its_import():
     ],
 )
 def test_what_a_notebook_runs_is_no_error_and_needs_no_note(text, expected, monkeypatch):
-    monkeypatch.setattr(builtins, "level", None, raising=False)  # which the cell sets here, too
+    monkeypatch.setattr(builtins, "level", None, raising=False)  # the cell sets it in this process, too
     call = from_cell(text, notebook())
     assert (run(call), call.notes) == (expected, ())
 
@@ -260,7 +260,7 @@ def test_what_cannot_travel_is_named():
 
 
 def test_code_without_a_file_is_no_cell(monkeypatch):
-    # What `python -c` runs, by the name that code made by dataclasses has, too (Python 3.13).
+    # Python 3.13 caches the code of `python -c` as <string>, the filename that dataclasses' code has, too.
     monkeypatch.setitem(linecache.cache, "<string>", (1, None, ["import sys\n"], "<string>"))
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("def f(): return 1", "<string>", "exec"), scope)

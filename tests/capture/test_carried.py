@@ -1,4 +1,4 @@
-"""Settings of the notebook's process are on its ranks as they are in the notebook."""
+"""Settings of the notebook's process hold on its ranks as in the notebook."""
 
 import decimal
 import locale
@@ -14,7 +14,7 @@ import torch
 from nbtorchjob.capture import from_cell
 from nbtorchjob.runtime.rank import carried
 
-# What sets each in a notebook, and what shows it there.
+# The code that changes each setting in a notebook.
 SET = {
     "warnings.filterwarnings": "import warnings; warnings.filterwarnings('error', 'so', UserWarning)",
     "locale.setlocale": "import locale; locale.setlocale(locale.LC_NUMERIC, 'C.UTF-8')",
@@ -29,7 +29,7 @@ SET = {
     "matplotlib.rcParams": "import matplotlib; matplotlib.rcParams['font.size'] = 7",
     "pandas.set_option": "import pandas; pandas.set_option('display.max_rows', 7)",
 }
-# What takes each back there.
+# The code that resets each setting there.
 UNSET = {
     "warnings.filterwarnings": "import warnings; warnings.resetwarnings()",
     "locale.setlocale": "import locale; locale.setlocale(locale.LC_NUMERIC, 'C')",
@@ -48,12 +48,12 @@ UNSET = {
 }
 
 
-FILTERS = carried.SETTINGS["warnings.filterwarnings"]  # which tests take out, as pytest sets some
+FILTERS = carried.SETTINGS["warnings.filterwarnings"]  # tests take it out, since pytest sets filters
 
 
 @pytest.fixture
 def filters():
-    """Have warnings as a fresh process does, and carry their filters, which tests' own aren't."""
+    """Reset the warning filters to a fresh process's and carry them, unlike in other tests."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setitem(carried.SETTINGS, "warnings.filterwarnings", FILTERS)
         warnings.resetwarnings()
@@ -62,7 +62,7 @@ def filters():
 
 @pytest.fixture
 def process(filters):
-    """Put this process's settings back."""
+    """Restore this process's settings."""
     limit, context = sys.getrecursionlimit(), decimal.getcontext().copy()
     method, errors = multiprocessing.get_start_method(allow_none=True), np.geterr()
     yield

@@ -249,7 +249,7 @@ def test_a_cell_runs_as_well_with_only_what_it_reads(lines):
 
 
 def test_a_long_cell_takes_as_long_as_it_is():
-    def took(count):  # without what collecting all other tests' garbage takes
+    def took(count):  # without the time to collect other tests' garbage
         text = "\n".join(f"if n{i}:\n    x{i} = n{i}\ny{i} = x{i}" for i in range(count))
         return min(timeit.repeat(lambda: parse(text), timer=time.process_time, number=1, repeat=3))
 

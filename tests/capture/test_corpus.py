@@ -1,6 +1,6 @@
-"""A cell means on the ranks what it means in the notebook: each is run both ways, and compared.
+"""A cell means the same on the ranks as in the notebook: the tests run each in both, and compare.
 
-``corpus.py`` says how the cells are written.
+``corpus.py`` describes the format of the cells.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CORPUS = [case for case in corpus() if sys.version_info >= case.since]
 def test_a_cell_means_the_same(example, ranks, monkeypatch):
     monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
     monkeypatch.setattr(sys, "path", [str(Path.cwd()), *sys.path])
-    for name in ("deterministic", "benchmark"):  # which cells set here, too
+    for name in ("deterministic", "benchmark"):  # cells set these in this process, too
         monkeypatch.setattr(torch.backends.cudnn, name, getattr(torch.backends.cudnn, name))
     modules = set(sys.modules)
     try:
@@ -43,7 +43,7 @@ def test_a_cell_means_the_same(example, ranks, monkeypatch):
 @pytest.mark.torch
 def test_some_of_them_as_jobs_of_two_ranks(monkeypatch):
     spec = JobSpec(Elastic(nproc_per_node=2), all_ranks=True)
-    elsewhere = ("modules", "imported")  # of files that they write beside the notebook
+    elsewhere = ("modules", "imported")  # they import files that they write beside the notebook
     for example in [case for case in CORPUS if not (case.outcome or case.title.startswith(elsewhere))][::18]:
         monkeypatch.setitem(sys.modules, "__main__", type(sys)("__main__"))
         namespace = vars(sys.modules["__main__"])

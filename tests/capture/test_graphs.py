@@ -57,7 +57,7 @@ _KINDS = st.sampled_from(
 
 @st.composite
 def graphs(draw):
-    """Draw objects that refer to those before them; a cycle's list gets itself and the last one."""
+    """Draw objects that refer to earlier ones; at the end a cycle's list gets itself and the last one."""
     items: list[object] = [1, "text"]
     cycles = []
     for kind in draw(st.lists(_KINDS, min_size=1, max_size=8)):
@@ -73,7 +73,7 @@ def graphs(draw):
 
 
 def _look(value):
-    """Make what functions hold visible."""
+    """Return the value and the contents of its functions."""
     seen: dict[int, object] = {}
 
     def inside(graph):
@@ -106,7 +106,7 @@ def test_a_graph_is_the_same_at_the_other_end(graph):
     try:
         pickled = pickling.dump({"graph": graph})
         twin = pickle.loads(pickled.data, buffers=pickled.buffers)["graph"]
-        # What is changed through one name is changed through the others, at both ends alike.
+        # A change through one name shows through the others, at both ends.
         for copy in (graph, twin):
             for part in copy:
                 if isinstance(part, list) and part and isinstance(part[0], torch.Tensor | np.ndarray):

@@ -1,4 +1,4 @@
-"""What tells captured values apart, in a record.
+"""The digests that tell captured values apart, in a record.
 
 The same cell over the same values has the same fingerprint, also in a new kernel.
 """
@@ -28,14 +28,14 @@ def digests(**kwargs):
     return {name: digest for name, (_, digest) in rows.items()}
 
 
-# They differ in what follows 0x95, the opcode that begins a frame of a pickle.
+# They differ in the bytes after 0x95, the opcode that begins a frame of a pickle.
 WITH_THE_BYTE_OF_A_FRAME = [
     (405, 661),
     (0.0206, 0.0213),
     ([149, 1], [149, 2]),
     ("ЕЛЕНА", "ЕВГЕН"),
     (np.array([149, *[0] * 20], "u1"), np.array([149, *[9] * 8, *[0] * 12], "u1")),
-    ([149, b"x" * 70_000, 149, 1], [149, b"x" * 70_000, 149, 2]),  # one that lies between frames
+    ([149, b"x" * 70_000, 149, 1], [149, b"x" * 70_000, 149, 2]),  # the bytes object lies between frames
 ]
 
 
@@ -58,7 +58,7 @@ def test_a_digest_tells_values_apart_as_far_as_it_looks(one, other):
 
     assert hashes["one"] == hashes["same"]
     if hashes["one"].startswith(SAMPLED) and isinstance(one, str):
-        assert hashes["one"] == hashes["other"]  # they differ behind what was looked at, and it says so
+        assert hashes["one"] == hashes["other"]  # they differ after the sampled part, as the prefix states
     else:
         assert hashes["one"] != hashes["other"]
 
@@ -75,7 +75,7 @@ def test_of_a_big_array_samples_are_looked_at():
 
 
 def test_of_a_gpus_memory_only_what_is_looked_at_is_copied(monkeypatch):
-    monkeypatch.setattr(memory, "_device", lambda tensor: "cpu")  # as if it were one of a GPU
+    monkeypatch.setattr(memory, "_device", lambda tensor: "cpu")  # as if it were a GPU's tensor
     copied = []
     view_of = memory.view_of
 
@@ -181,11 +181,11 @@ TOLD = {
 
 @pytest.fixture(autouse=True)
 def as_it_starts():
-    """Check that torch's defaults are the ones known here, and put them back."""
+    """Check that torch has the default settings known here, and restore them."""
     assert rank_settings.changed() == {}
     yield
     rank_settings.lay({name: setting.default for name, setting in rank_settings._SETTINGS.items()})
-    torch.set_default_device(None)  # also what asks for it at each operation
+    torch.set_default_device(None)  # also removes the mode that applies it to each operation
 
 
 def test_what_torch_was_told_is_read_laid_and_put_in_words():
@@ -223,7 +223,7 @@ class Counted(TorchFunctionMode):  # type: ignore[misc]  # torch has no types fo
 
 
 def test_a_mode_that_was_entered_is_a_note_whatever_goes_along():
-    torch.set_default_device("cpu")  # a mode, too, which is carried
+    torch.set_default_device("cpu")  # a mode, too, but one that is carried
     with Counted(), FakeTensorMode():
         noted = "ranks don't get Counted, FakeTensorMode, entered here: enter them in the cell"
         assert submission.cautions(JobSpec(carry_settings=True)) == (noted,)

@@ -1,4 +1,4 @@
-"""What a call's code opens beside the notebook, and doesn't take along."""
+"""Files beside the notebook that a call's code opens, but the call doesn't take along."""
 
 import linecache
 from dataclasses import replace

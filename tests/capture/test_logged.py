@@ -1,4 +1,4 @@
-"""How the notebook has set up ``logging`` holds on ranks."""
+"""The notebook's setup of ``logging`` holds on ranks."""
 
 import io
 import logging
@@ -15,7 +15,7 @@ from nbtorchjob.runtime.rank import carried
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Give a notebook's namespace that knows ``logging``, which is as Python starts."""
+    """Yield a notebook's namespace with ``logging``, which is as Python starts it."""
     root = logging.root
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
@@ -23,7 +23,7 @@ def notebook(monkeypatch):
     monkeypatch.setattr(root.manager, "disable", 0)
     yield {"__name__": "__main__", "logging": logging}
     logging.captureWarnings(False)
-    root.manager._clear_cache()  # type: ignore[attr-defined] # what is enabled, of those that stay
+    root.manager._clear_cache()  # type: ignore[attr-defined] # the cached levels of the loggers that stay
 
 
 def printed(ranks, text, namespace):

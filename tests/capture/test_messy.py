@@ -1,4 +1,4 @@
-"""A messy notebook: each of its cells means on a rank what it means plainly, or it is said why not."""
+"""A messy notebook: each cell means the same on a rank as plainly, or an error or a note states why not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_messy_notebook_of_200_cells(ranks, monkeypatch):
 
 
 def run(ranks: Ranks, seed: int, cells: int) -> list[str]:
-    """Run so many cells both ways; give what is otherwise without a word."""
+    """Run ``cells`` cells on a rank and plainly; return the differences without an error or a note."""
     namespace = vars(sys.modules["__main__"])
     exec(BEFORE, namespace)
     notebook = Notebook(seed, namespace)
@@ -48,11 +48,11 @@ def compare(cell: str, namespace: dict[str, Any], ranks: Ranks, filename: str) -
     names = sorted({ship.name for ship in call.ships} | call.sets)
     before = dict(namespace)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of parts that can't come home: they are known below
+        warnings.simplefilter("ignore")  # about parts that can't come back: the comparison handles them
         (value, space), printed, error = ranks.run(call, names)
     outcome = value, space, printed, error
     value, printed, error = plainly(cell, namespace)
-    # What the cell may set and hasn't needn't have come along.
+    # Names that the cell could set but didn't needn't have come along.
     names = [name for name in names if name in space or namespace.get(name) is not before.get(name)]
     space = {name: _whole(namespace[name]) for name in names if name in namespace}
     there, here = _seen(*outcome, before), _seen(_whole(value), space, printed, error, before)

@@ -15,7 +15,7 @@ from nbtorchjob.errors import CaptureError
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A notebook's folder that is importable; what it holds is forgotten afterwards."""
+    """Yield an importable notebook folder; drop its modules from ``sys.modules`` afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     known = set(sys.modules)
     yield tmp_path
@@ -79,7 +79,7 @@ def test_code_that_is_linked_into_a_package_travels_with_it_and_data_stays(root)
     )
     (root / "net_l" / "layers").symlink_to("../shared/layers")
     (root / "net_l" / "data").symlink_to("../data")
-    (root / "shared" / "layers" / "whole").symlink_to("../../net_l")  # which has no end
+    (root / "shared" / "layers" / "whole").symlink_to("../../net_l")  # a cycle
 
     assert paths(["net_l"], root) == [
         "net_l/__init__.py",
@@ -120,7 +120,7 @@ def test_a_file_that_can_not_be_read_is_named(root, monkeypatch):
     put(root, {"pkg_o/__init__.py": "", "pkg_o/secret.py": ""})
     read = Path.read_bytes
 
-    def refused(path):  # as root reads whatever mode a file has
+    def refused(path):  # a mode wouldn't do: root reads every file
         if path.name == "secret.py":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return read(path)
@@ -179,7 +179,7 @@ def test_environments_below_the_notebook_stay(root, monkeypatch):
     put(root, {"env/lib/site-packages/dep_f.py": "", ".hide/hid_f.py": "", "conda/lib/std_f.py": ""})
     for folder in ("env/lib/site-packages", ".hide", "conda/lib"):
         monkeypatch.syspath_prepend(root / folder)
-    monkeypatch.setattr(sys, "prefix", str(root / "conda"))  # as if that were where this Python is
+    monkeypatch.setattr(sys, "prefix", str(root / "conda"))  # as if this Python were there
     assert paths(["dep_f", "hid_f", "std_f"], root) == []
 
 

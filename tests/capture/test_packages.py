@@ -1,4 +1,4 @@
-"""What a call's nodes install: by options, by a block, and what this kernel has of what the call needs."""
+"""The packages that a call's nodes install: by options, by a script block, or like this kernel's."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def test_a_notebooks_first_cell_speaks_for_those_that_say_nothing(folder, monkey
 
 @pytest.fixture
 def kernel(folder, monkeypatch):
-    """Return where this kernel has some distributions, of which one is installed in place."""
+    """Return this kernel's site-packages with some distributions, one of them installed in place."""
     here = folder / "site-packages"
     install(here, "nbtj-a", "1.0+cpu", "nbtj_a.py")
     install(here, "nbtj-b", "2.0", "nbtj_b.py")
@@ -131,7 +131,7 @@ def test_a_program_in_a_distribution_that_is_copied_can_still_be_run(kernel):
     assert modes == ["-rw-r--r--", "-rw-r--r--"]
     (kernel / "nbtj_tool" / "run").chmod(0o700)
     after, modes = copied()
-    assert modes == ["-rw-r--r--", "-rwxr-xr-x"]  # that it is a plain file pip wants to be told, too
+    assert modes == ["-rw-r--r--", "-rwxr-xr-x"]  # pip needs the type of a regular file, too
     assert after != before
 
 

@@ -1,4 +1,4 @@
-"""What the notebook put in the place of functions and methods of Python, or of installed packages."""
+"""Patches: functions and methods of Python, or of installed packages, that the notebook replaced."""
 
 import builtins
 import contextlib
@@ -21,7 +21,7 @@ from nbtorchjob.capture import from_cell, patches
 
 @pytest.fixture
 def notebook():
-    """The notebook's own functions, as its cells define them."""
+    """Return a namespace with the notebook's own functions, as its cells define them."""
     space = {"__name__": "__main__"}
     exec(
         "import functools, fractions, textwrap\n"
@@ -82,7 +82,7 @@ class B:
 
 
 def installed(name):
-    """Return a module that is in the folder where packages are."""
+    """Return a module with a file in site-packages."""
     module = types.ModuleType(name)
     module.__file__ = f"{sysconfig.get_paths()['purelib']}/{name.replace('.', '/')}.py"
     exec(SOURCE, vars(module))
@@ -91,7 +91,7 @@ def installed(name):
 
 @contextlib.contextmanager
 def imported_package():
-    """Yield an installed package of two modules, which are imported meanwhile."""
+    """Yield the two modules of an installed package, imported for the duration of the block."""
     modules = installed("patched_a"), installed("patched_a.b")
     sys.modules.update({module.__name__: module for module in modules})
     try:
@@ -108,7 +108,7 @@ def package():
 
 
 def found():
-    """Return where there is a patch, as a capture finds that now."""
+    """Return the names that a capture reports as patched at the moment."""
     return [note.partition(" was set")[0] for note in patches.patched({"patched_a.b"}, {})]
 
 
@@ -138,7 +138,7 @@ def test_a_patch_is_found_after_a_look_without(path, wrapped, package, notebook)
     before = vars(owner).get(attribute)
     setattr(owner, attribute, WRAPPED[wrapped](notebook))
     assert found() == [f"patched_a.{path}"]
-    assert found() == [f"patched_a.{path}"]  # as often as it is asked
+    assert found() == [f"patched_a.{path}"]  # also when asked again
     setattr(owner, attribute, before)
     assert found() == []
 
@@ -239,7 +239,7 @@ def calls(function):
 
 
 def value(kind):
-    """Return something to set: of the notebook, or of the package."""
+    """Return a value to set, defined by the notebook or by the package."""
     space: dict[str, Any] = {"__name__": "__main__" if kind.startswith("my ") else "patched_a"}
     exec("def f(): pass\nclass C: pass", space)
     function, class_ = space["f"], space["C"]

@@ -68,7 +68,7 @@ def test_a_weak_reference_refers_to_what_travels_with_it():
     assert call["f"]() is call["f"]
 
 
-# As that of Triton 3.6, with which `make gpu` runs kernels.
+# Like the class of Triton 3.6, with which `make gpu` runs kernels.
 JIT = """
 import threading
 
@@ -86,7 +86,7 @@ def test_a_kernel_of_triton_is_made_of_its_function_again(monkeypatch, tmp_path)
     (tmp_path / "triton" / "runtime" / "jit.py").write_text(JIT)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("triton", "triton.runtime", "triton.runtime.jit"):
-        monkeypatch.setitem(sys.modules, name, None)  # so that it is gone afterwards
+        monkeypatch.setitem(sys.modules, name, None)  # so that monkeypatch undoes the import
         del sys.modules[name]
     type_ = importlib.import_module("triton.runtime.jit").JITFunction
     space = notebook("def double(x):\n    return x * factor\nfactor = 2\n", decode=None)

@@ -1,4 +1,4 @@
-"""Another Python on the node: a part of the corpus on each that is here; all of it: ``make pythons``."""
+"""Another Python on the node: part of the corpus on each one here; ``make pythons`` runs all of it."""
 
 import sys
 
@@ -8,13 +8,13 @@ from tests.capture.pythons import compared, examples, from_kernel, interpreters
 
 _OTHERS = interpreters()
 _KERNELS = [python for there, python in _OTHERS.items() if there >= (3, 10)]
-_EVERY = 5  # a part of each file of cells
+_EVERY = 5  # one cell in five, from each file
 
 
 @pytest.mark.skipif(not _OTHERS, reason="there is no interpreter of another minor version")
 @pytest.mark.parametrize("there", _OTHERS, ids=[f"3.{minor}" for _, minor in _OTHERS])
 def test_cells_mean_the_same_on_another_python(there, folder):
-    # Each Python has other cells.
+    # Each Python runs different cells.
     assert compared(_OTHERS[there], folder, examples()[there[1] % _EVERY :: _EVERY]) == []
 
 

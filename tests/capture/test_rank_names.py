@@ -1,4 +1,4 @@
-"""What is captured for ranks that have names of their own: only what they lack travels."""
+"""Captures for ranks that have names of their own: only the names that they lack travel."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Files that a job names: which go along, as what, and what is said of those that can't."""
+"""Files that a job names: which ones go along, in what form, and the errors for those that can't."""
 
 import hashlib
 import os
@@ -122,7 +122,7 @@ def test_what_is_no_file_is_refused_and_not_opened(tree):
     with socket.socket(socket.AF_UNIX) as server:
         here = os.getcwd()
         try:
-            os.chdir(tree)  # a socket's path is short
+            os.chdir(tree)  # a socket's path has to be short
             server.bind("sock")
         finally:
             os.chdir(here)

@@ -1,8 +1,8 @@
-"""Run the suite and the cases of this folder on the cluster that ``KUBECONFIG`` leads to; print a table.
+"""Run the suite and the cases of this folder on the cluster of ``KUBECONFIG``; print a table.
 
-``python -m tests.cluster [--emulator] [WORD...]``: only cases whose row has the words, without the suite. It
-makes namespaces of its own, touches no other one, and removes them. NBTORCHJOB_TEST_IMAGE has this Python's
-minor version and torch. With NBTORCHJOB_TEST_ALONE=1 it may also cordon hosts and make queues for a while.
+``python -m tests.cluster [--emulator] [WORD...]``: only cases with all words in their title, without the
+suite. It creates namespaces, touches no others, and removes them. NBTORCHJOB_TEST_IMAGE has this Python's
+minor version and torch. With NBTORCHJOB_TEST_ALONE=1 it may also cordon hosts and create queues for a while.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RIGHT = "right"
 
 
 def tried(case: Case, here: Site, kind: str) -> str:
-    """Run a case; return ``RIGHT``, why this cluster can't play it, or what went wrong in bold type."""
+    """Run a case; return ``RIGHT``, the reason why this cluster can't run it, or the error in bold type."""
     try:
         case.run(here, kind)
     except NotHere as exc:
@@ -40,7 +40,7 @@ def row(title: str, seconds: float, outcome: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Try all, print the table; return how many weren't as they should be."""
+    """Run everything, print the table; return the number of failures."""
     words = [word for word in arguments if word != "--emulator"]
     image = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
     patience = float(os.environ.get("NBTORCHJOB_TEST_PATIENCE_S", "300"))
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
 
             emulator = used.enter_context(Emulator(kinds=(*KINDS, "kueue")))
             kubeconfig = str(emulator.kubeconfig)
-            del env["NBTORCHJOB_TEST_KUBECONFIG"]  # the suite has one of its own
+            del env["NBTORCHJOB_TEST_KUBECONFIG"]  # the suite has an emulator of its own
         if not words:
             began = time.monotonic()
             ran = subprocess.run([sys.executable, "-m", "pytest", "-q", SUITE], env=env, check=False)

@@ -1,6 +1,6 @@
-"""What users, cloud and operators do to jobs, on whatever cluster the kubeconfig leads to.
+"""Cases: what users, the cloud and operators do to jobs, on the cluster of the kubeconfig.
 
-A case fails where something isn't as it should be, and raises ``NotHere`` where the cluster can't play it.
+A case fails if a job doesn't behave as it should, and raises ``NotHere`` if the cluster can't run the case.
 It touches nothing outside of its site's namespace, unless the cluster is ours alone.
 """
 
@@ -35,14 +35,14 @@ Run = Callable[[Site, str], None]
 
 @dataclass(frozen=True)
 class Case:
-    """What is tried with a kind of job; ``once``: it is the same with any kind."""
+    """A check of a kind of job; ``once``: one kind stands for all."""
 
     title: str
     run: Run
     once: bool
 
     def kinds(self, site: Site) -> list[str]:
-        """Return the kinds to try it with."""
+        """Return the kinds of jobs that the case checks."""
         return site.kinds[:1] if self.once else site.kinds
 
 
@@ -50,7 +50,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(title: str, *, once: bool = False) -> Callable[[Run], Run]:
-    """Register a case by what it tries."""
+    """Register a case under its title."""
 
     def register(run: Run) -> Run:
         CASES[title] = Case(title, run, once)
@@ -78,7 +78,7 @@ while not leaving():
 print("left", flush=True)
 raise Leaving
 """
-# The first attempt doesn't end by itself; the value is the number of the one that does.
+# The first attempt doesn't end by itself; the value is the number of the attempt that does.
 STAYS_ONCE, LEAVES_ONCE = (f"if attempt() == 1:\n{_indented(cell)}\nattempt()" for cell in (STAYS, LEAVES))
 ONCE_MORE = Retry(preemptions=1, backoff=0)
 
@@ -98,7 +98,7 @@ def again(site: Site, kind: str) -> None:
 
 @case("a name used again by a job of another kind")
 def across(site: Site, kind: str) -> None:
-    """Have the former job's pod end while a job of another kind has its name."""
+    """Submit a job of another kind under the name of a former job while its pod ends."""
     others = [other for other in site.kinds if other != kind]
     if not others:
         raise NotHere("needs two kinds of jobs")
@@ -111,7 +111,7 @@ def across(site: Site, kind: str) -> None:
 
 @case("a lab that is kept again under its name")
 def lab_again(site: Site, kind: str) -> None:
-    """Keep a lab, delete it, and keep another one of its name at once."""
+    """Keep a lab, delete it, and keep another one under its name at once."""
     for value in (1, 2):
         lab = api.keep(site.spec(name=f"bench-{kind}", kind=kind))
         assert lab.run_cell(f"x = {value}\nx").result(site.patience) == value
@@ -120,7 +120,7 @@ def lab_again(site: Site, kind: str) -> None:
 
 @case("an exported job that is applied while the former one ends")
 def exported(site: Site, kind: str) -> None:
-    """Export a job, delete it, and create what was exported at once."""
+    """Export a job, delete it, and create the exported objects at once."""
     job = site.submit("print('ran')\n6 * 7", kind=kind)
     assert job.result(site.patience) == 42
     bodies = site.exported(job)
@@ -137,7 +137,7 @@ def exported(site: Site, kind: str) -> None:
 
 @case("two users in one namespace", once=True)
 def users(site: Site, kind: str) -> None:
-    """Have two users use one name: the second is refused, and lists none of the first one's."""
+    """Use one name as two users: the second is refused, and doesn't list the first one's job."""
     job = site.submit(STAYS, name="shared", grace=1)
     site.environment(JUPYTERHUB_USER="somebody-else")
     try:
@@ -153,12 +153,12 @@ def users(site: Site, kind: str) -> None:
     job.delete()
 
 
-# What is done to jobs that run.
+# Disruptions of running jobs.
 
 
 @case("an eviction, with leaving() and another attempt")
 def evicted(site: Site, kind: str) -> None:
-    """Evict a pod; its ranks leave, and the next attempt gives the value."""
+    """Evict a pod; its ranks leave, and the next attempt returns the value."""
     job = site.submit(LEAVES_ONCE, retry=ONCE_MORE, kind=kind)
     site.begun(job)
     site.evict(job)
@@ -169,7 +169,7 @@ def evicted(site: Site, kind: str) -> None:
 
 @case("a drain: a cordon, and then an eviction")
 def drained(site: Site, kind: str) -> None:
-    """Cordon a pod's host and evict the pod: the next attempt runs where and when there is room for it."""
+    """Cordon a pod's host and evict the pod: the next attempt runs as soon as a host has room for it."""
     job = site.submit(LEAVES_ONCE, retry=ONCE_MORE, kind=kind)
     site.begun(job)
     former = site.pods(job)
@@ -183,7 +183,7 @@ def drained(site: Site, kind: str) -> None:
 
 @case("leaving() on suspend")
 def suspended(site: Site, kind: str) -> None:
-    """Suspend a job: its ranks are told to leave, and it goes on when it is resumed."""
+    """Suspend a job: its ranks get the notice to leave, and the job runs again when it is resumed."""
     job = site.submit(LEAVES, kind=kind)
     site.begun(job)
     try:
@@ -199,7 +199,7 @@ def suspended(site: Site, kind: str) -> None:
 
 @case("a pod that is killed for good")
 def killed(site: Site, kind: str) -> None:
-    """Delete a pod without a grace period: the next attempt gives the value, and the pod's name is free."""
+    """Delete a pod without a grace period: the next attempt returns the value, and the pod's name is free."""
     job = site.submit(STAYS_ONCE, retry=ONCE_MORE, kind=kind)
     site.begun(job)
     site.kill(job)
@@ -210,7 +210,7 @@ def killed(site: Site, kind: str) -> None:
 
 @case("a group that is deleted while it runs")
 def group(site: Site, kind: str) -> None:
-    """Delete all runs of a group: nothing is left, their shared payload neither."""
+    """Delete all runs of a group: nothing is left, not even their shared payload."""
     call = capture.from_cell(f"lr\n{LEAVES}", {"leaving": leaving, "Leaving": Leaving}, given={"lr": 0})
     spec = site.spec(name=f"group-{kind}", kind=kind, cpu="100m", memory="700Mi")
     sub = submission.prepare(call, submission.check(spec))
@@ -223,13 +223,13 @@ def group(site: Site, kind: str) -> None:
 
 @case("memory that runs out")
 def memory(site: Site, kind: str) -> None:
-    """Take more memory than the limit: the failure says so."""
+    """Take more memory than the limit: the failure names memory as its reason."""
     _run_out(site, kind)
 
 
 @case("a time to live")
 def lives(site: Site, kind: str) -> None:
-    """Have an ended job removed by the cluster or by us; its value stays here."""
+    """Let the cluster or us remove an ended job; its value stays here."""
     _live_shortly(site, kind)
 
 
@@ -237,10 +237,10 @@ def _run_out(site: Site, kind: str, **asked: Any) -> None:
     cell = "print('begun', flush=True)\nheld = [bytearray(64 << 20) for _ in range(64)]\nlen(held)"
     if site.emulator is None:
         job = site.submit(cell, memory="700Mi", kind=kind, **asked)
-    else:  # its pods have no limits
+    else:  # the emulator's pods have no limits
         job = site.stubborn(STAYS, kind=kind, **asked)
-        while not job.wait(0.5):  # a JobSet starts the container again some times, and it does it again
-            with suppress(Refusal):  # of a pod that is gone by then
+        while not job.wait(0.5):  # a JobSet restarts the container a few times: kill it each time
+            with suppress(Refusal):  # the pod may be gone by then
                 site.emulator.oom_kill(site.namespace, *site.pods(job))
     assert job.wait(site.patience)
     failure = job.state.failure
@@ -258,7 +258,7 @@ def _live_shortly(site: Site, kind: str, **asked: Any) -> None:
     assert job.result(site.patience) == "kept"
 
 
-# In queues of Kueue's.
+# In queues of Kueue.
 
 
 def _queue(site: Site, kind: str) -> str:
@@ -267,7 +267,7 @@ def _queue(site: Site, kind: str) -> str:
     return site.queue(cpu="1")
 
 
-# What is admitted again counts its attempts from 1: the same pods are made again.
+# A job that Kueue admits again counts its attempts from 1: the same pods are created again.
 LEAVES_SOON = """
 import time
 print("begun", flush=True)
@@ -282,7 +282,7 @@ while time.monotonic() < end:
 
 @case("a preemption by Kueue")
 def preempted(site: Site, kind: str) -> None:
-    """Have a job of higher priority take the quota: the first one leaves, waits, and runs again."""
+    """Let a job of higher priority take the quota: the first job leaves, waits, and runs again."""
     queue = _queue(site, kind)
     job = site.submit(LEAVES_SOON, retry=ONCE_MORE, kind=kind, queue=queue, cpu="900m")
     site.begun(job)
@@ -296,7 +296,7 @@ def preempted(site: Site, kind: str) -> None:
 
 @case("memory that runs out, in a queue of Kueue's")
 def queued_memory(site: Site, kind: str) -> None:
-    """Free the quota of a job that ran out of memory."""
+    """Let a job run out of memory: its quota is free for the next job."""
     queue = _queue(site, kind)
     _run_out(site, kind, queue=queue, cpu="900m")
     after = site.submit("1", kind=kind, queue=queue, cpu="900m")
@@ -306,11 +306,11 @@ def queued_memory(site: Site, kind: str) -> None:
 
 @case("a time to live, in a queue of Kueue's")
 def queued_lives(site: Site, kind: str) -> None:
-    """Have a queued job removed after its end."""
+    """Let the cluster or us remove a queued job after its end."""
     _live_shortly(site, kind, queue=_queue(site, kind), cpu="900m")
 
 
-# The cluster, and the way to it.
+# The cluster, and the connection to it.
 
 TURN = """
 import sys
@@ -334,7 +334,7 @@ print("end")
 
 @case("a kernel that is killed within a turn")
 def kernel_killed(site: Site, kind: str) -> None:
-    """Send a turn from another kernel, kill that, and take the value here."""
+    """Send a turn from another kernel, kill that kernel, and take the value here."""
     lab = api.keep(site.spec(name=f"turns-{kind}", kind=kind))
     assert lab.run_cell("1").result(site.patience) == 1
     kernel = subprocess.Popen([sys.executable, "-c", TURN, lab.info.address], stdout=subprocess.PIPE)
@@ -352,7 +352,7 @@ def kernel_killed(site: Site, kind: str) -> None:
 
 @case("an outage of the API during a lab's turn", once=True)
 def outage(site: Site, kind: str) -> None:
-    """Cut the way to the API until a turn has ended: its value is there, and the lab goes on."""
+    """Cut the connection to the API until a turn has ended: its value arrives, and the lab goes on."""
     with site.behind_a_door() as door:
         lab = api.keep(site.spec(name="outage", kind=kind))
         assert lab.run_cell("1").result(site.patience) == 1
@@ -377,7 +377,7 @@ time.sleep(20)
 
 @case("a token that expires while a job is followed", once=True)
 def expired(site: Site, kind: str) -> None:
-    """Let a token expire: what is asked then is refused in words, and with a new one the job goes on."""
+    """Let a token expire: requests then fail with a hint to log in, and with a new token the job goes on."""
     with tempfile.TemporaryDirectory() as folder:
         token = Path(folder) / "token"
         name, issuer = site.account()
@@ -395,7 +395,7 @@ def expired(site: Site, kind: str) -> None:
 
 def _refused(site: Site) -> bool:
     try:
-        site.submit("1").delete()  # a real server believes a token that is worth nothing for some seconds
+        site.submit("1").delete()  # a real server accepts an invalid token for some seconds
     except UnauthorizedError as exc:
         return "log in again" in str(exc)
     return False
@@ -403,7 +403,7 @@ def _refused(site: Site) -> bool:
 
 @case("an image that is pulled slowly", once=True)
 def pulled_slowly(site: Site, kind: str) -> None:
-    """Wait for a pull: the image that is pulled is named, and then the job runs."""
+    """Wait for a pull: the job's state names the image, and then the job runs."""
     emulator = site.needs_emulator("needs a registry that is slow when it is told to")
     emulator.hold_pulls(site.image)
     pulling = f'pulling image "{site.image}"'
@@ -419,7 +419,7 @@ def pulled_slowly(site: Site, kind: str) -> None:
 
 @case("an image that isn't there")
 def image(site: Site, kind: str) -> None:
-    """Wait for an image: the reason is said."""
+    """Wait for a missing image: the job's state gives the reason."""
     job = site.submit("1", image="localhost/nothing-here:1", kind=kind)
     site.until(lambda: any("image" in wait.text for wait in job.state.waiting), job)
     job.delete()
@@ -427,7 +427,7 @@ def image(site: Site, kind: str) -> None:
 
 @case("a tender that is a Deployment", once=True)
 def tender(site: Site, kind: str) -> None:
-    """Apply a tender's manifests: it starts the next attempt of a job that nobody else looks after."""
+    """Apply a tender's manifests: it starts the next attempt of a job that no other process tends."""
     if site.emulator is not None:
         raise NotHere("needs pods that reach the API server: see test_deployment.py")
     site.needs_to_be_alone("its admission policy and one of its roles are in no namespace")
@@ -435,7 +435,7 @@ def tender(site: Site, kind: str) -> None:
         if site.minor >= 30 or not body["kind"].startswith("ValidatingAdmission"):
             site.create(body)
     job = site.submit(LEAVES_ONCE, retry=Retry(retries=1, preemptions=1, backoff=0), kind=kind)
-    while "begun" not in job.logs(0):  # without following it
+    while "begun" not in job.logs(0):  # without following the job
         time.sleep(0.5)
     site.until(lambda: any(deployment.NAME in who for who in site.held_leases()), job)
     site.evict(job)
@@ -443,12 +443,12 @@ def tender(site: Site, kind: str) -> None:
     job.delete()
 
 
-# What a job gives and takes.
+# The inputs and outputs of jobs.
 
 
 @case("doctor --probe", once=True)
 def probe(site: Site, kind: str) -> None:
-    """Ask the image what it has, by a job: the doctor knows it then, and the job is gone."""
+    """Probe the image with a job: the doctor then reports its torch, and the job is gone."""
     spec = site.spec(kind=kind)
     api.probe(spec)
     findings = {finding.text: finding.good for finding in api.doctor(spec) if "torch" in finding.text}
@@ -478,7 +478,7 @@ drawn
 
 @case("display() and plt.show()", once=True)
 def displays(site: Site, kind: str) -> None:
-    """Show something on rank 0: it is there to be drawn, and a figure where the image can make one."""
+    """Display something on rank 0: the job's state has it, and a figure if the image has matplotlib."""
     job = site.submit(SHOWS, kind=kind)
     drawn = job.result(site.patience)
     shown = [display.data for display in job.state.displays]
@@ -489,7 +489,7 @@ def displays(site: Site, kind: str) -> None:
 
 @case("Secrets at their size limit", once=True)
 def sizes(site: Site, kind: str) -> None:
-    """Send payloads just below and above one Secret, and close to what the API takes."""
+    """Send payloads just below and above one Secret, and close to the API's limit."""
     for size in (package.SECRET_BYTES - 120_000, package.SECRET_BYTES, package.LIMIT_BYTES - 400_000):
         data = os.urandom(size)
         job = site.submit("len(data)", {"data": data}, kind=kind)
@@ -499,7 +499,7 @@ def sizes(site: Site, kind: str) -> None:
 
 @case("a job that has ended, asked once more", once=True)
 def ended(site: Site, kind: str) -> None:
-    """Ask the nodes of an ended job: it says that it has ended."""
+    """Profile an ended job: the error states that the job has ended."""
     job = site.submit("1", kind=kind)
     assert job.result(site.patience) == 1
     try:

@@ -1,4 +1,4 @@
-"""A way to a cluster that can be cut, whoever's the cluster is: an outage, as it is seen from here."""
+"""A connection to any cluster that a test can cut: an outage, as the client sees it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 
 
 class Door:
-    """A port of this machine that leads to another one, unless it is shut."""
+    """A port of this machine that forwards to another address, unless the door is shut."""
 
     def __init__(self, there: tuple[str, int]) -> None:
         self._there = there
@@ -42,7 +42,7 @@ class Door:
                 connection.close()
 
     def _take(self, opened: socket.socket) -> None:
-        with suppress(OSError):  # it is shut
+        with suppress(OSError):  # the door is shut
             while True:
                 near, _ = opened.accept()
                 server = socket.create_connection(self._there)
@@ -61,7 +61,7 @@ def _carry(one: socket.socket, other: socket.socket) -> None:
 
 @contextmanager
 def behind_a_door(config: dict[str, Any]) -> Iterator[tuple[Path, Door]]:
-    """Yield a kubeconfig that reaches the cluster of this one through a door, and the door."""
+    """Yield a kubeconfig that reaches the cluster of ``config`` through a door, and the door."""
     [cluster] = [entry["cluster"] for entry in config["clusters"]]
     url = urlsplit(cluster["server"])
     assert url.hostname is not None

@@ -1,4 +1,4 @@
-"""A namespace of our own on a cluster, and what cases do there; nothing of it is left behind."""
+"""A namespace of our own on a cluster, and the actions of cases in it; nothing of it is left behind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PREFIX = "nbtorchjob-cases-"
 ALONE = "NBTORCHJOB_TEST_ALONE"
 FLAVORS = Api(KUEUE, "v1beta2", "resourceflavors", "ResourceFlavor")
 RBAC, ADMISSION = "rbac.authorization.k8s.io", "admissionregistration.k8s.io"
-# What cases make outside of their namespace; the list at the end looks for what is left of it.
+# Kinds of objects that cases create outside of their namespace; ``left`` lists those that remain.
 _OUTSIDE = (NAMESPACES, CLUSTER_QUEUES, FLAVORS, WORKLOAD_PRIORITIES)
 _APIS = {
     (api.group_version, api.kind): api
@@ -70,17 +70,17 @@ _APIS = {
     )
 }
 _ASKED_S = 60.0
-_GRACE_S = 10  # of jobs whose pods ignore that they are to end
+_GRACE_S = 10  # of jobs with pods that ignore SIGTERM
 
 
 class NotHere(Exception):
-    """This cluster can't play a case; the text says what the case needs."""
+    """This cluster can't run a case; the text names what the case needs."""
 
 
 class Site:
-    """A namespace that was made for this, with an image that has torch; ``patience`` is in seconds.
+    """A namespace created for the cases, with an image that has torch; ``patience`` is in seconds.
 
-    Where the cluster is ours ``alone``, its hosts and queues may be changed, too. The emulator always is.
+    If the cluster is ours ``alone``, cases may change its hosts and queues, too. The emulator always is.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Site:
         self._kubeconfig = os.environ["KUBECONFIG"]
         self.kinds = _served(namespace)
         self.minor = _ask(_minor)
-        self.undo = ExitStack()  # of what cases change outside of the namespace
+        self.undo = ExitStack()  # of the cases' changes outside of the namespace
         self._alone = alone or emulator is not None
 
-    # What a case needs of the cluster.
+    # A case's requirements of the cluster.
 
     def needs_to_be_alone(self, what: str) -> None:
-        """Raise ``NotHere`` where others use the cluster."""
+        """Raise ``NotHere`` if others use the cluster."""
         if not self._alone:
             raise NotHere(f"{what}: set {ALONE}=1 where nobody else uses the cluster")
 
@@ -107,7 +107,7 @@ class Site:
         return self.emulator
 
     def needs_version(self, minor: int) -> None:
-        """Raise ``NotHere`` before that version of Kubernetes."""
+        """Raise ``NotHere`` on a Kubernetes before that minor version."""
         if self.minor < minor:
             raise NotHere(f"needs Kubernetes 1.{minor}, and this is 1.{self.minor}")
 
@@ -121,25 +121,25 @@ class Site:
         grace: int | None = None,
         **asked: Any,
     ) -> JobSpec:
-        """Return the spec of a job here."""
+        """Return the spec of a job in this namespace."""
         small = {"memory": "1500Mi", "cpu": "400m", "image": self.image, "kind": self.kinds[0]}
         cluster = Cluster(**{**small, "namespace": self.namespace, **asked})
         spec = JobSpec(launch or Elastic(), "kubernetes", name=name, retry=retry, cluster=cluster)
         return spec if grace is None else replace(spec, grace=grace)
 
     def submit(self, cell: str, variables: dict[str, Any] | None = None, **asked: Any) -> Job[Any]:
-        """Submit a cell, which has ``leaving``, ``Leaving`` and ``attempt``."""
+        """Submit a cell, with ``leaving``, ``Leaving`` and ``attempt`` among its variables."""
         known = {"leaving": leaving, "Leaving": Leaving, "attempt": attempt, **(variables or {})}
         return submission.submit(capture.from_cell(cell, known), self.spec(**asked))
 
     def stubborn(self, cell: str, **asked: Any) -> Job[Any]:
-        """Submit a cell that ignores SIGTERM, and wait until it says that it has begun."""
+        """Submit a cell that ignores SIGTERM, and wait until it prints that it has begun."""
         job = self.submit(cell, grace=_GRACE_S, **asked)
         self.begun(job)
         return job
 
     def until(self, condition: Callable[[], object], job: Job[Any]) -> None:
-        """Wait for a condition; what is known of the job is said where it doesn't come."""
+        """Wait for a condition; at the timeout, fail with the job's state."""
         end = time.monotonic() + self.patience
         while not condition():
             why = " ".join(wait.text for wait in job.state.waiting)
@@ -147,18 +147,18 @@ class Site:
             time.sleep(0.2)
 
     def begun(self, job: Job[Any], times: int = 1) -> None:
-        """Follow a job until its cell has said that often that it has begun."""
+        """Follow a job until its cell has printed ``begun`` at least that many times."""
         job.wait(0)
         self.until(lambda: job.logs(0).count("begun") >= times, job)
 
     def environment(self, **variables: str | None) -> None:
-        """Set variables of this process, or take them away."""
+        """Set environment variables of this process; ``None`` removes one."""
         for name, value in variables.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
-    # What is done to them.
+    # Actions on jobs, hosts and queues.
 
     def evict(self, job: Job[Any]) -> None:
         """Evict a pod of a job, as a drain does."""
@@ -169,13 +169,13 @@ class Site:
         self._request("POST", Target(PODS, self.namespace, pod, "eviction"), body)
 
     def kill(self, job: Job[Any]) -> None:
-        """Delete a job's pods with no time to end."""
+        """Delete a job's pods without a grace period."""
         for pod in self.pods(job):
             self.remove(Target(PODS, self.namespace, pod), gracePeriodSeconds=0)
 
     @contextmanager
     def cordoned(self, job: Job[Any]) -> Iterator[None]:
-        """Let nothing new be placed on the host of a job's pod."""
+        """Keep new pods off the host of a job's pod."""
         self.needs_to_be_alone("hosts are in no namespace")
         (host,) = {pod["spec"]["nodeName"] for pod in self._pods(job)}
         target = Target(HOSTS, None, host)
@@ -190,19 +190,19 @@ class Site:
 
     @contextmanager
     def behind_a_door(self) -> Iterator[Door]:
-        """Reach the cluster through a door; whoever follows a job by then is to be done as this ends."""
+        """Reach the cluster through a door; following a job has to be over before the block ends."""
         with behind_a_door(_kubeconfig()) as (path, door), _in_environment(KUBECONFIG=str(path)):
             find.forget()
             yield door
         find.forget()
 
     def queue(self, cpu: str) -> str:
-        """Make a queue of Kueue's with so much quota, and a priority; return the name that both have."""
+        """Create a Kueue queue with that much CPU quota, and a priority; return the name of both."""
         if CLUSTER_QUEUES[:3] not in _ask_session(lambda here: here.served()):
             raise NotHere("needs Kueue")
         self.needs_to_be_alone("a ClusterQueue is in no namespace")
         name = f"{self.namespace}-{secrets.token_hex(2)}"
-        # What a queue has no quota of it never admits.
+        # A queue never admits requests for a resource without a quota.
         quota = {"cpu": cpu, "memory": "64Gi"}
         resources = [{"name": key, "nominalQuota": value} for key, value in quota.items()]
         groups = [{"coveredResources": [*quota], "flavors": [{"name": name, "resources": resources}]}]
@@ -221,10 +221,10 @@ class Site:
             self.create(body)
         return name
 
-    # Who asks.
+    # Accounts.
 
     def account(self) -> tuple[str, Callable[[], str]]:
-        """Make a ServiceAccount that may do everything here; return its name, and what gives it a token."""
+        """Create a ServiceAccount with all rights here; return its name, and an issuer of tokens."""
         name, space = f"user-{secrets.token_hex(3)}", self.namespace
         meta, rules = {"name": name}, [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
         self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
@@ -243,22 +243,22 @@ class Site:
                 "kind": "TokenRequest",
                 "spec": {"audiences": []},
             }
-            with _in_environment(KUBECONFIG=self._kubeconfig):  # not as who is logged in
+            with _in_environment(KUBECONFIG=self._kubeconfig):  # not as the logged-in account
                 answer = self._request("POST", Target(ACCOUNTS, space, name, "token"), body)
             return str(answer["status"]["token"])
 
         return name, token
 
     def expire(self, account: str) -> None:
-        """Let all tokens of an account be worth nothing."""
-        with _in_environment(KUBECONFIG=self._kubeconfig):  # not as who is logged in
+        """Invalidate all tokens of an account."""
+        with _in_environment(KUBECONFIG=self._kubeconfig):  # not as the logged-in account
             self.remove(Target(ACCOUNTS, self.namespace, account))
         if self.emulator is not None:
             self.emulator.expire_tokens(f"system:serviceaccount:{self.namespace}:{account}")
 
     @contextmanager
     def logged_in(self, token: Path) -> Iterator[None]:
-        """Be who has the token in this file, which is read anew whenever the server refuses it."""
+        """Log in with the token in this file, which is read again whenever the server refuses the token."""
         with tempfile.TemporaryDirectory() as folder:
             login = Path(folder) / "login"
             kind = '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"'
@@ -280,13 +280,13 @@ class Site:
     # Objects.
 
     def exported(self, job: Job[Any]) -> list[dict[str, Any]]:
-        """Return the objects that a job's export holds, in the order to create them."""
+        """Return the objects in a job's export, in the order to create them."""
         with tempfile.TemporaryDirectory() as folder:
             files = job.export(Path(folder) / "out")
             return [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
 
     def create(self, body: dict[str, Any]) -> None:
-        """Create an object; one outside of the namespace is removed in the end."""
+        """Create an object; remove one outside of the namespace when the site ends."""
         api_ = _APIS[body["apiVersion"], body["kind"]]
         outside = api_ in _OUTSIDE or api_.kind.startswith(("Cluster", "ValidatingAdmission"))
         space = None if outside else self.namespace
@@ -317,11 +317,11 @@ class Site:
                 self.remove(Target(KINDS[kind].api, self.namespace, name))
 
     def held_leases(self) -> list[str]:
-        """Return who holds Leases here."""
+        """Return the holders of the Leases here."""
         return [item["spec"].get("holderIdentity") or "" for item in self._list(LEASES)]
 
     def left(self, begin: str) -> list[str]:
-        """Return those names of Secrets, Services and pods here that begin so."""
+        """Return the names of Secrets, Services and pods here that start with ``begin``."""
         names = [item["metadata"]["name"] for api_ in (SECRETS, SERVICES, PODS) for item in self._list(api_)]
         return [name for name in names if name.startswith(begin)]
 
@@ -337,13 +337,13 @@ class Site:
         return list(_ask(lambda client: client.list(api_, self.namespace)).items)
 
     def _request(self, method: str, target: Target, body: dict[str, Any]) -> dict[str, Any]:
-        # What comes back is a Status, which the client's own verbs take for no answer.
+        # The answer is a Status, which the client's own verbs don't accept.
         request = Request(method, target.path, body=body)
         verb = {"POST": "create", "DELETE": "delete"}[method]
         try:
             return _ask(lambda client: client._ask(verb, target, request))
         except NotFoundError:
-            if method == "DELETE":  # it has gone by itself
+            if method == "DELETE":  # the object is already gone
                 return {}
             raise
 
@@ -352,7 +352,7 @@ class Site:
 def site(
     kubeconfig: str, image: str, patience: float, *, alone: bool = False, emulator: Emulator | None = None
 ) -> Iterator[Site]:
-    """Make a namespace on the cluster that a kubeconfig leads to; nothing of it is left."""
+    """Yield a new namespace on the cluster of a kubeconfig; delete it afterwards."""
     name = f"{PREFIX}{secrets.token_hex(3)}"
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -369,7 +369,7 @@ def site(
 
 
 def left(kubeconfig: str, patience: float) -> list[str]:
-    """Return what cases have left outside of namespaces, and namespaces that don't end."""
+    """Return the objects that cases have left outside of namespaces, and namespaces that don't end."""
     with _in_environment(KUBECONFIG=kubeconfig):
         served = {*_ask_session(lambda here: here.served()), NAMESPACES[:3]}
         end = time.monotonic() + patience
@@ -388,7 +388,7 @@ def _names(api_: Api) -> list[str]:
 
 
 def _kubeconfig() -> dict[str, Any]:
-    """Return the kubeconfig in use with its current context alone, and no path in it that is relative."""
+    """Return the kubeconfig in use with its current context alone, and without relative paths."""
     path = Path(os.environ["KUBECONFIG"])
     config = yaml.safe_load(path.read_text())
     named = config["current-context"]
@@ -421,7 +421,7 @@ def _served(namespace: str) -> list[str]:
         kinds = []
         for kind in await here.kinds():
             known = kind.runtimes
-            # Without a runtime for torch a TrainJob can't be made.
+            # Without a runtime for torch a TrainJob can't be created.
             if known is None or known.default.name in await attempts.names(here.client, known, namespace):
                 kinds.append(kind.name)
         return sorted(kinds)

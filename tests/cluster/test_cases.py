@@ -1,4 +1,4 @@
-"""The cases of ``make cluster``, held to the emulator."""
+"""The cases of ``make cluster``, run on the emulator."""
 
 import pytest
 
@@ -12,8 +12,8 @@ from tests.cluster.site import left, site
 
 pytestmark = pytest.mark.torch
 
-# Each with one kind of job, in turn: ``python -m tests.cluster --emulator`` tries all of them. In queues of
-# Kueue's there is no Volcano.
+# Each case with one kind of job, in turn: ``python -m tests.cluster --emulator`` runs it with all of them.
+# Kueue's queues take no Volcano jobs.
 PAIRS = [
     (title, ("indexedjob", "pytorchjob", "trainjob", "volcano")[n % (3 if "Kueue" in title else 4)])
     for n, title in enumerate(CASES)

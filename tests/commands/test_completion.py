@@ -1,4 +1,4 @@
-"""What the tab key offers behind ``%torchjob`` and ``%%torchjob``."""
+"""Tab completion after ``%torchjob`` and ``%%torchjob``."""
 
 import pytest
 from IPython.core.completer import CompletionContext
@@ -11,7 +11,7 @@ from tests.backends.local.acted import Acted
 
 @pytest.fixture(autouse=True)
 def jobs(tmp_path, monkeypatch):
-    """Have three jobs, in a state folder of the test's own."""
+    """Create three jobs in a state folder of the test's own."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     for name in ("train-2222", "eval-3333", "train-4444"):
         Acted(name)
@@ -19,7 +19,7 @@ def jobs(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def folders_here(jobs, tmp_path, monkeypatch):
-    """Work in a folder with some."""
+    """Change to a folder that contains folders and a file."""
     for name in ("here/runs/a", "here/runs/b", "here/there", "here/.hidden"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "here" / "file").touch()

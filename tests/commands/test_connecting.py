@@ -1,4 +1,4 @@
-"""``forward`` and ``tensorboard``: what a notebook keeps open, lists and closes."""
+"""``forward`` and ``tensorboard``: connections that a notebook keeps open, lists and closes."""
 
 import importlib.util
 import json
@@ -85,7 +85,7 @@ def test_a_port_stays_open_until_it_is_closed_by_word(lines):
     first, note = lines("6006")
     assert first == place
     assert note == "Nothing listens at port 6006 of rank 0 yet: until then connections are closed at once."
-    assert lines("6006:0") == [place]  # once
+    assert lines("6006:0") == [place]  # not twice
     assert lines("7000:1", "--local-port", "7")[0] == "http://127.0.0.1:7 → port 7000 of rank 1 of train"
     assert len(lines()) == 2
     assert lines("7000:1", "--end") == ["http://127.0.0.1:7 closed"]
@@ -102,7 +102,7 @@ def test_what_is_no_port_is_refused(lines, wrong):
 
 
 class Synced:
-    """A folder that is kept in step, by hand."""
+    """A fake of a folder's sync."""
 
     stopped = False
 
@@ -112,7 +112,7 @@ class Synced:
 
 @pytest.fixture
 def board(front, monkeypatch, tmp_path):
-    """Return what types a line, and what it shows; ``synced`` are the folders."""
+    """Yield ``line``, which runs a line and returns its output, the ``synced`` folders, and the job."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
     monkeypatch.setattr(connecting, "_boards", {})
     for name in ("TENSORBOARD_PROXY_URL", "JUPYTERHUB_SERVICE_PREFIX"):
@@ -166,7 +166,7 @@ def test_a_live_tensorboard_shows_what_is_copied_as_it_grows(board):
             return json.load(answer)
 
     until(lambda: "loss" in tags().get("runs", {}))
-    assert board.line() == [shown]  # one for each job
+    assert board.line() == [shown]  # one TensorBoard per job
     assert board.line("--end") == [f"{url} closed"]
     with pytest.raises(OSError, match=r"refused|reset"):
         tags()

@@ -1,4 +1,4 @@
-"""What a session remembers of its jobs."""
+"""The memory that a session has of its jobs."""
 
 from types import SimpleNamespace
 from typing import Any, cast

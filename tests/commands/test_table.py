@@ -1,4 +1,4 @@
-"""The table of verbs: each row says all that magics, command and server need to know."""
+"""The table of verbs: each row has all that the magics, the command and the server need."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the verbs that act on a job make of their options."""
+"""How the verbs that act on a job use their options."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from nbtorchjob.state.text.stacks import MemoryProfile
 
 
 class Profiled:
-    """A job that tells how it was to be profiled."""
+    """A fake job that records the profiles asked of it."""
 
     name = "job"
 
@@ -78,7 +78,7 @@ def test_a_profile_that_could_not_be_written_is_refused_before_anything_is_said_
 
 
 class Left:
-    """A job that left artifacts."""
+    """A fake job with artifacts."""
 
     name = "job"
 

@@ -1,4 +1,4 @@
-"""Every code block of the README and the docs: run, or held to what it is for."""
+"""Every code block of the README and the docs: run, or checked for its purpose."""
 
 import os
 import re
@@ -42,11 +42,11 @@ def blocks(paper, language):
     return [text for kind, text in BLOCK.findall(paper.read_text()) if kind == language]
 
 
-# Its cells need packages that not everybody has: tests/frameworks runs them.
+# The page's cells need packages that not everybody has: tests/frameworks runs them.
 ELSEWHERE = ("python", "frameworks.md")
 
 
-OPTUNA = "import optuna"  # in a cell that only those can run who have it
+OPTUNA = "import optuna"  # in cells that need optuna
 
 
 def having(language):
@@ -63,7 +63,7 @@ def shell(shell, tmp_path, monkeypatch):
 
 
 def run(shell, cell):
-    """Run a cell; of one for a cluster, only what can be known without it."""
+    """Run a cell; of a cell for a cluster, only the part that needs no cluster."""
     line, _, body = cell.partition("\n")
     if line.startswith("%torchjob doctor"):
         verbs.parse(line.removeprefix("%torchjob doctor"))
@@ -84,7 +84,7 @@ def test_python_blocks_run_one_after_the_other(paper, shell):
     for cell in blocks(paper, "python"):
         if OPTUNA not in cell:
             run(shell, cell)
-    # What the text beside them says.
+    # The values that the text beside the blocks states.
     values: dict[str, dict[str, object]] = {
         "README.md": {"total": 3.0},
         "docs/failures.md": {"reached": (2, 4), "went": (30, 2)},
@@ -163,7 +163,7 @@ def understood(words):
 
 
 CHECKS = {"make": made, "pip": installed, "pytest": held, "nbtorchjob": understood}
-# What a shell reads a command's output with.
+# The ways in which a shell sources a command's output.
 SOURCED = re.compile(r"source <\((.*?)\)|(.*) \| source\b")
 
 

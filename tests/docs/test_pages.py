@@ -1,4 +1,4 @@
-"""The pages that the code says: ``GOLDEN=write pytest tests/docs`` writes them anew."""
+"""The pages generated from the code: ``GOLDEN=write pytest tests/docs`` writes them again."""
 
 import os
 from pathlib import Path

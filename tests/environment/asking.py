@@ -8,7 +8,7 @@ from nbtorchjob.runtime.store.payload import Payload
 
 
 class Asking(Payload):
-    """What a node reads of a payload to install packages."""
+    """The part of a payload that a node reads to install packages."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ def wheel(
     tag: str = "py3-none-any",
     modules: Sequence[str] = (),
 ) -> Path:
-    """Write the smallest wheel there can be: modules that know its version, by default one of its name."""
+    """Write a minimal wheel: modules that hold its version, by default one module of its name."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"{re.sub('[-_.]+', '_', name)}-{version}"
     path = folder / f"{stem}-{tag}.whl"
@@ -48,7 +48,7 @@ def build_wheel(folder, *_, **__):
 
 
 def project(folder: Path, name: str, version: str = "1.0", *, first: str = "pass") -> Path:
-    """Write a project that builds itself; ``first`` is what it does before."""
+    """Write a project with its own build backend; ``first`` is the code that runs before the build."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "own"\nbackend-path = ["."]\n'

@@ -13,10 +13,10 @@ PAGE = "<!DOCTYPE html><html><body>%s</body></html>"
 
 
 class Index:
-    """Serves the archives in a folder while it is entered; ``asked`` are the paths of all requests.
+    """A server of the archives in a folder, which runs while entered; ``asked`` are all requests' paths.
 
-    ``login`` is who may read (``user:password``), ``yanked`` are names of files, ``code`` is what all are
-    answered with in place of what they ask for; an index that ``hangs`` never answers.
+    ``login`` is the login that may read (``user:password``), ``yanked`` are names of files, ``code`` is the
+    status that answers every request instead of a file; an index that ``hangs`` never answers.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Index:
         self._server.server_close()
 
     def url(self, login: str = "") -> str:
-        """Return its address, as the emulator's pods see it, too; with a ``login`` in it if given."""
+        """Return the index's URL, which the emulator's pods reach, too; it contains the ``login``, if any."""
         user = f"{login}@" if login else ""
         return f"http://{user}localhost:{self._server.server_port}/simple"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 def install(site: Path, name: str, version: str, *modules: str, **extra: object) -> Path:
     """Put a distribution with modules (``a.py``, ``a/b.py``) into ``site``; return its metadata's folder.
 
-    Each module knows its ``version``, if Python can read it at all.
+    Each module holds its ``version``, if Python can read the module at all.
     """
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)

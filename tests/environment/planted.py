@@ -30,9 +30,9 @@ def plant(folder, *contents):
 
 
 def apart():
-    """Yield the name of each case, what is here, what is there, and the module, of which no other knows.
+    """Yield each case's name, its packages here, its packages there, and its module, all by unique names.
 
-    So one folder holds all of what is here, and one all of what is there. What is here can be imported.
+    So one folder can hold all packages here, and one all packages there. Those here can be imported.
     """
     for number, (case, (mine, packages, module, *_)) in enumerate(PLANTED.items()):
 
@@ -44,7 +44,7 @@ def apart():
         yield case, here, there, own(module)
 
 
-# What is here, what is there, what is imported; the verdict with the version there; who refuses, node or we.
+# Packages here, packages there, imported module; verdict with the version there; whether node and we refuse.
 BOTH, NODE, NOBODY = (True, True), (True, False), (False, False)
 PLANTED: dict[str, tuple[Any, ...]] = {
     "the same": ([MINE], [MINE], "mine", (SAME, "1.2.0"), NOBODY),

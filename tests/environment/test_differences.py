@@ -1,4 +1,4 @@
-"""Each way in which an image may differ from here: what is said of it, and whether a call may run there."""
+"""Each way in which an image may differ from here: the message about it, and whether a call may run there."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ from tests.environment.planted import MINE, PLANTED, file, plant
 
 @pytest.fixture
 def standing(tmp_path, monkeypatch):
-    """Return what makes a folder importable in place of the one before."""
+    """Return a function that fills a folder and makes it importable in place of the last one."""
     path = [*sys.path]
 
     def stand(name, *contents):
@@ -38,7 +38,7 @@ def standing(tmp_path, monkeypatch):
 
 
 def told(name="image"):
-    """Return what this interpreter would tell as an image, once it was kept and read again."""
+    """Return this interpreter's description as that of an image, stored and loaded again."""
     fact = EnvironmentTold(1.0, 0, **environment.description())
     images.learn(Asked("", name), f"sha256:{name}", fact)
     known = images.known(Asked("", name))
@@ -47,7 +47,7 @@ def told(name="image"):
 
 
 def refused(differences):
-    """Whether a node refuses to run what needs that."""
+    """Return whether a node refuses to run a call that needs these, with the expected message."""
     try:
         environment.check_modules(
             [vars(difference) | {"mend": difference.mend} for difference in differences if difference.surely]
@@ -81,7 +81,7 @@ def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
     folder = standing("here", "__editable__.mine-0.1.pth")
     install(folder, "mine", "0.1", url=f"file://{tmp_path}/project", dir_info={"editable": True})
     file(tmp_path / "project", "mine/__init__.py")
-    sys.path.append(str(tmp_path / "project"))  # as site does with what a .pth file names
+    sys.path.append(str(tmp_path / "project"))  # as site does with the paths in a .pth file
     differences, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
     assert [difference.mend for difference in differences] == [f"--package {tmp_path}/project"]
     standing("there")
@@ -173,7 +173,7 @@ def test_what_a_job_sets_for_python_makes_another_case():
     mounted = replace(spec.cluster, mount=["type=volume,src=libs,dst=/opt/libs"])
     for other in (replace(spec, env={"PYTHONPATH": "/opt/libs"}), replace(spec, cluster=mounted)):
         assert asked_images(other) != [asked]
-    # Of a runtime's image the runtime's name is known.
+    # A runtime's image is known by the runtime's name.
     own = [
         asked_images(JobSpec(backend="kubernetes", cluster=Cluster(runtime=name)))
         for name in ("a", "b", None)

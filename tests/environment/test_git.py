@@ -1,4 +1,4 @@
-"""What git says of a folder, and what is made of a git that doesn't."""
+"""The status that git reports for a folder, and the handling of a git that reports none."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ def run(*words, folder):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Return a folder of a checkout with one commit, and something in it that nobody knows."""
+    """Return the folder of a checkout with one commit, and a folder in it that git doesn't track."""
     folder = tmp_path / "checkout"
     (folder / "inner").mkdir(parents=True)
     (folder / "a.py").write_text("1\n")
@@ -34,7 +34,7 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Have another program in git's place: a shell script."""
+    """Return a function that puts a shell script in git's place."""
 
     def made(script):
         folder = tmp_path / "bin"
@@ -163,7 +163,7 @@ def test_a_process_that_ends_doesn_t_pause(checkout):
     assert (done.stdout, done.stderr) == ("main\n", "")
 
 
-# What a repository's own configuration has git run, in some command or other.
+# Settings of a repository's own configuration that make some command of git run a program.
 RUNS = {
     "a clean filter": {"filter.x.clean": "{}", "filter.x.smudge": "{}"},
     "a filter process": {"filter.x.process": "{}", "filter.x.required": "true"},
@@ -189,7 +189,7 @@ RUNS = {
 
 @pytest.fixture
 def traps(checkout, tmp_path):
-    """Return what sets traps in a checkout, and what tells which of them a look has sprung."""
+    """Return a function that sets traps in a checkout, and one that lists those that a look has sprung."""
     ran = tmp_path / "ran"
     program = tmp_path / "program"
     program.write_text(f"#!/bin/sh\necho $0 >> {ran}\ncat\n")
@@ -209,7 +209,7 @@ def traps(checkout, tmp_path):
     def set_(settings):
         for name, value in settings.items():
             run("config", name, value.format(program), folder=checkout)
-        # Another text of the same length, of another time: git has to look into the file.
+        # Another text of the same length, with another mtime: git has to read the file.
         (checkout / "a.py").write_text("2\n")
         os.utime(checkout / "a.py", (1, 1))
 

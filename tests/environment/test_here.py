@@ -9,7 +9,7 @@ from tests.environment.installed import install
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder of distributions that can be imported."""
+    """Return an importable folder for distributions."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)

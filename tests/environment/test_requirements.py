@@ -1,4 +1,4 @@
-"""Requirements are understood in pip's forms, and what else stands there is refused by name, in a line."""
+"""Requirements are read in pip's forms, and anything else is refused by name, in a line."""
 
 import json
 import sys
@@ -153,7 +153,7 @@ def told(distributions, **more):
 
 
 def parsed(text):
-    """Return what pip reads: each line that is no comment, which has to be a requirement."""
+    """Return the lines that pip reads: each line but the comments has to be a requirement."""
     return [Requirement(line) for line in text.splitlines() if not line.startswith("#")]
 
 

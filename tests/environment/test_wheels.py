@@ -38,7 +38,7 @@ def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(fold
         ({"pyproject.toml": '[tool.poetry]\nname = "my-lib"'}, "my-lib"),
         ({"pyproject.toml": "[build-system]", "setup.cfg": "[metadata]\nname = my-lib\n"}, "my-lib"),
         ({"setup.py": "", "setup.cfg": "[metadata]\nname: my_lib\nversion = 50%\n"}, "my-lib"),
-        ({"setup.py": "setup(name='my-lib')"}, "folder"),  # only a build is sure
+        ({"setup.py": "setup(name='my-lib')"}, "folder"),  # only a build knows the name
         ({"pyproject.toml": "name = 'my-lib'\n[", "setup.cfg": "name = my-lib"}, "folder"),
         ({"pyproject.toml": "project = 3\ntool.poetry = []", "setup.cfg": "[metadata]\n"}, "folder"),
     ],
@@ -95,8 +95,8 @@ def test_a_wheel_is_taken_as_it_is(folder):
 
 @pytest.fixture
 def uv(tmp_path, monkeypatch):
-    """Return where uv lies, if a test puts one there."""
-    # Beside this interpreter there may be one.
+    """Return the path at which a test may put a uv."""
+    # Another uv may lie beside this interpreter.
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "scripts"))
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path / "uv"

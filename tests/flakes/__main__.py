@@ -2,8 +2,8 @@
 
     python -m tests.flakes [--minutes N] [--rounds N] [PYTEST_ARGUMENT...]
 
-Prints how often each test failed, and writes each failure as a row, as runs with --look-twice do. Ends with 1
-if any test failed.
+Prints how often each test failed, and writes a row for each failure, as runs with --look-twice do. Exits with
+1 if any test failed.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> int:
     try:
         rounds = itertools.repeat(None) if options.rounds is None else itertools.repeat(None, options.rounds)
         for _ in itertools.takewhile(lambda _: time.monotonic() < until, rounds):
-            # Browser tests carry no mark of their own: they are the ones in their folder.
+            # Browser tests carry no mark: their folder selects them.
             for selected in [chosen] if chosen else [TESTS, [str(BROWSER)]]:
                 run(selected, until, runs, failures)
     except KeyboardInterrupt:
@@ -52,19 +52,19 @@ def main() -> int:
 
 
 def run(selected: list[str], until: float, runs: Counter[str], failures: Counter[str]) -> None:
-    """Run them once, at most until then, and count."""
+    """Run the selected tests once, at most until ``until``, and count runs and failures."""
     seed = str(random.randrange(10**6))
     print(f"\n--- pytest {' '.join(selected)} --shuffle {seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        # Only xunit1 says in which file a test is.
+        # Only xunit1 records the file of each test.
         argv = ["-n", "2", "--dist", "worksteal", "--shuffle", seed, "-q", "--tb", "no", "--no-summary"]
         argv += ["-o", "junit_family=xunit1", f"--junitxml={results}", *selected]
         process = subprocess.Popen([sys.executable, "-m", "pytest", *argv])
         try:
             process.wait(max(until - time.monotonic(), 0))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # it writes what it has so far
+            process.send_signal(signal.SIGINT)  # pytest writes the results so far
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ def run(selected: list[str], until: float, runs: Counter[str], failures: Counter
 
 
 def count(results: Path, runs: Counter[str], failures: Counter[str]) -> None:
-    """Count runs and failures, of which each becomes a row."""
+    """Count runs and failures, and write a row for each failure."""
     for case in ElementTree.parse(results).iter("testcase"):
         test = f"{case.get('file')}::{case.get('name')}"
         if case.find("skipped") is not None:

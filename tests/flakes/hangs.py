@@ -1,7 +1,7 @@
-"""A test that hangs fails alone: its worker writes its threads' stacks and exits, and xdist starts another.
+"""A test that hangs fails alone: its worker writes its threads' stacks and exits, and xdist replaces it.
 
 pytest's ``faulthandler_timeout`` ends the process too, but writes to the terminal: the failure itself would
-not say where the test hung. pytest-timeout either does the same or raises in the main thread, where the code
+not show where the test hung. pytest-timeout either does the same or raises in the main thread, where the code
 under test may catch it.
 """
 
@@ -29,7 +29,7 @@ def timeout(config: pytest.Config) -> float:
     return float(config.getini(TIMEOUT))
 
 
-@pytest.hookimpl(trylast=True)  # after pytest's own, which would have a crash's stacks go to the terminal
+@pytest.hookimpl(trylast=True)  # after pytest's own, which would send a crash's stacks to the terminal
 def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
@@ -53,7 +53,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 class _Runner:
-    """The side of the process that hands tests out: it knows where a worker that crashed wrote its stacks."""
+    """The side of xdist's controller, which knows where a worker that crashed wrote its stacks."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="stacks-"))
@@ -68,14 +68,14 @@ class _Runner:
         worker = report.node.workerinput
         with contextlib.suppress(FileNotFoundError):
             report.longrepr = f"{report.longrepr}\n{Path(worker[TIMEOUT]).read_text()}"
-        # xdist gives each worker these two variables, and whatever the worker starts inherits them.
+        # xdist gives each worker these two variables, and the worker's processes inherit them.
         end_processes(PYTEST_XDIST_TESTRUNUID=worker["testrunuid"], PYTEST_XDIST_WORKER=worker["workerid"])
 
 
 def end_processes(**variables: str) -> None:
-    """Kill whatever was started with these variables: nothing of a crashed test may run beside later ones."""
+    """Kill all processes with these variables: nothing of a crashed test may run beside later tests."""
     marks = {f"{name}={value}".encode() for name, value in variables.items()}
     for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # somebody else's process, or one that has ended
+        with contextlib.suppress(OSError):  # another user's process, or one that has ended
             if marks <= {*environ.read_bytes().split(b"\0")}:
                 os.kill(int(environ.parent.name), signal.SIGKILL)

@@ -14,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--shuffle", metavar="SEED", help="run files, and the tests of each, in random order")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest then still puts those together that share a fixture's parameter
+@pytest.hookimpl(tryfirst=True)  # pytest then still groups tests that share a fixture's parameter
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if seed := config.option.shuffle:
         rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What fails once isn't what is broken: runs of small projects of tests, as make test runs this one."""
+"""A test that fails once isn't broken: runs of small test projects, as make test runs this one."""
 
 import json
 import os
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def block(self):
-        """What the run ends with."""
+        """The output below the heading of the flakes."""
         return self.output.rpartition("alone ===")[2]
 
     @property
@@ -75,7 +75,7 @@ def run(folder, options=("-n", "2", "--dist", "worksteal"), **files):
 
 @pytest.fixture(scope="module")
 def green(tmp_path_factory):
-    """Three flakes: a test, a fixture of two tests, and a hang with a process that it started."""
+    """Run three flakes: a test, a fixture of two tests, and a hang with a process that its test started."""
     return run(
         tmp_path_factory.mktemp("green"),
         ("-n", "1"),  # both tests of the fixture in one worker
@@ -171,7 +171,7 @@ def test_crashes_once(first_time):
     if first_time:
         crash()
 """,
-        # What is wrong here shows in the last test of the file, which passes where it runs alone.
+        # The error shows in the last test of the file, which passes if it runs alone.
         test_leaves="""
 import pytest
 

@@ -1,9 +1,9 @@
-"""``--look-twice``: failed tests run again at the end, alone; whatever passes then is a flake.
+"""``--look-twice``: failed tests run again at the end, alone; a test that then passes is a flake.
 
 pytest-rerunfailures repeats a failed test at once, in the same worker and beside the other workers, so a test
 that failed because of the load or of the worker's state fails again; a hang ends the worker before it can
 repeat anything. ``pytest --last-failed`` as a second command would run the tests alone, but by then the first
-one has ended red.
+command has failed.
 """
 
 import json
@@ -21,8 +21,8 @@ from _pytest.terminal import TerminalReporter
 
 from tests.flakes import hangs
 
-MOST_FLAKES = 3  # more in one run are not bad luck
-MOST_FAILURES = 20  # with more, something is broken: running each of them again would say nothing new
+MOST_FLAKES = 3  # more in one run aren't chance
+MOST_FAILURES = 20  # with more, something is broken: running each of them again would show nothing new
 ROWS = Path("out/flakes.jsonl")
 _START_S = 120.0  # for a process to start, collect one file and end
 _MARK = "TESTS_SECOND_LOOK"
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @dataclass
 class Failure:
-    """A test that failed, or all tests of a file that failed in setup in the same way: one fixture's."""
+    """A test that failed, or all tests of a file that failed in setup in the same way, by one fixture."""
 
     reports: list[pytest.TestReport]
     load: float  # of the machine, when it failed
@@ -77,7 +77,7 @@ class Failure:
 
     @property
     def second_look(self) -> list[str]:
-        """What to run again: all of the file after a teardown, which may fail because of an earlier test."""
+        """The tests to run again: the whole file after a teardown, which may fail by an earlier test."""
         if any(report.when == "teardown" for report in self.reports):
             return [self.tests[0].partition("::")[0]]
         return self.tests
@@ -94,7 +94,7 @@ class _LookTwice:
         self.collected &= not report.failed
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        crashed = report.when not in ("setup", "call", "teardown")  # xdist says "???"
+        crashed = report.when not in ("setup", "call", "teardown")  # xdist reports "???"
         if crashed or report.when == "teardown":
             self.ended.add(report.nodeid)
         if report.failed:
@@ -147,7 +147,7 @@ class _LookTwice:
                 self._forgive(flake, session)
 
     def _passes(self, failure: Failure) -> bool:
-        """Run it in a process of its own, with nothing beside it."""
+        """Run the tests in a process of their own, with nothing beside them; return whether they pass."""
         mark = uuid.uuid4().hex
         argv = [
             sys.executable,
@@ -175,7 +175,7 @@ class _LookTwice:
         except subprocess.TimeoutExpired:
             output = f"It took longer than {limit:.0f} s."
         finally:
-            hangs.end_processes(**{_MARK: mark})  # whatever it left, and itself if it is still there
+            hangs.end_processes(**{_MARK: mark})  # the process, if it still runs, and all that it started
             process.wait()
         if process.returncode:
             failure.reports[-1].sections.append(("its second run, alone", output))
@@ -199,7 +199,7 @@ class _LookTwice:
             )
 
     def _forgive(self, flake: Failure, session: pytest.Session) -> None:
-        """Count its tests as flaky instead of failed, in the closing line and for the exit status."""
+        """Count a flake's tests as flaky instead of failed, in the closing line and for the exit status."""
         stats = self._terminal.stats
         for kind in ("failed", "error"):
             stats[kind] = [report for report in stats.get(kind, ()) if report not in flake.reports]
@@ -244,7 +244,7 @@ def write_row(root: Path, tests: list[str], phase: str, seconds: float, load: fl
 
 
 class _SecondLook:
-    """The process of a second look fails where a test is only skipped."""
+    """The plugin of a second look's process, which makes the process fail if a test is only skipped."""
 
     def __init__(self) -> None:
         self._passed = False

@@ -1,6 +1,6 @@
-"""Run what isn't in CI: each cell of ``cells.md`` on two ranks of this machine; print a table.
+"""Run the cells of ``cells.md``, which CI doesn't run, on two ranks of this machine; print a table.
 
-``python -m tests.frameworks [WORD]``: only those whose title has the word.
+``python -m tests.frameworks [WORD]``: only the cells with the word in their title.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CELL = re.compile(r"^## (.+?) \((.+?)\)\n\n(.*?)^```python\n(.*?)^```$", re.MUL
 
 @dataclass(frozen=True)
 class Cell:
-    """A framework's cell: the packages whose versions count, what is seen if it runs, its line's options."""
+    """A framework's cell: the packages to list with versions, the result if it runs, its line's arguments."""
 
     title: str
     packages: tuple[str, ...]
@@ -47,7 +47,7 @@ def cells() -> Iterator[Cell]:
 
 
 def tried(shell: Any, cell: Cell) -> str:
-    """Run a cell as a job; return why it isn't as it should be, "" if it is."""
+    """Run a cell as a job; return the reason for a failure, "" if it has none."""
     behind = f" -- {cell.arguments}" if cell.arguments else ""
     with capture_output():
         run = shell.run_cell(f"%%torchjob --nproc-per-node 2 -d -o job{behind}\n{cell.code}")
@@ -64,7 +64,7 @@ def tried(shell: Any, cell: Cell) -> str:
 
 
 def main(word: str) -> int:
-    """Print a row for each cell, and why one failed; return the exit code."""
+    """Print a row for each cell, and the reason for a failure; return the exit code."""
     shell = InteractiveShell.instance()
     shell.run_cell("%load_ext nbtorchjob").raise_error()
     print("| what | version | seen |\n| --- | --- | --- |")

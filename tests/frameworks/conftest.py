@@ -1,4 +1,4 @@
-"""The emulator's pods, too: its image has the frameworks that are installed here."""
+"""The fixtures of the emulator's pods: their image has the frameworks that are installed here."""
 
 import pytest
 
@@ -8,5 +8,5 @@ from tests.backends.kubernetes.conftest import cluster, crds, stage  # noqa: F40
 
 @pytest.fixture(scope="module", autouse=True)
 def optimizers_imported(state_dir):
-    """Have the pool import at once what each rank that trains would: a second of processor time."""
+    """Import in the pool, once, what each training rank would import: a second of processor time."""
     pool.import_all()

@@ -1,4 +1,4 @@
-"""The cells of docs/frameworks.md: each trains on two ranks, and what it logs is reported."""
+"""The cells of docs/frameworks.md: each trains on two ranks, and reports what it logs."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from nbtorchjob import Elastic, capture, submission, submit
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -33,7 +33,7 @@ def installed(name):
 
 
 def start(shell, name, more="", behind="", **changes):
-    """Start the cell of the page, with code ``behind`` it, without waiting for it; return the job."""
+    """Start a cell of the page, with the code ``behind`` at its end, without waiting; return the job."""
     line, body = CELLS[name]
     for old, new in changes.items():
         body, count = re.subn(rf"\b{old}=\w+", f"{old}={new}", body)

@@ -1,4 +1,4 @@
-"""Code is swapped in loops of frameworks, and of torch with DDP and FSDP2: forward, losses, values, rates."""
+"""Code swaps in loops of frameworks, and of torch with DDP and FSDP2: forward, losses, values, rates."""
 
 import importlib.util
 from typing import Any
@@ -11,7 +11,7 @@ from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
-# Each loop calls `tell` with a loss, which the forward of its model adds `factor` to, until that is above 50.
+# Each loop calls `tell` with a loss, to which `criterion` adds `factor`, until `factor` is above 50.
 BEGIN = """
 import os, time
 import torch
@@ -140,7 +140,7 @@ def test_a_loop_goes_on_with_a_new_forward_a_new_loss_and_new_values(name, tmp_p
     seen(job, lambda state: len(state.series) == 2 or state.phase.terminal)
 
     def reported(name, value):
-        # A loop may change twice at points of one step: the losses between two swaps are waited for.
+        # A loop may change twice at points of one step: wait for the losses between two swaps.
         seen(
             job,
             lambda state: (

@@ -1,4 +1,4 @@
-"""What takes long to make is made once for all processes, and never taken from anybody else."""
+"""Cached data is made once for all processes, and never taken from anybody else."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ def folder(tmp_path, monkeypatch):
 
 
 class Made:
-    """Makes something else each time."""
+    """A factory that makes something different each time."""
 
     count = 0
 
@@ -87,7 +87,7 @@ def test_the_newest_stay(folder):
 
 @pytest.fixture
 def compiled(monkeypatch, folder):
-    """Return the folder that compilers are led to, in a state folder of the test's own."""
+    """Return the compilers' cache folder, in a state folder of the test's own."""
     monkeypatch.setenv(folders.STATE, str(folder))
     return folder / "cache" / "compiled"
 
@@ -113,7 +113,7 @@ FOR_EVER = 1e6  # seconds
 
 
 def told(path, act):
-    """Wait for a change of ``path`` once ``act`` was done; raises ``TimeoutError`` where none is told."""
+    """Run ``act`` and wait for a change of ``path``; raise ``TimeoutError`` if none is reported."""
 
     async def wait():
         changes = Changes(path)

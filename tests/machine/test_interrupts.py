@@ -1,4 +1,4 @@
-"""What comes once is brought by one thread, and waited for by any."""
+"""A value that arrives once: one thread brings it, and any thread may wait for it."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""The one background loop, whoever comes to it first, and work on it that somebody waits for."""
+"""The background loop, which all threads share, and the work that runs on it."""
 
 import asyncio
 import concurrent.futures
@@ -26,7 +26,7 @@ def test_an_interrupt_of_the_first_use_is_an_interrupt_and_leaves_the_loop_usabl
     argv = program("interrupted", python=("-W", "ignore"))
     done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT)
 
-    # What was interrupted as it was made may complain as it is deleted, which ends nothing.
+    # An object that was interrupted while it was made may complain as it is deleted, which is harmless.
     assert (done.stdout, done.returncode) == ("interrupted\n", 0), done.stderr
 
 
@@ -81,7 +81,7 @@ def test_an_interrupt_leaves_the_loop_to_others_whenever_it_comes():
         with Interrupting(moment) as there:
             loop.run(begins)
         got = list[int]()
-        if moment == 0:  # before anything else
+        if moment == 0:  # interrupted before anything else
             begins.close()
         other = threading.Thread(target=lambda got=got: got.append(loop.run(work())), daemon=True)
         other.start()

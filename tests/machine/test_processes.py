@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-# Whether most of 32 MiB then lies in huge pages, or the kernel has none; and whether it is what it was. While
-# the machine's memory is in pieces, the kernel refuses some (ENOMEM), and a moment later others.
+# Prints whether most of 32 MiB then lies in huge pages or the kernel has none, and whether its content is
+# unchanged. While memory is fragmented, the kernel refuses some pages (ENOMEM), and others a moment later.
 PROGRAM = """
 import ctypes
 import errno

@@ -25,7 +25,7 @@ from nbtorchjob.runtime.store.payload import HEADER, MARK, Payload, PayloadError
 from nbtorchjob.spec.cluster import Cluster
 from tests.programs import program
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 KEY = b"k" * 32
@@ -48,7 +48,7 @@ def job(folder):
 
 
 def rewritten(path, **changed):
-    """Write the archive again with some members replaced, as a forger would who keeps the signature."""
+    """Rewrite the archive with some members replaced and the signature kept, as a forger would."""
     with zipfile.ZipFile(path) as old:
         members = {name: old.read(name) for name in old.namelist()}
     members.update({name.replace("__", "."): data for name, data in changed.items()})
@@ -164,7 +164,7 @@ def test_a_file_cut_short_is_refused(job):
 
 def test_another_python_is_named_with_ours(job, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "version_info", (3, 99, 0))  # which no image has yet
+        patch.setattr(sys, "version_info", (3, 99, 0))  # a version that no image has yet
         packed(job, 1, 2)
 
     with pytest.raises(PayloadError, match=r"Python 3\.99 and this node Python 3\.\d+, and .*; use an image"):

@@ -1,4 +1,4 @@
-"""What travels to a cluster is the program that runs here, in less room."""
+"""The program that travels to a cluster is the program that runs here, in less room."""
 
 import ast
 import io
@@ -29,7 +29,7 @@ def test_without_its_words_a_module_is_the_same_code_on_the_same_lines(name):
 
 
 def wordless(source):
-    """Return the syntax without docstrings and annotations, but for classes' fields, with lines."""
+    """Return the syntax with lines, without docstrings, and with annotations only of classes' fields."""
     tree = ast.parse(source)
     fields = {stmt for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for stmt in node.body}
     tree = Unannotated(fields).visit(tree)
@@ -45,7 +45,7 @@ def wordless(source):
             "col_offset",
             "end_lineno",
             "end_col_offset",
-        ):  # what ended with a docstring ends earlier
+        ):  # a node that ended with a docstring ends earlier
             if hasattr(node, place):
                 setattr(node, place, None)
     return ast.dump(tree, include_attributes=True)
@@ -92,7 +92,7 @@ def test_what_is_left_out(source, left):
 
 
 def test_a_trivial_cell_takes_less_than_85_kb_to_a_cluster():
-    # In a process of its own: settings of this one, which other tests change, would travel as well.
+    # In a process of its own: otherwise settings that other tests change here would travel as well.
     ran = subprocess.run([sys.executable, "-c", PACK], capture_output=True, text=True, check=True)
 
     assert int(ran.stdout) < 85_000
@@ -114,7 +114,7 @@ print(len(pack(capture.from_cell("1", {}), JobSpec(backend="kubernetes")).data))
         ("from nbtorchjob import report", True),
         ("import transformers", True),
         ("report(loss=1)", True),
-        ("import runpy\nmade = runpy.run_path('train.py')", True),  # nobody knows what that imports
+        ("import runpy\nmade = runpy.run_path('train.py')", True),  # its imports are unknown
         ("with open('train.py') as file: exec(file.read())", True),
         ("import importlib\nmade = importlib.import_module(name)", True),
         ("made = __import__(name)", True),
@@ -146,7 +146,7 @@ def test_what_posts_reports_travels_with_code_that_may_report(cell, travels):
         ("globals()['print'] = object\nprint()", True),
         ("import builtins\nbuiltins.print = object\nprint()", True),
         ("own(1)", True),
-        ("import transformers", True),  # whose optimizer's steps are points to swap code at
+        ("import transformers", True),  # its optimizers' steps are points at which to swap code
     ],
 )
 def test_what_pickles_a_value_travels_with_code_that_may_return_one(cell, travels):
@@ -205,7 +205,7 @@ def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):
     assert "self._zip = zipfile" in outputs["plain"]
 
 
-# Another cloudpickle is there, too, and this nbtorchjob.
+# Another cloudpickle and this nbtorchjob are on the path, too.
 LOOK = f"""
 import sys
 import threading
@@ -230,7 +230,7 @@ except nbtorchjob.runtime.store.payload.PayloadError:
 
 
 def test_each_part_brings_what_its_modules_import():
-    # Of a cluster's job each has this one, and so has whoever asks for packages.
+    # Every job of a cluster has this part, and so has every job that asks for packages.
     everywhere = part_of("environment")
     apart = {name for part in program.PARTS for name in part_of(part)}
 

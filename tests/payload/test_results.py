@@ -1,4 +1,4 @@
-"""A rank's file becomes a value, or a sentence that says why it can't."""
+"""A rank's file becomes a value, or a sentence that explains why it can't."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Run the payload that is named, where nothing of ours is installed: PAYLOAD SITE."""
+"""Run a payload without cloudpickle or nbtorchjob installed, with packages from SITE: PAYLOAD SITE."""
 
 import runpy
 import sys

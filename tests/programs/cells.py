@@ -1,4 +1,4 @@
-"""Two cells, named as ipykernel does after its process: PID COUNT LR. Says a call's fingerprint."""
+"""Run two cells, named as by ipykernel after its process, and print a call's fingerprint: PID COUNT LR."""
 
 import linecache
 import sys

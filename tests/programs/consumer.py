@@ -1,4 +1,4 @@
-"""What a user's typed code does with the package: checked by mypy and pyright, never run."""
+"""A user's typed code that uses the package: mypy and pyright check it, nothing runs it."""
 
 from __future__ import annotations
 

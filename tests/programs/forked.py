@@ -1,4 +1,4 @@
-"""Follow a job, and have a fork do so, too, by the same handle and by its own; print who saw the end."""
+"""Follow a job, also from a fork, by the same handle and by a new one; print which of them see its end."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Interrupt the first use of the background loop at each moment; print those after which it didn't work."""
+"""Interrupt the first use of the background loop at each moment; print the moments that break the loop."""
 
 import itertools
 import sys
@@ -31,5 +31,5 @@ for moment in itertools.count(1):
     if got != [1] or None in begun:
         print("moment", moment, got, begun)
     begins.close()
-    loop._made.cache_clear()  # a first use once more
+    loop._made.cache_clear()  # makes the next use a first use
 print("interrupted" if moment > 40 else moment)

@@ -1,7 +1,7 @@
-"""A job of one kind, as a user sees it: KIND NAMESPACE FOLDER. Tells all in three lines, of JSON.
+"""Submit a job of one kind, as a user does: KIND NAMESPACE FOLDER. Print the results in three lines of JSON.
 
-The first comes once the job is suspended; after a line is read it is exported and resumed, after another
-its end is waited for.
+The first line comes once the job is suspended. After reading a line, the program exports and resumes the
+job; after reading another, it waits for the job's end.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A client on macOS, as far as Linux can show it: without Linux's own calls, /proc and torch's ranks.
 
-Run with a folder to write to; prints what a test reads, a line each.
+Takes no arguments; prints the lines that a test compares.
 """
 
 import builtins
@@ -11,7 +11,7 @@ import pkgutil
 import select
 import signal
 import socket
-import subprocess  # noqa: F401  # as asyncio and sysconfig: they look at the platform while they are imported
+import subprocess  # noqa: F401  # like asyncio and sysconfig, it checks the platform on import
 import sys
 import sysconfig
 import types
@@ -38,7 +38,7 @@ for module, names in LINUX_ONLY.items():
 
 
 def without_proc(call):
-    """Return a call that has no /proc and no /sys."""
+    """Return a call that finds neither /proc nor /sys."""
 
     def checked(path=".", *args, **kwargs):
         if isinstance(path, (str, bytes, os.PathLike)):
@@ -52,7 +52,7 @@ def without_proc(call):
 
 os.open, os.listdir = without_proc(os.open), without_proc(os.listdir)
 builtins.open = io.open = without_proc(open)
-proxies = types.ModuleType("_scproxy")  # the system's settings of proxies, which only macOS has
+proxies = types.ModuleType("_scproxy")  # the system's proxy settings, which only macOS has
 vars(proxies).update(_get_proxies=dict, _get_proxy_settings=dict)
 sys.modules["_scproxy"] = proxies
 sys.platform = "darwin"
@@ -60,7 +60,7 @@ sys.platform = "darwin"
 import nbtorchjob  # noqa: E402
 from nbtorchjob import Cluster, Elastic, JobSpec, SpecError  # noqa: E402
 
-# What ships into nodes runs on Linux; jupyter-server's own imports ask macOS's libraries.
+# The runtime that ships into nodes runs on Linux; jupyter-server's own imports need macOS's libraries.
 ELSEWHERE = ("nbtorchjob.runtime.", "nbtorchjob.frontends.server.app", "nbtorchjob.__main__")
 for info in pkgutil.walk_packages(nbtorchjob.__path__, "nbtorchjob."):
     if not info.name.startswith(ELSEWHERE):

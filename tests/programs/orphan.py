@@ -1,4 +1,4 @@
-"""A kernel that submits a job and waits for it: NAME STOP. The job counts until the file STOP is there."""
+"""A kernel that submits a job and waits for it: NAME STOP. The job counts until the file STOP exists."""
 
 import os
 import sys

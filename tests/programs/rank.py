@@ -1,4 +1,4 @@
-"""Run the call that comes on stdin, with nothing but the folders that are named."""
+"""Run the call that comes on stdin, with the folders of the command line first on the path."""
 
 import pickle
 import sys

@@ -1,4 +1,4 @@
-"""A kernel that submits a job whose attempts fail once the file GO is there: NAME BACKOFF GO."""
+"""A kernel that submits a job and waits for it: NAME BACKOFF GO. Attempts fail once the file GO exists."""
 
 import os
 import sys

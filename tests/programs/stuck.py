@@ -1,4 +1,4 @@
-"""Run the payload that is named, with a torch that gets stuck once its ranks have died under its eyes."""
+"""Run a payload with a torch agent that gets stuck once its ranks have died: PAYLOAD."""
 
 import os
 import runpy
@@ -11,7 +11,7 @@ sys.path[0] = job
 
 from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: E402
 
-from nbtorchjob.runtime.node import processes  # noqa: E402  the payload's
+from nbtorchjob.runtime.node import processes  # noqa: E402  from the payload
 
 
 def stuck(self, group):

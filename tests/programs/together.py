@@ -1,4 +1,4 @@
-"""Have many threads be the first to use the background loop; say how many found one, and how many ones."""
+"""Use the background loop first from many threads at once; print the number of uses and of loops."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""A store of objects in memory: in it a folder that is made first would be a bucket."""
+"""An object store in memory: making a folder there first would make a bucket."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,7 +8,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Buckets(MemoryFileSystem):  # type: ignore[misc]
-    """Paths begin with a bucket's name, as those of S3, and no bucket is made by the way."""
+    """A file system in which paths begin with a bucket's name, as in S3, and making a folder is an error."""
 
     protocol = "buckets"
     store: ClassVar[dict[str, Any]] = {}
@@ -22,12 +22,12 @@ class Buckets(MemoryFileSystem):  # type: ignore[misc]
         raise AssertionError(f"somebody makes {path}")
 
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
-        # As s3fs does, and unlike fsspec's own: that makes the folder.
+        # Like s3fs, and unlike fsspec's own method, which makes the folder.
         self.pipe_file(rpath, Path(lpath).read_bytes())
 
 
 class Patterns(Buckets):
-    """Moves as gcsfs does (2026.10): a move of its own, which takes a name for a pattern all the same."""
+    """A file system with a move of its own, like gcsfs (2026.10), which still takes a name for a pattern."""
 
     protocol = "patterns"
     async_impl = True

@@ -1,6 +1,6 @@
-"""Jobs that hang, each in its own way, on real gloo ranks: what samples and what is concluded are held to.
+"""Jobs that hang, each in its own way, on real gloo ranks: the cases for samples and diagnoses.
 
-A case is a function that every rank runs; its docstring says who is to blame. The whole file can be a cell.
+A case is a function that every rank runs; its docstring names the rank to blame. The file can be a cell.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ import time
 import torch
 import torch.distributed as dist
 
-LONG = 600  # seconds: whoever waits for it is ended before
+LONG = 600  # seconds: the ranks are ended before that
 
 
 def begin(calls=3):
-    """Meet the others, and have some calls done."""
+    """Meet the other ranks and make some calls; return this rank."""
     dist.init_process_group("gloo")
     for _ in range(calls):
         dist.all_reduce(torch.ones(256))
@@ -26,7 +26,7 @@ def begin(calls=3):
 
 
 def skipped_collective():
-    """Rank 1 leaves out the second of two."""
+    """Rank 1 skips the first of three collectives."""
     rank = begin()
     if rank != 1:
         dist.all_reduce(torch.ones(8))
@@ -35,7 +35,7 @@ def skipped_collective():
 
 
 def other_order():
-    """Rank 2 broadcasts first and reduces then; the others the other way round."""
+    """Rank 2 broadcasts and then reduces; the others reduce and then broadcast."""
     rank = begin()
     first, second = torch.ones(8), torch.ones(16)
     if rank == 2:
@@ -48,9 +48,9 @@ def other_order():
 
 
 def other_shape():
-    """Rank 2 of 4 reduces twice as much as the others, and gloo (2.13) has no part of other sizes to send.
+    """Rank 2 of 4 reduces twice as much as the others, and gloo (2.13) has no part of another size to send.
 
-    Of more elements, or another type, it would have: it ends a rank that gets a part that is too big.
+    With more elements, or another type, it would have one: it ends a rank that gets too big a part.
     """
     rank = begin()
     dist.all_reduce(torch.ones(8 if rank == 2 else 4))
@@ -74,7 +74,7 @@ def lock():
 
 
 def full_queue():
-    """Rank 0 puts more into a queue than it holds."""
+    """Rank 0 puts more into a queue than fits."""
     waiting: queue.Queue[int] = queue.Queue(maxsize=1)
     if begin() == 0:
         waiting.put(1)
@@ -83,7 +83,7 @@ def full_queue():
 
 
 class Stuck(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Has an item that never comes, on one rank."""
+    """A dataset with an item that never comes, on one rank."""
 
     def __init__(self, rank):
         self._rank = str(rank)
@@ -112,14 +112,14 @@ def stopped():
 
 
 def lock_of_python_held():
-    """Rank 1 sleeps in C without letting go of Python's lock."""
+    """Rank 1 sleeps in C without releasing the GIL."""
     if begin() == 1:
         ctypes.PyDLL(None).sleep(LONG)
     dist.all_reduce(torch.ones(8))
 
 
 def busy_in_c():
-    """Rank 1 computes in C without letting go of Python's lock."""
+    """Rank 1 computes in C without releasing the GIL."""
     if begin() == 1:
         pow(3, 10**9)
     dist.all_reduce(torch.ones(8))
@@ -152,7 +152,7 @@ def read_of_a_pipe():
 
 
 def crossed_groups():
-    """Rank 0 is in the first of two groups, rank 1 in the second; each waits for the other."""
+    """Rank 0 reduces in the first of two groups, rank 1 in the second; each waits for the other."""
     rank = begin()
     first, second = dist.new_group([0, 1], group_desc="first"), dist.new_group([0, 1], group_desc="second")
     if rank == 0:
@@ -172,7 +172,7 @@ def returned_early():
 
 
 def swallowed_exception():
-    """Rank 2 fails before a collective, goes on, and is one behind."""
+    """Rank 2 fails before a collective, goes on, and is one collective behind."""
     rank = begin()
     for step in range(4):
         try:
@@ -187,7 +187,7 @@ def swallowed_exception():
 
 
 def endless_loop():
-    """Rank 1 computes in Python, for ever."""
+    """Rank 1 computes in Python forever."""
     if begin() == 1:
         while True:
             sum(range(1000))
@@ -195,7 +195,7 @@ def endless_loop():
 
 
 def missing_sender():
-    """Rank 1, which doesn't send what rank 0 waits for: nobody can know that."""
+    """Rank 1 doesn't send what rank 0 waits for, and no sample can show that."""
     rank = begin()
     if rank == 0:
         dist.recv(torch.ones(8), 1)
@@ -203,7 +203,7 @@ def missing_sender():
 
 
 def awaited_sender():
-    """Rank 1, too, where rank 0 waits for it by what ``irecv`` returned."""
+    """Rank 1 doesn't send what rank 0 waits for through the result of ``irecv``."""
     rank = begin()
     if rank == 0:
         coming = dist.irecv(torch.ones(8), 1)
@@ -212,14 +212,14 @@ def awaited_sender():
 
 
 def monitored_barrier():
-    """Rank 1, which doesn't come to a barrier that isn't recorded."""
+    """Rank 1 doesn't enter a barrier that isn't recorded."""
     if begin() != 1:
         dist.monitored_barrier()
     time.sleep(LONG)
 
 
 def other_root():
-    """Rank 1 takes itself for the one whose weights all get, and ranks 0 and 1 send."""
+    """Rank 1 broadcasts from itself, and the others from rank 0: ranks 0 and 1 both send."""
     rank = begin()
     best = 1 if rank == 1 else 0
     dist.broadcast(torch.ones(1 << 12), src=best)
@@ -227,7 +227,7 @@ def other_root():
 
 
 def other_group():
-    """Rank 1 takes the other one of two groups of the same ranks."""
+    """Rank 1 uses the other one of two groups with the same ranks."""
     rank = begin()
     everybody = [*range(dist.get_world_size())]
     data, model = (dist.new_group(everybody, group_desc=name) for name in ("data", "model"))
@@ -243,7 +243,7 @@ def missing_receiver():
 
 
 def other_tag():
-    """Rank 1 receives with another tag than rank 0 sends with."""
+    """Rank 1 receives with a tag other than that of rank 0's send."""
     rank = begin()
     if rank == 0:
         dist.send(torch.ones(1 << 20), 1, tag=3)
@@ -261,7 +261,7 @@ def ring():
 
 
 def pipeline():
-    """Rank 1, a stage between others, computes for ever: rank 0 sends to it, rank 2 receives from it."""
+    """Rank 1, a stage between others, sleeps: rank 0 sends to it, rank 2 receives from it."""
     rank, last = begin(), dist.get_world_size() - 1
     batch = torch.ones(1 << 16)
     for step in range(4):
@@ -274,7 +274,7 @@ def pipeline():
 
 
 def one_step_more():
-    """Rank 1 has a batch more than the others, which have returned by then, and leave their group slowly."""
+    """Rank 1 has one batch more than the others, which have returned by then and leave their group slowly."""
     batches = 5 if begin() == 1 else 4
     for _ in range(batches):
         dist.all_reduce(torch.ones(8))
@@ -288,7 +288,7 @@ def one_step_more():
 
 
 def one_step_more_in_the_group():
-    """Rank 1 has a batch more than the others, which have left the group by then, and work on their own."""
+    """Rank 1 has one batch more than the others, which have left the group by then, and work on their own."""
     batches = 5 if begin() == 1 else 4
     for _ in range(batches):
         dist.all_reduce(torch.ones(8))
@@ -297,7 +297,7 @@ def one_step_more_in_the_group():
 
 
 def too_big():
-    """Rank 2 reduces more than the others, and gloo ends a rank that gets a part of that."""
+    """Rank 2 reduces more than the others, and gloo ends a rank that gets a part of it."""
     dist.all_reduce(torch.ones(4000 if begin() == 2 else 8))
 
 
@@ -311,8 +311,8 @@ def objects_for_tensors():
 
 
 def backward_pass():
-    """Rank 1 sleeps between steps, and DDP's buckets of the others wait for its gradients."""
-    importlib.import_module("torch._dynamo")  # DDP does, which takes seconds
+    """Rank 1 sleeps between steps, and the others' DDP buckets wait for its gradients."""
+    importlib.import_module("torch._dynamo")  # otherwise DDP imports it, which takes seconds
     rank = begin()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     for step in range(4):
@@ -322,7 +322,7 @@ def backward_pass():
 
 
 def straggler():
-    """Rank 1 is slow, at first by less than what is taken for a hang."""
+    """Rank 1 is slow, at first by less than what counts as a hang."""
     rank = begin()
     for step in range(5):
         if rank == 1:
@@ -331,7 +331,7 @@ def straggler():
 
 
 def all_compute():
-    """Nobody: all ranks sleep, and wait for nothing."""
+    """No rank is to blame: all sleep, and wait for nothing."""
     begin()
     time.sleep(LONG)
 

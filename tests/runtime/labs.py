@@ -1,4 +1,4 @@
-"""Labs as real nodes of this machine, asked at their sockets as the local backend asks them."""
+"""Labs on real nodes of this machine, asked at their sockets as the local backend asks them."""
 
 import io
 import itertools
@@ -37,13 +37,13 @@ def packed(call, *, push=(), all_ranks=False, key=KEY):
 
 
 def parsed(line):
-    """Return a fact; None for half of one, as a full disk leaves it."""
+    """Return the fact of a line; None for half a line, as a full disk leaves it."""
     with suppress(ValueError):
         return json.loads(line)
 
 
 class Lab:
-    """A lab whose own call is the cell ``text``, on ``nodes`` nodes."""
+    """A lab on ``nodes`` nodes, with the cell ``text`` as its own call."""
 
     def __init__(self, text="pass", *, nodes=1, nproc=1, idle=0, attempt=1, folder=None, **options):
         self.folder = folder or Path(tempfile.mkdtemp(prefix="lab-"))
@@ -61,7 +61,7 @@ class Lab:
             self.start(index)
 
     def cell(self, text, namespace=None, argv=(), **options):
-        """Return a cell, with what it reads from a notebook; without one it reads what the ranks have."""
+        """Return a cell with the names that it reads from ``namespace``, or without one from the ranks."""
         self._cells = getattr(self, "_cells", itertools.count(1))
         filename = f"<cell {next(self._cells)}>"
         if namespace is not None:
@@ -71,7 +71,7 @@ class Lab:
         return replace(empty, pickle=pickle.dumps({**inner, "argv": ["cell", *argv], "namespace": len}))
 
     def start(self, index):
-        """Start a node of it."""
+        """Start a node of the lab."""
         own = self.folder / f"node-{index}"
         own.mkdir(exist_ok=True)
         env = {
@@ -103,10 +103,10 @@ class Lab:
             node.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # What it tells
+    # Facts and output
 
     def facts(self, kind=None, **like):
-        """Return the facts of a kind that have been told, as records."""
+        """Return the facts emitted so far, of a kind and with these fields, as records."""
         with suppress(FileNotFoundError):
             lines = self.events.read_bytes().split(b"\n")[:-1]
             records = [record for line in lines if (record := parsed(line))]
@@ -122,7 +122,7 @@ class Lab:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("output-*")))
 
     def until(self, condition):
-        """Return what the condition gives, once it is something."""
+        """Wait until a condition returns a true value; return that value."""
         give_up = time.monotonic() + LIMIT
         while not (value := condition()):
             assert time.monotonic() < give_up, (self.facts()[-9:], self.output())
@@ -132,7 +132,7 @@ class Lab:
         return value
 
     def base(self, many=1):
-        """Return the round of the newest base, once there were so many and the ranks of it wait."""
+        """Return the round of the newest base, once ``many`` bases have begun and the ranks wait."""
         return self.until(lambda: self._bases(many))
 
     def _bases(self, many):
@@ -149,7 +149,7 @@ class Lab:
         return path.read_text() if path.exists() else ""
 
     def value(self, round_, rank=0):
-        """Return what a rank gave in a round."""
+        """Return a rank's value in a round."""
         (ready,) = self.facts("ValueReady", round=round_, rank=rank)
         return wire.read_value(ready["ref"], lambda path, *_: path, wire.value_key(KEY, "", round_, rank))
 
@@ -161,7 +161,7 @@ class Lab:
         )
         return sorted(rank for fact in ended for rank in fact["failed"])
 
-    # What is asked
+    # Questions
 
     def talk(self, question, node=0, **more):
         """Begin a conversation with a node."""
@@ -183,7 +183,7 @@ class Lab:
         return self.ask("names", of=of, ranks=ranks)
 
     def take(self, call, *, ranks=None, base=None, known_as=None, node=0, data=None, **how):
-        """Have a turn taken; return the answer."""
+        """Send a turn; return the answer."""
         data = packed(replace(call, by="a test"), **how) if data is None else data
         known_as = known_as or os.urandom(16).hex()
         with self.talk("turn", node, id=known_as, base=base, ranks=ranks, size=len(data)) as talk:
@@ -220,5 +220,5 @@ class Lab:
         return self.facts("RankFailed", round=round_)[0]["error"]
 
     def wait(self, node=0):
-        """Return a node's exit code."""
+        """Wait for a node's end; return its exit code."""
         return self.nodes[node].wait()

@@ -23,7 +23,7 @@ from tests.benchmarks.measure import own_state
 from tests.patience import LIMIT
 from tests.runtime import hangs
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(hangs)
 
 
@@ -35,9 +35,9 @@ needs_records = pytest.mark.skipif(
 
 
 def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
-    """Run a case until each node has told a sample by itself, at least; return them by node."""
+    """Run a case until each node has reported a sample by itself; return the samples by node."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "nproc_per_node=")  # they only wait
+        warnings.filterwarnings("ignore", "nproc_per_node=")  # the ranks only wait
         job = submit(case, spec=JobSpec(Elastic(nodes, nproc_per_node=nproc), hang_after=hang_after))
     try:
         until = time.monotonic() + LIMIT
@@ -50,18 +50,18 @@ def sampled(case, *, nodes=1, nproc=3, hang_after=3.0):
         job.cancel()
         for rank in [rank for node in job.state.samples.values() for rank in node.samples]:
             with suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGKILL)  # one that is stopped would take its grace period
+                os.kill(rank.pid, signal.SIGKILL)  # a stopped rank would use up its grace period
         job.wait(LIMIT)
         job.delete()
 
 
 def begins(samples):
-    """Whether a rank hadn't begun when its node's was told, as others wait for it: the next sample has it."""
+    """Return whether a rank was still starting in a sample, as others wait for it; the next sample has it."""
     return any(rank.state == "begins" for node in samples.values() for rank in node.samples)
 
 
 def write(folder, names, **launch):
-    """Write the samples of cases to files of their names."""
+    """Write the samples of each case to a file of its name."""
     for name in names:
         began = time.monotonic()
         records = [

@@ -11,7 +11,7 @@ KEY = b"k" * 32
 
 
 def packed(text, /, *, assumes=(), files=(), **words):
-    """Return the payload of a swap, and what it says of that; ``files`` are names and texts."""
+    """Return the payload of a swap, with these ``words``; ``files`` are pairs of a name and a text."""
     call = capture.from_cell(text, {}, rank_names=capture.RankNames(frozenset(assumes)), swaps=True)
     local = tuple(LocalFile(name, content.encode()) for name, content in files)
     words = {"or_back": False, "assumes": sorted(assumes), "sets": sorted(call.sets), **words}

@@ -1,4 +1,4 @@
-"""Every port that a job opens: on its own address, and on no other of the machine."""
+"""Every port that a job opens is at its own address, and at no other of the machine."""
 
 import ipaddress
 import socket
@@ -19,14 +19,14 @@ from nbtorchjob.state import Phase
 from tests.backends.kubernetes.nodes import Node, pack
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
 
 def meet(folder):
-    """Open all that a job opens, and stay until it was looked at."""
+    """Open every port that a job opens, and stay until the test has looked at them."""
     dist.init_process_group("gloo")
     dist.barrier()
     (Path(folder) / f"met-{dist.get_rank()}").touch()
@@ -43,7 +43,7 @@ def until_met(folder):
 
 
 def family(pid):
-    """Return a process with all that it started."""
+    """Return the ids of a process and of all its descendants."""
     pids = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -52,7 +52,7 @@ def family(pid):
 
 
 def listens(*pids):
-    """Return the addresses at which these processes, and what they started, listen."""
+    """Return the addresses at which these processes and their descendants listen."""
     held = set()
     for process in (process for pid in pids for process in family(pid)):
         for fd in Path(f"/proc/{process}/fd").iterdir():
@@ -81,7 +81,7 @@ def test_a_job_of_this_machine_listens_to_this_machine_alone(launch, folder):
     (folder / "seen").touch()
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.SUCCEEDED
-    assert len(addresses) >= 3  # the store, and each rank for the others
+    assert len(addresses) >= 3  # the store's, and one of each rank for the others
     assert set(addresses) == {"127.0.0.1"}
 
 
@@ -108,7 +108,7 @@ def test_pods_listen_at_their_own_addresses_alone(folder):
     finally:
         for pod in pods:
             pod.end()
-    # Where the nodes meet, and where their ranks do; gloo takes the first address of the interface.
+    # The nodes' store, and their ranks' store; gloo takes the first address of the interface.
     assert sorted(addresses) == ["127.0.0.1", "127.0.0.1", "127.0.0.11", "127.0.0.11"]
 
 
@@ -119,7 +119,7 @@ def test_pods_listen_at_their_own_addresses_alone(folder):
         ("localhost", "", "127.0.0.1"),
         ("no-such-host.invalid", "127.0.0.9", "127.0.0.9"),
         ("no-such-host.invalid", "", ""),
-        ("192.0.2.1", "", ""),  # somebody else's, or nobody's
+        ("192.0.2.1", "", ""),  # another machine's, or nobody's
     ],
 )
 def test_a_node_knows_its_own_address(host, setting, address, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is private to torch and used here is there in the versions that are said to have it."""
+"""The private parts of torch used here exist in the versions that are listed to have them."""
 
 import ast
 import importlib
@@ -110,7 +110,7 @@ def test_the_agent_overrides_and_reads_what_is_listed_and_nothing_else():
     listed = {detail.name.partition(".")[2] for detail in torch_versions.OVERRIDDEN}
     assert overridden == listed
     source = inspect.getsource(NodeAgent) + inspect.getsource(Keeper)
-    # For these there is nothing to fall back on: the loop of torch's own agent stands on them.
+    # These have no fallback: the loop of torch's own agent relies on them.
     read = {"_exit_barrier_timeout", "_pcontext", "_rdzv_handler", "_remaining_restarts", "_worker_group"}
     assert {*re.findall(r"\bself\.(\w+)", source)} & methods - listed == read
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import cloudpickle
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-SAMPLES, BATCH, EPOCHS = 53, 12, 3  # an uneven tail of 5
+SAMPLES, BATCH, EPOCHS = 53, 12, 3  # an uneven last batch of 5
 STEPS = 15
 
 
 def train(kind="plain", dtype="float64", *, log="", folder=None, stop=0, every=4, pause=0.0, **options):
-    """Train, and append each step's global loss to ``log``; once kill the last rank in step ``stop``."""
+    """Train, and append each step's global loss to ``log``; kill the last rank once, in step ``stop``."""
     import os
     import signal
     import time
@@ -85,6 +85,6 @@ def train(kind="plain", dtype="float64", *, log="", folder=None, stop=0, every=4
 
 
 def curve(log):
-    """Return the steps that were logged, in their order, and the losses by step, the newest of each."""
+    """Return the logged steps in their order, and the newest loss of each step."""
     lines = [line.split() for line in Path(log).read_text().splitlines()]
     return [int(step) for step, _ in lines], {int(step): float(loss) for step, loss in lines}

@@ -1,4 +1,4 @@
-"""The small grammar of ``--stop-when``: what holds, and what is refused with where."""
+"""The small grammar of ``--stop-when``: the values of conditions, and refusals with their place."""
 
 import math
 
@@ -35,8 +35,8 @@ FOUND = {"loss": 4.0, "epoch": 3.0, "best_loss": 1.5, "median_loss": 2.0}
         ("1 < median_loss < loss < 4", False),
         ("-loss + 8 - 3 - 1 == 0 and loss != +.5e1", True),
         ("`val/loss` > 6 and `best_acc` == 0.5", True),
-        ("nan != nan and not nan < 1", True),  # as Python has it
-        ("best_acc < 1", False),  # the group's, which isn't known
+        ("nan != nan and not nan < 1", True),  # as in Python
+        ("best_acc < 1", False),  # the group's best acc, which isn't known
         ("not best_acc < 1", False),
         ("acc < 1 or loss == 4", True),
         ("acc < 1 and loss == 4", False),

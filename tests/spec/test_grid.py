@@ -1,4 +1,4 @@
-"""Which runs a line asks for."""
+"""The runs that a line requests."""
 
 import itertools
 

@@ -49,7 +49,7 @@ clusters = st.builds(
     annotation=st.dictionaries(st.just("example.com/note"), words),
     pod_patch=st.none() | st.just({"spec": {"hostNetwork": True}}),
 )
-# What looks secret leaves the environment; Hypothesis makes such names of words that it meets in the code.
+# Names that look secret leave the environment; Hypothesis makes some of words that it meets in the code.
 names = words.filter(lambda name: name and "=" not in name and not is_secret(name))
 specs = st.builds(
     JobSpec,

@@ -1,4 +1,4 @@
-"""Specs saved as profiles: they load again, and the file keeps what else is in it."""
+"""Specs saved as profiles: they load again, and the file keeps its other contents."""
 
 import os
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.spec.test_options import specs
 
 @pytest.fixture
 def user(tmp_path, monkeypatch):
-    """The user's config directory."""
+    """Return the user's config directory."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     folder = tmp_path / "config" / "nbtorchjob"
     folder.mkdir(parents=True)
@@ -27,7 +27,7 @@ def user(tmp_path, monkeypatch):
 
 @pytest.fixture
 def here(tmp_path, user):
-    """A working directory, some way below the root of a project."""
+    """Return a working directory below the root of a project."""
     folder = tmp_path / "project" / "notebooks"
     folder.mkdir(parents=True)
     return folder

@@ -1,4 +1,4 @@
-"""Variables whose values are shown nowhere."""
+"""Variables with values that appear nowhere."""
 
 import json
 import os
@@ -81,4 +81,4 @@ def test_a_secret_of_any_name_that_a_system_takes_stays_where_a_spec_is_changed(
 
     assert replace(spec, grace=9).hidden == {"0TOKEN": "a"}
     with pytest.raises(SpecError, match="secret_env"):
-        JobSpec(secret_env=("0TOKEN",))  # which this process can't have been given by that name
+        JobSpec(secret_env=("0TOKEN",))  # this process can't have a variable of that name

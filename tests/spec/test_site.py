@@ -1,4 +1,4 @@
-"""What an administrator has set for all jobs: defaults, locks and limits."""
+"""An administrator's settings for all jobs: defaults, locks and limits."""
 
 import pytest
 

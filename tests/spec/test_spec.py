@@ -1,4 +1,4 @@
-"""Whether plain data is what a dataclass says."""
+"""Whether plain data fits the type hints of a dataclass."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ def evicted(node, time, attempt):
     return ev.NodeDisrupted(time, node, f"pod-{node}-{attempt}", "EvictionByEvictionAPI")
 
 
-# Where we number the attempts: rank 1 says that it may be tried again, then node 0 is evicted.
+# We number the attempts: rank 1 raises a recoverable error, then node 0 is evicted.
 FIRST = [
     *began(0, 1.0, 1, 100),
     *began(1, 1.0, 1, 100),
@@ -78,8 +78,8 @@ THIRD = [
     ended(1, 71.0, 3, exits.USER_ERROR),
     ev.Verdict(72.0, False, attempt=3),
 ]
-# Where an operator replaces pods: node 1 runs out of memory, node 0 only tells that its peer is gone;
-# then node 0's new pod is refused by its host, and the next one runs.
+# An operator replaces pods: node 1 runs out of memory, node 0 only reports that its peer is gone;
+# then its host refuses node 0's new pod, and the next one runs.
 REPLACED = [
     *began(0, 1.0, 1, 100),
     *began(1, 1.0, 1, 100),
@@ -168,7 +168,7 @@ def test_what_an_attempt_was_paid_from_holds_when_nothing_else_tells_of_it():
         (0, 1),
     )
     assert fold(info(retries=3), *FIRST, *paid).attempts[0].budget is Budget.PREEMPTIONS
-    assert used(fold(info(retries=1), ev.Verdict(7.0, False, attempt=1), *paid))[1][0] == 1  # nor of a node
+    assert used(fold(info(retries=1), ev.Verdict(7.0, False, attempt=1), *paid))[1][0] == 1  # no node facts
     for nothing_new in ("failures", "gold"):
         other = ev.AttemptPaid(6.0, 1, nothing_new, "boom")
         assert fold(info(retries=3), *FIRST, SECOND[0], other).attempts[0] == attempt
@@ -266,7 +266,7 @@ def test_pods_of_one_second_that_never_took_part_are_attempts_of_their_own(pods)
 
     first, second = pods
     third = [*life(12.0, 15.0, "c", 0), ev.WorkersStarted(13.0, 0, 0, 2, (0,), 1, "c")]
-    # The second comes in the second that the first ended in, and ends later.
+    # The second pod starts in the second in which the first one ended, and ends later.
     lives = [*life(10.0, 10.0, first), *life(10.0, 11.0, second), *third]
     state = fold(info(OPERATOR, (1, 1)), *lives, ev.Verdict(16.0, True))
 
@@ -281,7 +281,7 @@ def test_pods_of_one_second_are_in_the_order_in_which_their_operator_counts_its_
         waits = ev.Waiting(10.0, "waiting for a host", node, pod, since=10.0, restarts=restarts)
         return [waits, *started, ev.NodeExited(10.0, node, exits.RECOVERABLE_ERROR, pod=pod)]
 
-    # What node 1's second pod said hasn't come, or never will.
+    # The facts of node 1's second pod haven't come, or never will.
     pods = [*fails(0, 0, "0-a"), *fails(0, 1, "0-b"), *fails(1, 0, "1-b"), *fails(1, 1, "1-a", joins=False)]
     state = fold(info(OPERATOR, retries=1), *pods, ev.Verdict(11.0, False))
 
@@ -319,7 +319,7 @@ def test_a_suspension_that_shows_seconds_after_it_took_its_pods_took_them_unless
 @pytest.mark.parametrize(
     ("code", "deleted", "failed"),
     [
-        (exits.INFRASTRUCTURE_ERROR, True, False),  # it missed its peer, whose pod was deleted first
+        (exits.INFRASTRUCTURE_ERROR, True, False),  # it lost its peer, as that pod was deleted first
         (exits.INFRASTRUCTURE_ERROR, False, True),
         (exits.USER_ERROR, True, True),
     ],

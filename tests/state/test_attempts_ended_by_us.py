@@ -1,4 +1,4 @@
-"""What we do to a job that its operator goes on with is no attempt of it, no loss and no cause."""
+"""Our interventions in a job that its operator continues are no attempt of it, no loss and no cause."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def pod(node, number, time, round_=None):
 
 
 def failing(number, time):
-    """Return an attempt whose two nodes end with a failure of node 0."""
+    """Return the facts of an attempt in which node 0 fails and both nodes end."""
     begun = [*pod(0, number, time, number), *pod(1, number, time, number)]
     failed = [raised(0, time + 2.5, number, "RecoverableError", recoverable=True)]
     return [*begun, *failed, *(ended(node, time + 3, number, exits.RECOVERABLE_ERROR) for node in (0, 1))]
@@ -75,7 +75,7 @@ def test_an_attempt_takes_no_longer_than_its_job():
 def test_of_two_pods_deleted_in_one_second_the_first_is_to_blame(first, orders):
     story = [*pod(0, 1, 1.0, 100), *pod(1, 1, 1.0, 100)]
     for node, order in enumerate(orders):
-        # Its end is a later change of it.
+        # A pod's end is a later version of the pod.
         for version in (order, order + "9"):
             story.append(ev.NodeDisrupted(5.0, node, f"pod-{node}-1", ev.DELETED, order=version))
         story.append(ended(node, 6.0, 1, exits.CANCELLED))
@@ -85,10 +85,10 @@ def test_of_two_pods_deleted_in_one_second_the_first_is_to_blame(first, orders):
 
 
 def test_what_failed_by_itself_in_the_second_of_a_suspension_is_an_attempt():
-    # Its operator deletes what it starts again (Volcano's RestartJob).
+    # The operator deletes the pods that it restarts (Volcano's RestartJob).
     replaced = [*failing(1, 10.0), *deleted(0, 1, 13.0), *deleted(1, 1, 13.0)]
     taken = [*pod(0, 2, 13.0, 2), *pod(1, 2, 13.0, 2), *deleted(0, 2, 14.0), *deleted(1, 2, 14.0)]
-    # The one that is told last may have noticed that the other is gone.
+    # The node that has to end last may have noticed that the other is gone.
     gone = [ended(0, 14.0, 2, exits.CANCELLED), ended(1, 14.0, 2, exits.INFRASTRUCTURE_ERROR)]
     pauses = [ev.Suspended(14.0, True), ev.Suspended(16.0, False)]
     state = fold(
@@ -103,13 +103,13 @@ recorded = pytest.mark.skipif(not SECOND.is_dir(), reason=f"no recordings at {SE
 
 
 def read(name, stopped=None, retry_owner=OPERATOR):
-    """Return the state that a recording comes to, with our mark where its client made none."""
+    """Return the final state of a recording, with our mark at ``stopped`` if its client made none."""
     marks = [] if stopped is None else [ev.Verdict(stopped, False, STOPPED)]
     recording = Recording(SECOND / name)
     about = info(retry_owner, nodes=(1, 2), retries=2)
     troubles = Troubles(recording.kind, "")
     events = [fact for change in recording.changes for fact in recording.facts(change, troubles)]
-    # With our mark its suspension is none (``found.of_object``).
+    # With our mark, its suspension doesn't count (``found.of_object``).
     kept = [fact for fact in events if not (stopped and isinstance(fact, ev.Suspended))]
     return fold(about, *kept, *marks, ev.Closed(2.1e9))
 

@@ -1,4 +1,4 @@
-"""Every sign of an end or a wait is put down to a cause, with a line and with what to do about it."""
+"""Every sign of an end or a wait has a cause, a line and a hint."""
 
 import multiprocessing
 import signal
@@ -22,7 +22,7 @@ ENDED = ev.NodeExited(3.0, 0, 143, signal.SIGTERM, "a", "Error")
 
 
 def end(*events):
-    """Return the state of a job of one node after it has failed in this way."""
+    """Return the state of a job of one node after these events and its failure."""
     history = [STARTED, *events, ev.Verdict(8.0, False), ev.Closed(9.0)]
     return reduce(apply, history, JobState(JobInfo("job", "kubernetes", nodes=(1, 1))))
 
@@ -161,7 +161,7 @@ NO_SECRET = 'MountVolume.SetUp failed for volume "x" : secret "absent" not found
 
 GRACE = 180.0
 WAITS = [
-    # reason, what is said; the cause at once, and once it has lasted; words of the text, of the hint
+    # reason, message; the cause at once, and once it has lasted; words of the line, of the hint
     (
         "ErrImagePull",
         NOT_THERE,
@@ -292,7 +292,7 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
         ("RuntimeError", BUS, Cause.USER, "--shm"),
         ("OSError", "[Errno 28] No space left on device: '/dev/shm/x'", Cause.USER, "--shm"),
         ("RuntimeError", "unable to open shared memory object </torch_1>", Cause.USER, "--shm"),
-        # That of a GPU's cores.
+        # This is the shared memory of a GPU's cores.
         ("triton.OutOfResources", "out of resource: shared memory, Required: 147456", Cause.USER, ""),
         ("OSError", "[Errno 98] Address already in use", Cause.USER, "MASTER_PORT"),
         *(
@@ -387,7 +387,7 @@ def test_what_an_exception_says_cant_break_the_line():
 
 
 def test_only_a_keyboard_that_is_missing_has_words_of_its_own_for_a_missing_end():
-    """What the rows for EOFError go by: input() says something, a connection that broke doesn't."""
+    """The rows for EOFError rely on this: input() gives a message, a broken connection gives none."""
     asks = subprocess.run([sys.executable, "-c", "input()"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     ours, other_end = multiprocessing.Pipe()
     other_end.close()

@@ -78,7 +78,7 @@ CANCELLED = [
     ev.NodeExited(3.0, 0, code=exits.CANCELLED),
     ev.Closed(4.0),
 ]
-# On a cluster: node 0 is evicted and gets a new pod; node 1's container runs out of memory, and again.
+# On a cluster: node 0 is evicted and gets a new pod; node 1's container runs out of memory, twice.
 REPLACED = [
     ev.Waiting(1.0, "waiting for a host", 0, "a"),
     ev.Waiting(1.0, "no host has enough cpu free", 0, "a", "Unschedulable", Stage.PLACING),
@@ -110,7 +110,7 @@ ENDED = [
     ev.Removed(10.5),
     ev.Closed(11.0),
 ]
-ADMITTED = [  # by a queue, which takes its nodes away, and gives it up
+ADMITTED = [  # by a queue, which takes the job's nodes away, and gives the job up
     ev.Queued(1.0, "lq", False),
     ev.Queued(2.0, "lq", False, "Pending", "no quota", needs={"cpu": "1"}, order="9"),
     ev.Queued(3.0, "lq", True, order="10"),
@@ -132,7 +132,7 @@ ADMITTED = [  # by a queue, which takes its nodes away, and gives it up
     ev.Verdict(7.0, False, "DeactivatedDueToRequeuingLimitExceeded"),
     ev.Closed(8.0),
 ]
-SHORT = [  # a termination message tells in short what the log tells in full
+SHORT = [  # a termination message has in short what the log has in full
     ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", time=2.0)),
     ev.RankFailed(2.0, 0, 0, 0, 0, Error("ValueError", "boom", (Frame("f.py", 1, "f"),), time=2.0)),
     ev.NodeFailed(2.0, 0, 2, Error("PayloadError", "damaged", time=2.0)),
@@ -145,25 +145,25 @@ SAMPLED = [
     ev.Sampled(2.0, 1, 0, "quiet", ()),
 ]
 TOLD = Error("ValueError", "no", (Frame("a.py", 1, "f", variables=(("x", "1"),)),), time=1.0)
-DESCRIBED = [  # a rank tells of its failure, and then once more with what its variables were
+DESCRIBED = [  # a rank reports its failure, and then again with its variables
     ev.RankFailed(1.0, 0, 0, 0, 1, TOLD.bare()),
     ev.RankFailed(1.1, 0, 0, 0, 1, TOLD),
     *(ev.RankFailed(1.1, 0, rank, 0, round_, TOLD) for rank in range(1, 11) for round_ in range(2)),
 ]
 USED = [
     *(ev.Used(float(n), 0, 0, n, 2.0, 10 * n, 100, uses=(RankUse(0, 1.0 * n, 5, 2, 1),)) for n in range(4)),
-    ev.Used(9.0, 0, 0, 2, 2.0, 21, 100),  # another of the same number
+    ev.Used(9.0, 0, 0, 2, 2.0, 21, 100),  # another one with the same number
     ev.Used(5.0, 0, 1, 0, 2.0, 3, 100),
     ev.Used(5.0, 1, 0, 0, 2.0, 3, 100),
 ]
-TRAINER = [  # what an operator was told, in two attempts, and twice in a second
+TRAINER = [  # status reports to an operator, of two attempts, and two in one second
     ev.TrainerStatus(1.0, 10, 90, {"loss": 2.0}),
     ev.TrainerStatus(2.0, 20, None, {"loss": 1.0}),
     ev.TrainerStatus(2.0, 21, 70),
     ev.TrainerStatus(1.0, 5, attempt=2),
     ev.AttemptBegan(3.0, 2),
 ]
-KEPT = [  # a lab that ran two turns, of which one failed on a rank, before its ranks began anew
+KEPT = [  # a lab that ran two turns, one of which failed on a rank, before its ranks restarted
     ev.NodeStarted(1.0, 0, "host", 10),
     started(round_=1),
     ev.TurnTaken(1.5, 0, 1, 1, "", (0, 1), (0,), "cell", "model = 1", "<cell 1>"),
@@ -249,7 +249,7 @@ def test_the_newest_value_of_a_rare_metric_stays_whatever_the_order(seed):
         for n in range(last)
         for rank in range(2)
     ]
-    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # all have less room then
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # leaves less room for each
 
     state = fold(*facts)
 
@@ -271,7 +271,7 @@ def test_each_metric_is_thinned_by_its_own_reports_whatever_their_order(seed, of
         for n in numbers
         for rank in range(2)
     ]
-    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # all have less room then
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # leaves less room for each
 
     state = fold(*facts)
 
@@ -287,7 +287,7 @@ def test_each_metric_is_thinned_by_its_own_reports_whatever_their_order(seed, of
 
 def test_a_metric_with_a_new_name_each_time_takes_bounded_room():
     facts = [ev.Reported(float(n), 1, 0, n, {f"loss_{n}": n}) for n in range(2 * MAX_POINTS)]
-    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # all have less room then
+    facts += [ev.Reported(0.0, rank, 0, 0, {}) for rank in range(2, 600)]  # leaves less room for each
 
     state = fold(*facts)
 

@@ -1,4 +1,4 @@
-"""The record of a job: what is written of it is read again, and anything else is told of in one line."""
+"""The record of a job: it reads back as it was written, and anything else is an error of one line."""
 
 import json
 

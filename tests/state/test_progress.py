@@ -1,6 +1,6 @@
 """How far a job is, and since when it has been still.
 
-A diagnosis is shown for as long as it holds, and names who was missing when a collective gave up.
+A diagnosis is shown while it holds, and names the rank that was missing when a collective gave up.
 """
 
 import math
@@ -19,7 +19,7 @@ from nbtorchjob.state.text import lifetime as words
 
 
 def job(*facts, world=2, **info):
-    """Return a job whose ranks started at 1.0."""
+    """Return a job with ranks that started at 1.0."""
     begun = [ev.NodeStarted(1.0, 0, "here"), ev.WorkersStarted(1.0, 0, 0, 0, tuple(range(world)), world)]
     return reduce(
         apply, [*begun, *facts], JobState(JobInfo("job", created=0.0, nproc_per_node=world, **info))
@@ -109,7 +109,7 @@ def test_the_time_left_shrinks_between_steps_and_is_gone_once_one_is_overdue():
 
 
 def epochs_of_steps(many, *, first, rank=0):
-    """Return reports, one a second, of 3 epochs of 100 steps that each tell the epoch."""
+    """Return one report a second, of 3 epochs of 100 steps; each report has its epoch."""
     told = ({"epoch": n // 100 + first, "epochs": 3, "loss": 1.0} for n in range(many))
     return reports(*told, rank=rank, every=1.0)
 
@@ -210,7 +210,7 @@ def test_how_far_a_job_is_its_operator_may_know_of_which_no_reports_are_read():
     assert (headway.done, headway.total, headway.unit) == (40, 100, "percent")
     assert headway.left(12.0) == pytest.approx(28.0)
     assert far(status, *reports({"loss": 1.0}, {"loss": 0.9})) == (40, 100, "percent")
-    assert far(status, *steps(1, 2)) == (2, 10, "step")  # a report says more
+    assert far(status, *steps(1, 2)) == (2, 10, "step")  # reports take precedence
     assert far(ev.TrainerStatus(5.0, metrics={"loss": 1.0})) is None
 
 
@@ -231,7 +231,7 @@ def test_metrics_that_only_an_operator_was_told_stand_for_reports():
 
 
 def calls(world):
-    """Return how many functions are called to see how far a job is."""
+    """Return the number of functions that ``progress`` calls for a job of ``world`` ranks."""
     state = job(*(fact for rank in range(world) for fact in steps(1, 2, 3, rank=rank)), world=world)
     events = []
     sys.setprofile(lambda frame, event, _: events.append(event == "call"))
@@ -286,7 +286,7 @@ def test_shows_why_a_running_job_hangs():
 @pytest.mark.parametrize(
     "facts",
     [
-        (sampled("asked"),),  # it may wait for a moment only
+        (sampled("asked"),),  # the rank may wait only for a moment
         (sampled(), ev.Reported(155.0, 0, 0, 0, {"loss": 1.0})),
         (sampled(), ev.Wrote(158.0)),
         (sampled(), *gave_up()),
@@ -341,7 +341,7 @@ def test_names_who_was_missing_when_a_collective_gave_up():
     "facts",
     [
         (sampled(), *gave_up(text="no such file")),
-        (sampled(), *gave_up(time=1000.0)),  # the call that was seen had ended long before
+        (sampled(), *gave_up(time=1000.0)),  # the sampled call had ended long before
         (sampled(), ev.Reported(155.0, 0, 0, 0, {"loss": 1.0}), *gave_up()),
         gave_up(),
     ],

@@ -1,4 +1,4 @@
-"""A run of a group as a row of its table."""
+"""The runs of a group: their table, their curves, and the ones that stop early."""
 
 import math
 import random
@@ -56,7 +56,7 @@ def test_curves_are_over_the_finest_count_that_grows(every, along, xs):
 
 
 def reported(number, reports, *more, begins=0.0):
-    """Return a run that reported so, one report a second, and goes on."""
+    """Return a run that goes on, with these reports, one a second."""
     facts = [
         ev.NodeStarted(begins, 0, "host", 10),
         ev.WorkersStarted(begins, 0, 0, 0, (0,), 1),
@@ -83,7 +83,7 @@ def test_a_run_is_measured_by_what_others_had_reported_when_they_were_as_far():
     early = Early(stop_when="loss > 2 * best_loss")
     done = losses(1, [8.0, 4.0, 2.0, 1.0], *ENDED)
 
-    assert stops(early, done, losses(2, [9.0])) == {}  # nobody was better at its age
+    assert stops(early, done, losses(2, [9.0])) == {}  # the best loss after one epoch was 8
     assert stops(early, done, losses(2, [9.0, 8.5]), losses(3, [9.0, 7.5])) == {
         "g-r2": "loss > 2 * best_loss (loss=8.5, best_loss=4)"
     }
@@ -177,7 +177,7 @@ def test_only_what_runs_is_stopped_and_once():
     assert stops(early, losses(1, values, *ENDED)) == {}
     assert stops(early, losses(1, values, ev.CancelRequested(50.0))) == {}
     stop = ev.RankStops(50.0, 0, 0, 0, 7, "train", "<cell>", ev.BREAKPOINT)
-    assert stops(early, losses(1, values, stop)) == {}  # somebody looks at it
+    assert stops(early, losses(1, values, stop)) == {}  # a user is debugging it
     assert stops(Early(stop_when="loss > 1", at_least=3), losses(1, values)) == {}
     assert [*stops(Early(stop_when="loss > 1", at_least=2), losses(1, [0.0, 2.0]))] == ["g-r1"]
     assert stops(Early(stop_when="acc < 1"), losses(1, values), reported(2, [])) == {}
@@ -205,7 +205,7 @@ def test_a_rung_is_judged_by_who_was_there_and_waits_for_nobody():
         "g-r2": "loss=6 after 1 epoch was number 2 of 2",
         "g-r4": "loss=3 after 1 epoch was number 2 of 4",
     }
-    many = [losses(n, [float(n)] * 2, begins=-n) for n in range(10, 16)]  # the worst first
+    many = [losses(n, [float(n)] * 2, begins=-n) for n in range(10, 16)]  # the worst begins first
     assert stops(early, *many) == {}
     assert [*stops(early, *many, losses(1, [11.5], begins=0), losses(2, [10.5], begins=1))] == ["g-r1"]
 
@@ -254,7 +254,7 @@ def test_an_epoch_that_each_of_its_steps_tells_is_done_once_the_next_begins(firs
 
     assert stops(early, usual, train(2, warms_up[:1])) == {}
     assert stops(early, usual, train(2, warms_up[:10])) == {}
-    assert stops(early, usual, train(2, warms_up[:15])) == {}  # 1.0 after its first
+    assert stops(early, usual, train(2, warms_up[:15])) == {}  # its loss after the first epoch is 1.0
     assert stops(early, usual, train(2, warms_up)) == {
         "g-r2": "loss=4 after 2 epochs was number 2 of 2",
     }
@@ -326,4 +326,4 @@ def test_what_was_reported_before_a_restart_counts(begins):
 
     run = losses(1, [8.0, 4.0], *again, begins=begins)
 
-    assert [*stops(early, run)] == ["g-r1"]  # it is behind its own best
+    assert [*stops(early, run)] == ["g-r1"]  # the run is behind its own best

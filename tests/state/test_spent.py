@@ -1,4 +1,4 @@
-"""Where a rank's time went is read from what it told and its trace; a case plants one of each."""
+"""Where a rank's time went, by its record and its trace; each case plants one of each."""
 
 from typing import Any
 
@@ -20,15 +20,15 @@ STEP, LOADS, MEETS = (
 
 
 def event(name, start, end, thread=MAIN, category="cpu_op"):
-    """Return an event of a trace, its times in ms."""
+    """Return an event of a trace, with its times in ms."""
     times = {"ts": start * 1e3, "dur": (end - start) * 1e3}
     return {"ph": "X", "cat": category, "name": name, "tid": thread, **times}
 
 
 def read(*events, stacks=(STEP,), looks=None, used=0.0, devices=False, meets=()):
-    """Return where 100 ms went; looks come each 10 ms, and ``used`` is the part of the CPU's time.
+    """Return where 100 ms went, with a look every 10 ms; ``used`` is the share of CPU time.
 
-    At the looks ``meets`` a collective is under way.
+    A collective is under way at the looks ``meets``.
     """
     at = looks or [0] * 11
     record = {

@@ -1,4 +1,4 @@
-"""What holds a job back counts from when its cluster says that it began, whatever is heard first."""
+"""A job is held back from the time that its cluster states, in whatever order facts arrive."""
 
 from itertools import permutations
 
@@ -35,14 +35,14 @@ def since(*events, **about):
     ("events", "began"),
     [
         ((PLACED, NO_PLACE), 2),
-        ((PLACED, NO_PLACE, PULLING), None),  # however long that takes
-        ((PLACED, NO_PLACE, PULLING, REFUSED, AGAIN), 30),  # and not since there was no place
+        ((PLACED, NO_PLACE, PULLING), None),  # however long pulling takes
+        ((PLACED, NO_PLACE, PULLING, REFUSED, AGAIN), 30),  # not since it lacked a place
         ((UNSAID, REFUSED), 30),
         ((UNSAID,), None),
         ((QUOTA, LATER), 40),
         ((ADMISSION,), None),
         ((REFUSED, ev.NodeStarted(65, 0, "h", 0, "a"), BEGUN), None),
-        ((QUOTA, *RAN, LATER), 85),  # and not since what kept it out before it ran
+        ((QUOTA, *RAN, LATER), 85),  # not since the quota that kept it out earlier
         ((REFUSED, ev.CancelRequested(50)), None),
         ((ev.Suspended(35, True), QUOTA), None),
         ((ev.Suspended(35, True), ev.Suspended(80, False), QUOTA, LATER), 80),

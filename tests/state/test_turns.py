@@ -19,7 +19,7 @@ LAB = JobInfo("lab", created=0.5, nodes=(2, 2), lab=60.0)
 
 
 def base(round_, at, node=None):
-    """Ranks begin on both nodes, or on one."""
+    """Return the facts of ranks that begin on both nodes, or on one."""
     nodes = (0, 1) if node is None else (node,)
     return [ev.WorkersStarted(at, node, 0, round_, (node,), 2) for node in nodes]
 
@@ -31,7 +31,7 @@ def taken(round_, at, known_as="", base_=1, ranks=(0, 1), text="x = 1", by=""):
 
 
 def ran(round_, at, ranks=(0, 1), failed=()):
-    """A turn begins, says what it has to, and is over on all its nodes."""
+    """Return the facts of a turn, from its begin to its end on all its nodes."""
     events: list[ev.Event] = []
     for rank in ranks:
         events.append(ev.WorkersStarted(at, rank, 0, round_, (rank,), 2))
@@ -57,7 +57,7 @@ def known(*events, info=LAB):
 
 
 def seen(events, key, info=LAB, **options):
-    """Return a turn's state, folded from what its view makes of the lab's facts."""
+    """Return a turn's state, folded from the facts that its view makes of the lab's."""
     view = View(JobState(info), key, **options)
     facts = [*view.begin()]
     for event in events:
@@ -213,7 +213,7 @@ def test_of_what_is_known_already_nothing_need_be_told_again():
 @pytest.mark.parametrize("turn", [{"key": "a", "round": 5}, {"key": turns.FIRST}])
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_order_of_nodes_that_are_heard_one_by_one_changes_no_turn(first, turn):
-    """On a cluster each pod's log comes for itself: all of a node's may be read before the other's."""
+    """On a cluster each pod's log arrives separately: one node's may be read whole before the other's."""
     events = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)]
 
     def order(event):
@@ -307,7 +307,7 @@ def test_a_job_that_is_sent_again_waits_in_front_of_those_that_were_sent_later()
     texts = [seen(events, str(n), info=POOL, round=rounds[n]).waits[-1].text for n in (2, 3)]
     assert texts == ["waits behind job 1", "waits behind job 1, job 2"]
 
-    # The last one hadn't begun either, as the one in front of it had come by then.
+    # The last job hadn't begun either, as the one in front of it had come by then.
     gone = seen([*events, *ran(10, 6.3), *base(20, 9.0)], "c", info=POOL)
     assert gone.verdict.text == turns.POOL_GONE_BEFORE
 
@@ -348,13 +348,13 @@ def test_a_pools_job_that_took_too_long_has_exceeded_its_deadline():
 @pytest.mark.parametrize(("begun", "text"), [(6, turns.POOL_GONE), (0, turns.POOL_GONE_BEFORE)])
 def test_a_pools_job_that_lost_its_node_says_whether_it_had_begun(begun, text):
     lost = [ev.NodeExited(4.0, 1, 137, pod="p1"), *base(9, 6.0)]
-    before = [taken(4, 3.0, "b"), *ran(4, 3.0)[:-1]]  # one node hasn't told of its end
+    before = [taken(4, 3.0, "b"), *ran(4, 3.0)[:-1]]  # one node hasn't reported its end
     job = seen([*BEGUN, *before, taken(5, 3.0, "a"), *ran(5, 3.1)[:begun], *lost], "a", info=POOL)
 
     assert job.phase is Phase.FAILED
     assert [notice.text for notice in job.notices] == [text]
     alone = seen([*BEGUN, taken(5, 3.0, "a"), *lost], "a", info=POOL)
-    assert [notice.text for notice in alone.notices] == [turns.POOL_GONE]  # it may have
+    assert [notice.text for notice in alone.notices] == [turns.POOL_GONE]  # it may have begun
 
 
 def test_how_a_pools_job_lost_its_node_is_told_also_to_who_looks_later():
@@ -391,7 +391,7 @@ ALL = (0, 1)
 
 
 def accepted(round_, at, known_as, many, by=""):
-    """A pool's job is accepted, which may run on so many of its two nodes."""
+    """Return the fact that a pool accepts a job, which may run on ``many`` of its two nodes."""
     return replace(taken(round_, at, known_as, ranks=ALL[:many], by=by), nodes=ALL)
 
 
@@ -400,7 +400,7 @@ def placed(round_, at, *nodes):
 
 
 def alone(round_, at, node, failed=()):
-    """What a node tells of a job that has no other one."""
+    """Return the facts of a job that runs on this node alone."""
     events = [
         replace(event, node=node) if hasattr(event, "node") else event for event in ran(round_, at, (0,))
     ]
@@ -442,7 +442,7 @@ def test_jobs_that_fit_run_side_by_side_and_the_others_wait_in_their_order():
 def test_a_job_is_over_once_the_nodes_that_it_has_are(late):
     ends = alone(6, 3.5, 1)[2:]
     events = [*SIDE_BY_SIDE, *ends]
-    if late:  # where another node is heard of sooner than the lead
+    if late:  # another node's facts arrive before the lead's
         events.remove(placed(6, 3.4, 1))
         events.append(placed(6, 3.4, 1))
     one, other = (seen(events, key, info=POOL) for key in ("a", "b"))
@@ -464,12 +464,12 @@ def test_of_jobs_that_a_pool_lost_those_had_not_begun_for_which_there_was_no_roo
         view = View(known(*SIDE_BY_SIDE, info=POOL), "c", 7, unseen=True)
         return [*view.begin()], [fact for event in events for fact in view.take(event)], view.last
 
-    assert turns.POOL_GONE in str(unseen(base(9, 5.0)))  # it may have begun as nobody looked
+    assert turns.POOL_GONE in str(unseen(base(9, 5.0)))  # it may have begun while nobody watched
     assert turns.POOL_GONE_BEFORE in str(unseen([placed(7, 4.5), *base(9, 5.0)]))
 
     unheard = [event for event in lost if event != placed(6, 3.4, 1) and getattr(event, "round", 0) != 6]
     room = [*unheard[:-2], accepted(6, 3.3, "b", 1), *unheard[-2:]]
-    assert seen(room, "b", info=POOL).verdict.text == turns.POOL_GONE  # it may have begun beside the first
+    assert seen(room, "b", info=POOL).verdict.text == turns.POOL_GONE  # it may have begun beside job 1
 
 
 def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():

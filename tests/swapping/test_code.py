@@ -1,4 +1,4 @@
-"""What the text of a job's code tells of a swap: what would change nothing, and what can't be changed."""
+"""What the text of a job's code shows about a swap: changes without effect, and impossible ones."""
 
 from functools import reduce
 
@@ -72,7 +72,7 @@ def job(text=CELL, *swapped, **captured):
     ],
 )
 def test_what_would_change_nothing_or_cant_be_changed_is_refused_by_name(text, why):
-    for swapped in ((), ("# inner.lr = 3",)):  # what was set of an optimizer is no code
+    for swapped in ((), ("# inner.lr = 3",)):  # a setting of an optimizer is no code
         with pytest.raises(SwapError, match=why):
             code.of(job(CELL, *swapped)).refuse(text, "train")
 
@@ -84,7 +84,7 @@ def test_what_would_change_nothing_or_cant_be_changed_is_refused_by_name(text, w
         "step = 3",
         "class Net(Module):\n    def forward(self, x):\n        return -x",
         "class Slotted:\n    __slots__ = 'x'",
-        "lr = 3\ndef loss(out):\n    return out * lr",  # the new code reads it each time
+        "lr = 3\ndef loss(out):\n    return out * lr",  # the new code reads lr at each call
         "def helper():\n    return 1\nnew = 2",
         "decay = 0.5",
     ],
@@ -168,7 +168,7 @@ def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():
         ]
     )
     assert code.as_swapped(cell, []) == cell
-    # A name that is set together with others is set once more, behind them.
+    # A name that is set together with others is set again behind them.
     assert code.as_swapped("lr, most = 1, 2\nrun()", ["most = 3"]) == "lr, most = 1, 2\nmost = 3\nrun()"
 
 

@@ -1,4 +1,4 @@
-"""Addresses in logs, as links."""
+"""Logs as HTML: terminal colours as spans, and addresses as links."""
 
 import re
 from html import unescape

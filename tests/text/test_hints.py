@@ -1,4 +1,4 @@
-"""Hints in the words of a notebook, and of a front that has others."""
+"""Hints in the words of a notebook, and of a front end with words of its own."""
 
 import ast
 import threading
@@ -9,7 +9,7 @@ from nbtorchjob.errors import DamagedError
 from nbtorchjob.text.hints import MAGICS, Wording, hint, run_hint, worded
 
 PACKAGE = Path(nbtorchjob.__file__).parent
-# Notebooks' own, and what is said of their cells; a table that stands in a page of the documentation.
+# Notebooks' own code, texts about their cells, and a table that stands in a page of the documentation.
 OF_NOTEBOOKS = {"frontends/notebook", "frontends/panel", "frontends/server", "capture"}
 OF_NOTEBOOKS |= {"text/hints.py", "backends/local/policies.py", "ui/page.py"}
 SHELL = Wording("ours", "ours run IT", "ours --help")
@@ -48,7 +48,7 @@ def test_no_text_that_a_terminal_may_show_names_a_magic():
         if OF_NOTEBOOKS & {folder.as_posix() for folder in (place, *place.parents)}:
             continue
         tree = ast.parse(path.read_text())
-        # Text on a line of its own is a docstring.
+        # A string on a line of its own is a docstring.
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs]
         places |= {f"{place}:{node.lineno}" for node in texts if "%torchjob" in str(node.value)}

@@ -1,4 +1,4 @@
-"""What reaches a terminal: colours and progress bars act, all else is only seen."""
+"""Text for a terminal: colours and progress bars take effect, everything else is only shown."""
 
 import io
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Several whole numbers, as people write them."""
+"""Durations, sizes, numbers, ranks and values, as people write them."""
 
 import math
 from collections import OrderedDict

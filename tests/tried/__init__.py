@@ -1,1 +1,1 @@
-"""Tries nbtorchjob in a real kernel with the versions that an environment has; see ``__main__``."""
+"""Try nbtorchjob in a real kernel with the versions of an environment; see ``__main__``."""

@@ -1,6 +1,6 @@
-"""Try this environment, and write what came of it into docs/tried.md: ``python -m tests.tried [--gpu] NAME``.
+"""Try this environment, and write the results into docs/tried.md: ``python -m tests.tried [--gpu] NAME``.
 
-``NAME`` says what is special in it, such as "torch 2.9.1": its row is replaced. What failed is printed.
+``NAME`` names what is special in it, such as "torch 2.9.1": its row is replaced. Failures are printed.
 With ``--gpu`` it runs the cells of ``gpu.md`` in place of those of ``cells.md``.
 """
 
@@ -33,7 +33,7 @@ _TITLES = {"cells.md": "On any machine", "gpu.md": "On a machine with an NVIDIA 
 
 
 def main(page: str, name: str) -> int:
-    """Run the checks of ``page``, write the row of ``name``, print what failed; return the exit code."""
+    """Run the checks of ``page``, write the row of ``name``, print failures; return the exit code."""
     failed = kernel.run(page)
     write(page, name, failed)
     for title, shown in failed.items():

@@ -1,4 +1,4 @@
-"""Runs the cells of a page in a kernel of this interpreter, and compares what they show."""
+"""Run the cells of a page in a kernel of this interpreter, and compare their output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Check(NamedTuple):
-    """Cells, a pattern of what they show together, and one of what they mustn't."""
+    """Cells, a pattern that their whole output must match, and one that it must not."""
 
     title: str
     pattern: str
@@ -34,7 +34,7 @@ def checks(page: str) -> Iterator[Check]:
 
 
 def shown(client: Any, cell: str) -> str:
-    """Run a cell; return what it shows, as text. Raises ``TimeoutError``."""
+    """Run a cell; return its output as text. Raises ``TimeoutError``."""
     until, parts, updates = time.monotonic() + _LIMIT_S, list[str](), 0
     message = client.execute(cell)
     while True:
@@ -57,7 +57,7 @@ def shown(client: Any, cell: str) -> str:
 
 
 def run(page: str) -> dict[str, str]:
-    """Run all checks of a page in a new kernel; return those that failed, each with what was shown."""
+    """Run all checks of a page in a new kernel; return those that failed, each with its output."""
     manager = KernelManager()
     # The kernel of this interpreter, whatever kernelspecs are installed.
     spec: Any = manager.kernel_spec

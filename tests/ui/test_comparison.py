@@ -1,4 +1,4 @@
-"""In which respects jobs differ, and how."""
+"""The aspects in which jobs differ, and how."""
 
 import json
 import re
@@ -27,7 +27,7 @@ IMAGE = {"torch": "2.13.0+cpu", "peft": "0.18"}
 
 
 def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **details):
-    """Return a job that ran there and reported a loss."""
+    """Return a job that ran on ``host`` and reported a loss."""
     job_spec = replace(spec or JobSpec(), name=name)
     info = JobInfo(
         name,
@@ -45,7 +45,7 @@ def job(name, cell=CELL, captured=NOTHING, spec=None, host="here", has=IMAGE, **
 
 
 def compared(one, other, values=(None, None)):
-    """Return how they differ, in words and as data."""
+    """Return how the jobs differ, as text and as data."""
     states, names = (one, other), (one.name, other.name)
     outcomes = [comparison.outcome(s, NOW, value) for s, value in zip(states, values, strict=True)]
     aspects = comparison.aspects(states, names)

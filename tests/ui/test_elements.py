@@ -1,4 +1,4 @@
-"""What cards are made of."""
+"""The elements of cards."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs as data for a page: one in full, and some held against each other."""
+"""Jobs as data for a page: one in full, and several in comparison."""
 
 from pathlib import Path
 
@@ -26,13 +26,13 @@ def job(name, cell="\nlr = 1\ntrain(lr)\n", losses=(3.0, 2.0, 1.0), **spec):
 
 
 def part(content, title):
-    """Return the only part of that title."""
+    """Return the only part with that title."""
     (wanted,) = [part for part in content["parts"] if part["title"].startswith(title)]
     return wanted
 
 
 def text(part):
-    """Return its code."""
+    """Return the code of a part."""
     return "".join(text for _, text in part["code"])
 
 

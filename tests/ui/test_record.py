@@ -22,7 +22,7 @@ def state(*events, **info):
 
 
 def sent(snapshot, now=160.0):
-    """Return the record as a page reads it, whose JSON knows no infinity."""
+    """Return the record as a page reads it, as JSON without infinity."""
     return json.loads(json.dumps(record(snapshot, now), allow_nan=False))
 
 

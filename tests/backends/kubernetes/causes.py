@@ -1,7 +1,7 @@
-"""The table of causes: how each is made to happen on the emulator, and what must be known of it.
+"""The table of causes: how the emulator brings each about, and what must be known of it.
 
-What is acted (``part``, in the words of ``parts/causes.py``) or done to a pod (``strike``) happens twice, and
-the third try succeeds. So a budget of one is used up, and one that has no limit is seen to go on.
+A cause is acted by a program (``part``, in the words of ``parts/causes.py``) or done to a pod (``strike``).
+It happens twice, and the third try succeeds: a budget of one is used up, and an unlimited one goes on.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ HANG = "begin(); wait('never')"
 
 @dataclass(frozen=True)
 class Row:
-    """A cause, and what must be known of a job that it ends: ``line`` and ``hint`` are words of what is told.
+    """A cause, and what must be known of a job that it ends; its message contains ``line`` and ``hint``.
 
     ``like`` names the row that looks the same to an operator: another kind of job would show nothing new.
-    ``again`` says how often a kind's operator tries it again where that isn't what the budget allows,
-    ``apart`` where nothing is compared, and why: both by who owns the retries, and the kind.
+    ``again`` is the number of an operator's retries if it differs from what the budget allows, ``apart`` the
+    reason why nothing is compared: both by the owner of the retries and the kind.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Row:
     part: str = HANG
     strike: Callable[..., Any] | None = None
     asked: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""  # in place of a part
+    command: str = ""  # instead of a part
     hosts: tuple[str, ...] = ("localhost",)
     like: str = ""
     again: Mapping[Any, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def evict(reason, message="told by the test"):
 
 
 def fail(reason, message, disrupted=""):
-    """End a pod as its kubelet does; the condition tells that it isn't the pod's own doing."""
+    """Return a strike that ends a pod as a kubelet does; with ``disrupted``, not through its own fault."""
 
     def strike(stage, pod):
         stage.cluster.fail_pods(stage.namespace, pod, why=(reason, message), disrupted=disrupted)
@@ -55,7 +55,7 @@ def fail(reason, message, disrupted=""):
 
 
 def refuse(reason, message):
-    """Let the host refuse a pod that was given to it: its kubelet ends it before it has a container."""
+    """Return a strike that makes the host refuse a pod: its kubelet ends it before it has a container."""
     return lambda stage, pod: change(stage, pod, {"phase": "Failed", "reason": reason, "message": message})
 
 
@@ -103,12 +103,12 @@ CODE = (
     signalled("SIGTERM", USER, "ended by SIGTERM", "by hand"),
 )  # fmt: skip
 
-# Volcano starts a job again after the exit codes that its policies name; these aren't among them.
-# A JobSet starts a container again unless somebody stops it, who does so for what another try can't mend.
+# Volcano restarts a job after the exit codes that its policies name; these aren't among them.
+# A JobSet restarts a container unless somebody stops it, which happens only if another try can't help.
 UNNAMED = {("operator", "volcano"): 0, ("plain", "trainjob"): TIMES}
-# A Job's policy tells ends by exit code, and this looks like a crash.
+# A Job's policy tells failures apart by exit code, and this one looks like a crash.
 LIKE_A_CRASH = {("operator", "indexedjob"): 1}
-# A Job counts what a host refuses as a failure: the pod has no condition that tells.
+# A Job counts a pod that a host refuses as a failure: no condition of the pod says otherwise.
 COUNTED = {("operator", "indexedjob"): 1, ("plain", "indexedjob"): 0}
 EITHER = {("plain", "pytorchjob"): "its operator replaces a pod that is gone before it saw it being deleted"}
 ENDLESS = {("plain", "trainjob"): "its JobSet makes pods until one isn't refused"}
@@ -151,5 +151,5 @@ TAKEN = (
 )  # fmt: skip
 
 ROWS = (*CODE, *CONTAINER, *TAKEN)
-# What operators tell apart, by exit code, reason or condition.
+# The rows that operators tell apart, by exit code, reason or condition.
 APART = tuple(row for row in ROWS if not row.like)

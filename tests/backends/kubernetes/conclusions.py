@@ -1,4 +1,4 @@
-"""What a person concludes from each recorded history: the last column of the recordings' README."""
+"""A person's conclusion from each recorded history: the last column of the recordings' README."""
 
 from nbtorchjob.state.failure import Cause
 
@@ -23,7 +23,7 @@ SUCCEEDED = [
     "job-ttl",
 ]  # fmt: skip
 
-# What failed, whose fault it is, and a word of the line that says so.
+# For each failure, its cause and a part of the line that states it.
 EVICTED = (Cause.INFRA, "evicted, as when a host is drained")
 DELETED = (Cause.INFRA, "its pod was deleted")
 TAINTED = (Cause.INFRA, "lost or tainted")
@@ -112,7 +112,7 @@ FAILED = {
     "job-termination-message": CODE_3,
     "job-termination-message-big": CODE_3,
 }
-# The record ends while a pod runs that may still change the conclusion, or say more of it.
+# The record ends while a pod still runs that may change the conclusion, or explain it further.
 STILL_RUNNING = {"ptj-delete-elastic-exit0", "ptj-evict-elastic-exit0", "ptj-never-exit137-backoff1"}
 
 CANCELLED = [
@@ -122,7 +122,7 @@ CANCELLED = [
     "job-delete-running-foreground", "job-delete-running-foreground-grace30",
 ]  # fmt: skip
 
-# What waited until somebody deleted it: whose fault that is (None: nobody's), and a word of why.
+# Jobs that waited until somebody deleted them: the cause, and a part of the line that states it.
 PULL = (Cause.CONFIG, "none:1 can't be pulled, because there is no such registry")
 GPU = (Cause.WAIT, "nvidia.com/gpu")
 WAITING = {
@@ -148,7 +148,7 @@ WAITING = {
     "job-unschedulable-selector": (Cause.WAIT, "no host matches the node selector"),
 }
 
-# What goes on for ever, and what it would be blamed for.
+# Jobs that never end: the cause that they would have, and a part of the line that states it.
 GOES_ON = {
     "ptj-evicted-ephemeral": (Cause.USER, "its disk than its limit of 3Mi"),
     "ptj-init-fails": (Cause.CONFIG, "init container init exited with code 5"),
@@ -159,7 +159,7 @@ GOES_ON = {
     "trainjob-exit1-default": CODE,
 }
 ORPHANED = ["job-delete-running-default", "job-delete-running-orphan"]
-# What was never created, and a word of the cluster's refusal.
+# Jobs that the cluster refused to create, and a part of its refusal.
 REFUSED = {
     "trainjob-runtime-just-created": "must be created before the TrainJob",
     "trainjob-runtime-missing": "must be created before the TrainJob",

@@ -1,4 +1,4 @@
-"""A cluster for each test that asks for one."""
+"""Emulated clusters for the tests that ask for one."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.backends.kubernetes.stage import Stage
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Tell what stood on the stage of a test that failed: of what is rare nobody sees more."""
+    """Add the state of a failed test's stage to its report: for a rare failure, nobody sees more."""
     report = yield
     if report.when == "call" and report.failed and isinstance(stage := item.funcargs.get("stage"), Stage):
         report.sections.append(("the stage", evidence.of(stage)))
@@ -43,7 +43,7 @@ def cluster(crds):
 
 @pytest.fixture
 def stage(cluster, tmp_path, monkeypatch):
-    """Yield a namespace of that cluster, whose pods act a script."""
+    """Yield a stage: a namespace of that cluster, with pods that act a script."""
     stage = Stage(cluster, tmp_path, monkeypatch)
     yield stage
     stage.close()
@@ -51,6 +51,6 @@ def stage(cluster, tmp_path, monkeypatch):
 
 @pytest.fixture
 def emulator(crds):
-    """Yield a cluster with all kinds."""
+    """Yield a cluster of the test's own, with all kinds."""
     with Emulator() as cluster:
         yield cluster

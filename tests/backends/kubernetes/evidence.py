@@ -1,4 +1,4 @@
-"""What stood in a cluster, and in this process, as a test failed: of a hang it says who waits for what."""
+"""The state of a cluster and this process when a test failed: for a hang, the waits of threads and tasks."""
 
 import asyncio
 import concurrent.futures
@@ -21,7 +21,7 @@ _KINDS = ("cr", "ag", "gi")  # coroutines, asynchronous generators, generators
 
 
 def of(stage: Stage) -> str:
-    """Return, in lines, what happened in a stage's namespace, what was asked of it, and who waits where."""
+    """Return, in lines, the changes in a stage's namespace, its requests, and the waits of this process."""
     lines = [*_changes(stage.cluster, stage.namespace), *_requests(stage.cluster, stage.namespace)]
     return "\n".join([*lines, *_waiting()])
 
@@ -72,10 +72,10 @@ async def _tasks() -> list[str]:
 
 
 def _awaited(work: Any) -> Iterator[str]:
-    """Follow what a task awaits down to the future that it waits for."""
+    """Yield the awaits of a task, down to the future that blocks it."""
     while work is not None:
         kind = next((kind for kind in _KINDS if getattr(work, f"{kind}_frame", None)), None)
-        if kind is None:  # what is waited for, or has ended meanwhile
+        if kind is None:  # the future, or work that has ended meanwhile
             yield f"   {work!r}"[:_FUTURE]
             return
         frame = getattr(work, f"{kind}_frame")

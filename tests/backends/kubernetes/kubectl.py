@@ -1,4 +1,4 @@
-"""What ``kubectl apply -f FOLDER`` does to objects that aren't there yet (recorded of 1.36)."""
+"""``kubectl apply -f FOLDER`` for objects that don't exist yet (recorded with 1.36)."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import yaml
 
 
 class Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads numbers as Go does, which needs no dot in front of an exponent (``1e-3``)."""
+    """A loader that reads numbers as Go does, without a dot before an exponent (``1e-3``)."""
 
 
 Loader.add_implicit_resolver(
@@ -28,7 +28,7 @@ PLURALS = {
 
 
 def apply(cluster, folder, namespace):
-    """Apply a folder's manifests in the order of their names; give the refusals, past which it goes on.
+    """Apply a folder's manifests in the order of their names, past any refusals; return the refusals.
 
     Each object gets a copy of itself in an annotation, written as Go's JSON encoder writes it.
     """

@@ -1,4 +1,4 @@
-"""Kernels in processes of their own, to be killed, and the machines that a new kernel may run on."""
+"""Kernels in separate processes, for tests to kill, and other machines on which a kernel may run."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ METHODS = {"create": "POST", "patch": "PATCH"}
 
 
 class Kernel:
-    """Another kernel that follows a job, or does with it what a ``line`` of the command says.
+    """Another kernel that follows a job, or runs another ``line`` of the command for it.
 
     With a ``step`` it is killed ``before`` or ``after`` it creates or patches an object of that plural
     ("" for any): ``("after", "create", "services")``.
@@ -45,7 +45,7 @@ class Kernel:
         self.kill()
 
     def kill(self):
-        """Kill it, if it lives."""
+        """Kill the kernel, if it runs."""
         self._process.kill()
         self._process.wait()
 
@@ -54,18 +54,18 @@ class Kernel:
         raise ConnectionError("nobody waits for the answer")
 
     def dies(self):
-        """Wait for it to be killed at its step."""
+        """Wait until the kernel has been killed at its step."""
         assert self._process.wait(LIMIT) == -signal.SIGKILL
 
     def follows(self):
-        """Wait until it watches the pods of the stage."""
+        """Wait until the kernel watches the pods of the stage."""
         until(
             lambda: any(f"/{self._stage.namespace}/pods" in path for path in self._stage.cluster.open_watches)
         )
 
 
 def elsewhere(stage, job, monkeypatch, tmp_path):
-    """Attach to the job on another machine: all that is known of it there lies on the cluster."""
+    """Attach to the job from another machine, which knows only what lies on the cluster."""
     folder = tmp_path / f"machine-{len(os.listdir(tmp_path))}"
     monkeypatch.setenv(folders.STATE, str(folder))
     monkeypatch.setenv("NBTORCHJOB_BACKEND", "kubernetes")

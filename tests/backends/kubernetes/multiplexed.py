@@ -1,4 +1,4 @@
-"""The scripted server, speaking HTTP/2 to who offers it: many answers on one connection."""
+"""The scripted server, with HTTP/2 for clients that offer it: many answers on one connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backends.kubernetes.scripted import CUT, HANG, Asked, Reply, Server, 
 
 
 class MultiplexedServer(Server):
-    """Each connection carries ``streams`` answers at once; the first ``leaving`` ones end at once."""
+    """A server of ``streams`` concurrent answers per connection; the first ``leaving`` ones end at once."""
 
     def __init__(self, tls: ssl.SSLContext, streams: int = 100, leaving: int = 0) -> None:
         tls.set_alpn_protocols(["h2", "http/1.1"])
@@ -36,7 +36,7 @@ class MultiplexedServer(Server):
 
 
 class Link:
-    """One connection, as the server has it."""
+    """The server's side of one connection."""
 
     def __init__(
         self, server: MultiplexedServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

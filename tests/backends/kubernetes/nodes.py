@@ -1,4 +1,4 @@
-"""Nodes of a cluster as processes of this machine: what an operator injects in, frames out."""
+"""Cluster nodes as processes on this machine: an operator's variables in, frames out."""
 
 import os
 import shutil
@@ -37,11 +37,11 @@ def pack(
 
 
 class Node:
-    """One running node, and all that it has said so far."""
+    """One running node, and its output so far."""
 
     def __init__(self, job, *, command=(), stdout=None, **env):
         folder = job.parent
-        # Short: multiprocessing binds sockets below it.
+        # A short path: multiprocessing binds sockets below it.
         self.temp = Path(tempfile.mkdtemp(prefix="node-"))
         self.words = self.temp / "termination-log"
         self.words.touch()
@@ -87,18 +87,18 @@ class Node:
             while not condition(self):
                 assert time.monotonic() < give_up, self.frames
                 assert self.process.poll() is None or condition(self), self.frames
-                self._news.wait(0.02)  # what it does beside its log is no news
+                self._news.wait(0.02)  # only the log notifies; other effects need a poll
         return self
 
     def wait(self):
-        """Wait for the end; give the exit code."""
+        """Wait for the end; return the exit code."""
         code = self.process.wait()
         self._reader.join(LIMIT)
         self._output.close()
         return code
 
     def end(self):
-        """End it, whatever it does."""
+        """Kill the node, and remove its files."""
         self.process.kill()
         self.wait()
         self.process.close()
@@ -130,7 +130,7 @@ class Node:
         return wire.read_value(str(path), lambda *_: 1 / 0, key)
 
     def left_behind(self):
-        """Return its processes that still run, and its files."""
+        """Return the node's processes that still run, and its files."""
         return [*self.process.left(), *self.temp.glob("nbtorchjob-*")]
 
 

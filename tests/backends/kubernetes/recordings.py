@@ -18,19 +18,19 @@ from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text import facts
 
 ROOT = Path(__file__).parents[4] / "shared" / "recordings"
-# The folder of a kind -> the resource that its jobs are, and what reads them.
+# A kind's folder -> the resource of its jobs, and the kind that reads them.
 FOLDERS: dict[str, tuple[str, Kind]] = {
     "pytorchjob": ("pytorchjobs", KINDS["pytorchjob"]),
     "trainjob": ("trainjobs", KINDS["trainjob"]),
     "vcjob": ("vcjobs", KINDS["volcano"]),
     "job": ("jobs", KINDS["indexedjob"]),
-    "pod": ("", replace(KINDS["indexedjob"], node=lambda pod: 0)),  # each by itself
+    "pod": ("", replace(KINDS["indexedjob"], node=lambda pod: 0)),  # each pod by itself
 }
-LATER = 2e9  # seconds since the epoch; after all that was recorded
+LATER = 2e9  # seconds since the epoch; after everything recorded
 
 
 def scenarios():
-    """Return the folders of all recorded jobs by name; none where there are no recordings beside."""
+    """Return the folders of all recorded jobs by name; none if no recordings lie beside the checkout."""
     return {path.name: path for kind in FOLDERS for path in sorted((ROOT / kind).glob("*"))}
 
 
@@ -43,7 +43,7 @@ class Recording:
 
     @cached_property
     def changes(self):
-        """What the watches gave, in the order of arrival."""
+        """The changes that the watches sent, in the order of arrival."""
         plain = self.path / "watch.jsonl"
         packed = self.path / "watch.jsonl.gz"
         text = plain.read_text() if plain.exists() else gzip.decompress(packed.read_bytes()).decode()
@@ -52,19 +52,19 @@ class Recording:
 
     @cached_property
     def refused(self):
-        """The messages of what the cluster refused to create."""
+        """The messages with which the cluster refused to create objects."""
         lines = map(json.loads, (self.path / "actions.jsonl").read_text().splitlines())
         return [line["response"]["message"] for line in lines if line["status"] >= 400]
 
     def is_ours(self, obj):
-        """Whether an object is of the job that was recorded, and not of one that took its quota."""
+        """Return whether an object is of the recorded job, and not of one that took its quota."""
         if not self.path.name.startswith("kueue-") or obj["kind"] == "Event":
             return True
         owners = obj["metadata"].get("ownerReferences") or [obj["metadata"]]
         return owners[0]["name"].partition("-")[0] == "m"
 
     def until_deleted(self):
-        """Return the changes before somebody asked for the end of the job's object."""
+        """Return the changes before somebody deleted the job's object."""
         for at, change in enumerate(self.changes):
             gone = change["type"] == "DELETED" or reading.deleted(change["object"]) is not None
             if change["resource"] == self.resource and gone and self.is_ours(change["object"]):
@@ -72,7 +72,7 @@ class Recording:
         return self.changes
 
     def in_another_order(self, seed):
-        """Yield the changes with each resource's delayed anew, some doubled, and some lists sent again."""
+        """Yield the changes with their resources reordered, some doubled, and some sent as by a new list."""
         chance = random.Random(seed)
         streams: dict[str, list[Any]] = {}
         for change in self.changes:
@@ -119,5 +119,5 @@ class Recording:
         return last
 
     def told(self):
-        """Return all that was said of what waits, while the job was there."""
+        """Return all texts about waiting, from before the deletion of the job."""
         return {line for state in self.read(self.until_deleted()) for line in facts.waiting(state)}

@@ -1,6 +1,6 @@
-"""An HTTP server that answers as a test tells it, and breaks off where it tells it to.
+"""An HTTP server that answers, and breaks connections, as its test scripts it.
 
-For what an API server does only on a bad day. Its words are those of real ones (recordings, or texts
+For rare failures of an API server. Its texts are those of real servers (recordings, or texts
 taken from them).
 """
 
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A whole answer; ``body`` is bytes or what becomes JSON. With ``CUT`` the connection breaks instead."""
+    """A whole answer; ``body`` is bytes, or is sent as JSON. With ``CUT`` the connection breaks instead."""
 
     status: int = 200
     body: Any = b""
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """An answer in pieces, where events are waited for, and how it ends."""
+    """An answer in pieces, with events to wait for in between, and its end."""
 
     pieces: Iterable[bytes | asyncio.Event]
     end: str = CLEAN
@@ -56,7 +56,7 @@ Answer = Reply | Stream | Callable[[Asked], Reply | Stream]
 
 
 def status(code: int, message: str, reason: str = "", **details: Any) -> Reply:
-    """Return an API server's way to say no."""
+    """Return a refusal by the API server: a Status object."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
     return Reply(code, {**body, "reason": reason, "details": details})
 
@@ -67,7 +67,7 @@ def event(type_: str, item: Any) -> bytes:
 
 
 class Server:
-    """Answers each path with its replies one after the other; the last one stays."""
+    """A server that answers each path with its replies in order; the last one stays."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
@@ -77,11 +77,11 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on(self, path: str, *replies: Answer) -> None:
-        """Say what comes for ``path``, from the next request on; a function is given the request."""
+        """Set the replies for ``path``, from the next request on; a function gets the request."""
         self.replies[path] = list(replies)
 
     def paths(self) -> list[str]:
-        """Return what was asked, in order."""
+        """Return the requests' methods and paths, in order."""
         return [f"{one.method} {one.path}" for one in self.asked]
 
     async def __aenter__(self) -> Server:
@@ -90,10 +90,10 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A connection that was accepted, but not made before its server closes, stays open (Python 3.11).
+        # A connection that was accepted but isn't set up when its server closes stays open (Python 3.11).
         for listener in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listener.fileno())
-        await _settled()  # what was just accepted begins, to be ended as all others
+        await _settled()  # sets up the connections just accepted, to end them like all others
         self._server.close()
         for task in self._tasks:
             task.cancel()
@@ -121,7 +121,7 @@ class Server:
             writer.transport.abort()
 
     def reply(self, asked: Asked) -> Reply | Stream:
-        """Note what is asked; return what comes for it."""
+        """Record a request; return its reply."""
         self.asked.append(asked)
         replies = self.replies.get(asked.path) or [Reply(404, b"404 page not found\n")]
         answer = replies.pop(0) if len(replies) > 1 else replies[0]
@@ -141,7 +141,7 @@ class Server:
 
 
 async def _settled() -> None:
-    """Let the loop go round as often as a connection takes to be made, or closed."""
+    """Run the loop as often as it takes to set up a connection, or to close one."""
     for _ in range(8):
         await asyncio.sleep(0)
 
@@ -176,7 +176,7 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
 
 
 def kubeconfig(path: Path, server: str, *, name: str = "main", **user: Any) -> str:
-    """Write a kubeconfig whose only context is called ``name``; give its path."""
+    """Write a kubeconfig with one context, called ``name``; return its path."""
     context = {"cluster": name, "user": name, "namespace": f"{name}-ns"}
     content = {
         "apiVersion": "v1",
@@ -191,7 +191,7 @@ def kubeconfig(path: Path, server: str, *, name: str = "main", **user: Any) -> s
 
 
 def scripted(test: Any) -> Any:
-    """Run the coroutine function ``test`` with a ``server`` and a ``client`` of it, and fixtures as usual."""
+    """Run the coroutine function ``test`` with a ``server``, a ``client`` for it, and fixtures as usual."""
     wanted = list(inspect.signature(test).parameters.values())
     fixtures = [one for one in wanted if one.name not in ("server", "client")]
     own = [name for name in ("monkeypatch", "tmp_path") if name not in {one.name for one in fixtures}]

@@ -1,7 +1,7 @@
-"""Jobs on the emulator whose pods act a part instead of running torch, so that a test takes a second.
+"""Jobs on the emulator with pods that act a part instead of running torch, so that a test takes a second.
 
-A part is Python that runs in the job's container in place of the node, in the words of ``parts/words.py``. It
-waits for signs that the test gives.
+A part is Python that runs in the job's container in place of the node, with ``parts/words.py``. It waits
+for signs that the test gives.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ IMAGE = "localhost/python:3.11"
 
 
 def collection(api_):
-    """Return the path of a namespace's objects, the namespace left open."""
+    """Return the path of a namespace's objects, with a placeholder for the namespace."""
     return f"{'apis' if api_.group else 'api'}/{api_.group_version}/{{}}/{api_.plural}"
 
 
 JOBS = [collection(kind.api) for kind in KINDS.values()]
 COLLECTIONS = [*map(collection, (SECRETS, SERVICES, PODS)), *JOBS]
 
-# A part finds the payload as a node does, and after it this checkout for the words that parts are made of. No
-# PYTHONPATH: with one the emulator's pods start cold.
+# A part finds the payload as a node does, and after it this checkout, for the helpers of parts. Not by
+# PYTHONPATH: with one, the emulator's pods start cold.
 PLACES = f"/etc/nbtorchjob/job.pyz:{Path(__file__).parents[3]}"
 WORDS = """
 import os, sys
@@ -61,30 +61,30 @@ class Stage:
         self.namespace = cluster.namespace(f"stage-{secrets.token_hex(3)}", security)
 
     def spec(self, launch=None, name=None, retry=None, hold=None, env=None, **asked):
-        """Return the spec of a job here."""
+        """Return the spec of a job in this namespace."""
         asked = {"namespace": self.namespace, "image": IMAGE, "kind": "indexedjob", **asked}
         cluster = Cluster(**asked)
         more = {"name": name, "retry": retry, "hold": hold, "env": env or {}}
         return JobSpec(launch or Elastic(), "kubernetes", cluster=cluster, **more)
 
     def submit(self, part=None, cell="1", variables=None, **asked):
-        """Submit a cell; with a part, its pods act that."""
+        """Submit a cell; with a part, its pods act the part."""
         if part is not None:
             asked["pod_patch"] = self.acting(part)
         return submission.submit(capture.from_cell(cell, variables or {}), self.spec(**asked))
 
     def acting(self, part, grace=1, **variables):
-        """Return the pod patch that has pods act a part, with more variables in their environment."""
+        """Return the pod patch that makes pods act a part, with more variables in their environment."""
         words = {"PLACES": PLACES, "SIGNS": str(self.signs), **variables}
         return self.patch(["python", "-c", WORDS + part], grace=grace, **words)
 
     def become(self, *without):
-        """Be a user who may do all that jobs need but for some (verb, resource); give their name."""
+        """Become a user who may do all that jobs need except some (verb, resource); return their name."""
         needed = [*server.EVENTS, *(right for kind in KINDS.values() for right in server.needed_rights(kind))]
         return self.be([right for right in needed if (right.verb, right.resource) not in without])
 
     def be(self, allowed):
-        """Be a user who may do exactly this; give their name."""
+        """Become a user who may do exactly this; return their name."""
         user = f"ada-{secrets.token_hex(3)}"
         rules = [{"apiGroups": [group], "resources": [of], "verbs": [verb]} for verb, group, of in allowed]
         self.cluster.allow(user, self.namespace, rules)
@@ -92,20 +92,20 @@ class Stage:
         return user
 
     def admin(self):
-        """Be the administrator again, who may do anything."""
+        """Become the administrator again, who may do anything."""
         self._monkeypatch.setenv("KUBECONFIG", str(self.cluster.kubeconfig))
 
     def patch(self, command, grace=1, **variables):
-        """Return the pod patch that has the job's container run another command, with more variables.
+        """Return the pod patch that makes the job's container run another command, with more variables.
 
-        As PID 1 a command hears no SIGTERM that it doesn't handle, or not yet: nobody waits for it to.
+        As PID 1 a command ignores a SIGTERM that it doesn't handle, or not yet: a short grace period ends it.
         """
         env = [{"name": name, "value": value} for name, value in variables.items()]
         container = {"command": command, **({"env": env} if env else {})}
         return json.dumps({"spec": {"containers": [container], "terminationGracePeriodSeconds": grace}})
 
     def sign(self, name):
-        """Let parts that wait for the sign go on."""
+        """Give a sign, so that the parts that wait for it go on."""
         (self.signs / name).touch()
 
     def left(self):
@@ -113,17 +113,17 @@ class Stage:
         return [item["metadata"]["name"] for path in COLLECTIONS for item in self.objects(path)]
 
     def objects(self, path):
-        """Return the objects of one of the namespace's collections, none of an absent operator."""
+        """Return the objects of one of the namespace's collections; none if its operator is absent."""
         return self.cluster.objects(path.format(f"namespaces/{self.namespace}"))
 
     def warn(self, job, reason, message):
-        """Let a component tell of trouble with the object of an Indexed Job."""
+        """Record a warning about the object of an Indexed Job, as a component does."""
         jobs = self.objects("apis/batch/v1/{}/jobs")
         (obj,) = (obj for obj in jobs if obj["metadata"]["name"] == job.name)
         self.tell({**obj, "kind": "Job", "apiVersion": "batch/v1"}, reason, message)
 
     def tell(self, obj, reason, message, type="Warning"):
-        """Let a component record an event of an object, a second from now."""
+        """Record an event of an object, a second from now, as a component does."""
         name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 1))
         body = {
@@ -144,11 +144,11 @@ class Stage:
         self.cluster.request("POST", f"/api/v1/namespaces/{self.namespace}/events", body)
 
     def close(self):
-        """End what still runs."""
+        """Delete the jobs that still exist."""
         for path in COLLECTIONS:
             if path.endswith("jobs"):
                 for item in self.objects(path):
-                    with contextlib.suppress(urllib.error.HTTPError):  # gone with the one that owns it
+                    with contextlib.suppress(urllib.error.HTTPError):  # deleted with its owner
                         self.delete(path, item["metadata"]["name"])
 
     def delete(self, path, name):
@@ -158,35 +158,35 @@ class Stage:
         )
 
     def pods(self):
-        """Return the pods, by name."""
+        """Return the pods, in the order of their names."""
         return sorted(self.objects("api/v1/{}/pods"), key=lambda pod: pod["metadata"]["name"])
 
     def pod(self, index=0):
-        """Return the name of one of the pods, when there is one."""
+        """Return the name of one of the pods, once it exists."""
         until(lambda: len(self.pods()) > index)
         return self.pods()[index]["metadata"]["name"]
 
     def follow(self, job):
-        """Follow a job until its nodes are known, and let parts go on that wait for that; give it back.
+        """Follow a job until its nodes are known; let the parts go on that wait for this; return the job.
 
-        What has come and gone before nobody can tell of: on a busy machine that is as long as a part takes.
+        A follower can't report what came and went before: on a busy machine, that is as long as a part takes.
         """
         until(lambda: job.wait(0) or job.state.nodes)
         self.sign("followed")
         return job
 
     def refused(self, error, /, *args, **asked):
-        """Submit what must be refused with such an error, leaving nothing; give the error."""
+        """Submit a job that must be refused with such an error, and leave nothing; return the error."""
         before = self.left()
         with pytest.raises(error) as caught:
             self.submit(*args, **asked)
-        until(lambda: self.left() == before)  # pods of a job that was taken back end in their own time
+        until(lambda: self.left() == before)  # pods of a withdrawn job take their own time to end
         assert "\n" not in str(caught.value)
         return caught.value
 
 
 def running(job):
-    """Follow a job until it runs; give it back."""
+    """Follow a job until it runs; return it."""
     _follow(job)
     until(
         lambda: (
@@ -197,19 +197,19 @@ def running(job):
 
 
 def working(job):
-    """Follow a job until its nodes work; give it back."""
+    """Follow a job until its nodes work; return it."""
     _follow(job)
     until(lambda: job.state.working)
     return job
 
 
 def _follow(job):
-    # The state that is asked for first is looked up before anybody follows: what goes then goes unseen.
+    # The first state comes from a lookup, before anybody follows: what goes in between goes unseen.
     job.wait(0)
 
 
 def until(condition):
-    """Wait for a condition; give what it gave."""
+    """Wait until a condition holds; return its value."""
     end = time.monotonic() + LIMIT
     while not (value := condition()):
         assert time.monotonic() < end, "it didn't come to that"
@@ -218,5 +218,5 @@ def until(condition):
 
 
 def waits(job):
-    """Return what a job waits for, in words, once it does."""
+    """Return the texts of a job's waits, joined; "" if it doesn't wait."""
     return " | ".join(wait.text for wait in job.state.waiting)

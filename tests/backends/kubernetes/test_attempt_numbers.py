@@ -1,4 +1,4 @@
-"""Attempts that an operator starts: as many as the budget says, whoever fails; ranks know their number."""
+"""Attempts that an operator starts: as many as the budget allows, whichever nodes fail, and numbered."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.patience import LIMIT
 
 OPERATORS = {"indexedjob": Retry(retries=2, backoff=0), "volcano": Retry(2, preemptions=0, backoff=0)}
 FAIL = "fail(recoverable=True)"
-# How two nodes end an attempt; the peer of one that failed ends as that did, and says nothing.
+# How two nodes end an attempt; a failed node's peer ends with the same code, and reports nothing.
 PEER = f"time.sleep(0.1); os._exit({exits.RECOVERABLE_ERROR})"
 ENDS = {
     "both at once": FAIL,
@@ -35,7 +35,7 @@ def test_nodes_that_fail_in_any_order_are_one_attempt_and_know_its_number(stage,
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_an_indexed_job_has_failed_after_as_many_attempts_as_there_are_with_nobody_there(stage, ends):
-    # A pod that is ended before it began has no life.
+    # A pod that ends before it begins counts no life.
     both = "wait('followed'); begin(2); wait(f'life-{1 - NODE}-{LIFE}')"
     job = stage.submit(f"{both}\n{ENDS[ends]}", launch=Elastic(2), retry=Retry(retries=1, backoff=0))
     stage.follow(job).wait(LIMIT)
@@ -54,14 +54,14 @@ value(ATTEMPT)
 """
 
 
-# What docs/failures.md says of them: a Job's controller counts anew, Volcano takes the resume for a restart,
+# As docs/failures.md states: a Job's controller counts anew; Volcano treats the resume as a restart,
 # and has deleted the pods of the attempts before (recorded: vcjob-abort-resume).
 @pytest.mark.parametrize(("kind", "number", "count"), [("indexedjob", 1, 2), ("volcano", 3, 1)])
 def test_the_card_counts_on_over_a_resume_though_its_operator_counts_otherwise(
     stage, monkeypatch, tmp_path, kind, number, count
 ):
     job = working(stage.submit(RESUMED, kind=kind, launch=Elastic(2), retry=OPERATORS[kind]))
-    until(lambda: len(list(stage.signs.glob("life-*-0"))) == 2)  # else one may end without one
+    until(lambda: len(list(stage.signs.glob("life-*-0"))) == 2)  # else a node may end without a life
     stage.sign("followed")
     until(lambda: len(job.state.attempts) == 2 and len(list(stage.signs.glob("life-*-1"))) == 2)
     job.suspend()

@@ -1,4 +1,4 @@
-"""What is asked for and can't be had: one clear line each, and nothing left behind."""
+"""Requests that can't be met: one clear line each, and nothing left behind."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def token(stage, user):
     return json.loads(stage.cluster.user(user).read_text())["users"][0]["user"]["token"]
 
 
-# Names of things that aren't there.
+# Names of objects that don't exist.
 
 
 def test_a_missing_namespace(stage):
@@ -169,7 +169,7 @@ def test_an_image_without_python(stage):
     assert "Is there a python in the image?" in message
 
 
-# Room and names.
+# Quotas and names.
 
 
 def test_pods_above_a_quota_are_waited_for_with_the_reason(stage):
@@ -221,7 +221,7 @@ def test_a_name_that_anothers_job_has_is_refused(stage, kind):
     stage.cluster.request("PATCH", path, {"metadata": {"labels": None, "annotations": None}})
     stage.delete(collection(SECRETS), "mine-claim")
     until(lambda: not stage.objects(collection(SECRETS)))
-    stage.pod()  # the last of what its operator makes, beside which the refused one must leave nothing
+    stage.pod()  # the last object that its operator makes; the refused job must leave nothing more
 
     reason = str(stage.refused(NameTakenError, name="mine", kind=kind))
     assert f"has a {KINDS[kind].api.kind} 'mine' that nbtorchjob didn't make: choose another --name" in reason

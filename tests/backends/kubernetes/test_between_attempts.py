@@ -1,4 +1,4 @@
-"""What can be asked of a job, and what can befall it, while its next attempt is awaited or made."""
+"""Actions on a job, and troubles of a job, while it awaits or makes its next attempt."""
 
 import pytest
 
@@ -23,14 +23,14 @@ QUICK = Retry(retries=2, preemptions=2, backoff=0)
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Return what attaches to a job on another machine."""
+    """Return a function that attaches to a job from another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Have an attempt that was refused tried again at once."""
-    # Ten seconds else, and nothing that a user could set.
+    """Retry a refused attempt at once."""
+    # The default is ten seconds, and no setting changes it.
     monkeypatch.setattr(controller, "AGAIN_S", 0.05)
 
 
@@ -42,13 +42,13 @@ def between(stage, **asked):
 
 
 def told(job):
-    """Return a list that fills with what the job waits for, in words."""
+    """Return a list that collects the texts of the job's waits."""
     texts: list[str] = []
     job.subscribe(lambda state: texts.extend(wait.text for wait in state.waiting))
     return texts
 
 
-# Volcano's takes a Command beside the mark.
+# Cancelling a Volcano job takes a Command beside the mark.
 @pytest.mark.parametrize("kind", ["volcano", "indexedjob"])
 def test_a_job_that_is_cancelled_between_two_attempts_has_ended_for_everybody(stage, attach, kind):
     job = between(stage, kind=kind)

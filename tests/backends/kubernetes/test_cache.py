@@ -1,4 +1,4 @@
-"""What is cached of a job has one writer, whoever asks meanwhile whether there is one."""
+"""A job's cache has one writer, even while others ask whether it has one."""
 
 import json
 import os
@@ -65,7 +65,7 @@ def test_a_fork_that_outlives_its_writer_has_no_lock(tmp_path):
     first, second = JobCache(tmp_path / "job"), JobCache(tmp_path / "job")
     assert first.claim(JobInfo("job"))
     with forked():
-        assert not second.claim(JobInfo("job"))  # the fork's end of it takes nothing from its parent
+        assert not second.claim(JobInfo("job"))  # the fork has closed its copy: the parent keeps the lock
 
         first.release()
         assert second.followed() is None
@@ -97,7 +97,7 @@ def test_a_kernel_that_ends_leaves_no_lock_with_its_forks(tmp_path):
 
 @contextmanager
 def forked():
-    """Have a fork that lives on, as a worker of multiprocessing does."""
+    """Keep a fork alive inside the block, like a worker of multiprocessing."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -113,7 +113,7 @@ def forked():
 
 @contextmanager
 def full_disk(free):
-    """Have no file grow beyond so many bytes."""
+    """Let no file grow beyond ``free`` bytes inside the block."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (free, limits[1]))
     try:
@@ -228,7 +228,7 @@ def test_kept_logs_come_in_the_order_in_which_their_pods_began(tmp_path):
 
 
 def sent(rank, data, round_=0):
-    """Return the lines of a log that bring a value."""
+    """Return the log lines that carry a value."""
     lines = b"".join(frames.value(rank, round_, data)).splitlines()
     return [(b"2026-01-01T00:00:01Z", line) for line in lines]
 
@@ -246,7 +246,7 @@ def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
     parts = sent(1, whole)
 
     for lines, size, there in (
-        (parts[:1] + parts[2:], len(whole), False),  # one is missing
+        (parts[:1] + parts[2:], len(whole), False),  # one part is missing
         (parts, len(whole) - 1, False),
         (parts[:2] + parts[1:], len(whole), True),  # one came twice
     ):
@@ -262,7 +262,7 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
     tracemalloc.start()
     for rank in range(200):
         reader.events(Lines.of(sent(rank, part * 40)))
-    # And one that goes on for ever.
+    # And a value that never ends.
     text = sent(0, part)[0][1].partition(b" ")[2]
     for at in range(0, 30_000_000, 9000):
         reader.events(Lines.of([(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))]))
@@ -314,14 +314,14 @@ def test_many_lines_say_what_each_of_them_says(printed, missing):
 
 
 def written(lines):
-    """Return each byte of ranks' logs in the lines, with its place."""
+    """Return each byte of the ranks' logs in the lines, with its position."""
     facts = Reader(Pod(0, "ffff"), JobCache(Path())).events(Lines.of(lines))
     chunks = (event for event in facts if isinstance(event, ev.LogChunk))
     return {(e.rank, e.round, e.offset + at, byte) for e in chunks for at, byte in enumerate(e.data)}
 
 
 def events(*lines):
-    """Return what lines say that came one a second."""
+    """Return the events of lines that came one per second."""
     stamped = [(b"2026-01-01T00:00:%02dZ" % second, line) for second, line in enumerate(lines)]
     return Reader(Pod(0, "ffff"), JobCache(Path())).events(Lines.of(stamped))
 

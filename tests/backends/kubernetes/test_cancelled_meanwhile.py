@@ -1,4 +1,4 @@
-"""A job that is cancelled while nobody follows it has ended for whoever attaches then."""
+"""A job that is cancelled while nobody follows it has ended for whoever attaches later."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_job_whose_pods_went_while_nobody_looked_was_cancelled(stage):
 def test_a_job_of_whose_pods_only_the_logs_are_known_was_cancelled(stage, kind):
     job = stage.submit("begin(); sign('begun'); wait('never')", kind=kind)
     until((stage.signs / "begun").exists)
-    # Whoever cancels a job that nobody follows keeps its logs, and sees no more of its pods.
+    # Cancelling a job that nobody follows saves its logs, but records no more of its pods.
     job.cancel()
     until(lambda: not stage.pods())
 

@@ -1,4 +1,4 @@
-"""Kernels killed at each step of a retry: whoever comes next carries on; nothing is doubled or lost."""
+"""Kernels killed at each step of a retry: the next kernel continues; nothing is doubled or lost."""
 
 import random
 from functools import reduce
@@ -20,8 +20,8 @@ AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 WAITS = "begin()\nif ATTEMPT == 1: wait('go'); fail(recoverable=True)\nvalue(ATTEMPT)"
 OURS = Retry(retries=2, preemptions=2, backoff=0)
 
-# What is made of an attempt is the same on every kind but for an Indexed Job's Service; a failed TrainJob is
-# suspended before.
+# The objects of an attempt are the same for every kind, except an Indexed Job's Service; a failed TrainJob is
+# suspended first.
 STEPS = [
     ("pytorchjob", ("before", "create", "")),
     ("volcano", ("after", "create", "jobs")),
@@ -33,12 +33,12 @@ STEPS = [
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Return what attaches to a job on another machine."""
+    """Return a function that attaches to a job from another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 
 def check(stage, job, kind, attempts=2):
-    """Check that the job was tried so often, with nothing doubled, and that nothing is left of it."""
+    """Check that the job had so many attempts, with nothing doubled, and that its deletion leaves nothing."""
     assert job.result(LIMIT) == attempts
     assert job.info.retry_owner == US
     failed = [(number, Budget.FAILURES) for number in range(1, attempts)]
@@ -47,7 +47,7 @@ def check(stage, job, kind, attempts=2):
     assert job.state.phase is Phase.SUCCEEDED
     jobs, services = made(stage)
     assert jobs == [job.name, *(f"{job.name}-a{number}" for number in range(2, attempts + 1))]
-    # Each is of a run, so that none is another run's of the same name.
+    # Each name ends in its run, so that no other run of the same name shares the Service.
     assert sorted(name.rpartition("-")[0] for name in services) == (jobs if kind == "indexedjob" else [])
     job.delete()
     until(lambda: not stage.left())
@@ -62,7 +62,7 @@ def test_a_kernel_killed_at_a_step_of_a_retry_is_succeeded_by_another(stage, att
     check(stage, attach(job), kind)
 
 
-# Their operators take the pods of what has ended away, or start them again.
+# Their operators remove the pods of an ended attempt, or restart them.
 @pytest.mark.parametrize("kind", ["trainjob", "volcano"])
 def test_an_attempt_that_ends_with_nobody_there_is_followed_by_the_next(stage, attach, kind):
     job = stage.submit(WAITS, kind=kind, retry=OURS)
@@ -103,7 +103,7 @@ async def heard(job):
     return [event async for event in backend("kubernetes").follow(job.info.address)]
 
 
-# A TrainJob's container runs again in place; all kinds' facts are shuffled in ``test_recordings``.
+# A TrainJob's container restarts in place; ``test_recordings`` shuffles the facts of all kinds.
 @pytest.mark.parametrize("kind", ["trainjob", "indexedjob"])
 def test_the_facts_of_a_retried_job_say_the_same_in_any_order(stage, kind):
     job = stage.submit(AGAIN, kind=kind, retry=OURS)

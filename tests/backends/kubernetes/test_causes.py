@@ -1,7 +1,7 @@
-"""The same is known of a cause on every kind, whoever owns the retries (``causes.py``).
+"""Every kind reports a failure's cause and budget alike, whatever owns the retries (``causes.py``).
 
-What operators can't tell apart goes through one kind: that each cause is told from its signs is in
-``tests/state/test_failure.py``.
+Causes that operators can't tell apart run on one kind only; ``tests/state/test_failure.py`` tests that each
+cause is recognized from its signs.
 """
 
 import math
@@ -21,9 +21,9 @@ from tests.backends.kubernetes.stage import Stage, until
 from tests.patience import LIMIT
 
 OURS = Retry(retries=1, preemptions=1, backoff=0)
-# With these budgets an operator keeps them; that of PyTorchJob only where the job is elastic.
+# Budgets that operators keep themselves; PyTorchJob's does so only for elastic jobs.
 BY_OPERATOR = {"volcano": Retry(1, preemptions=0, backoff=0), "indexedjob": Retry(1, backoff=0)}
-# Without any a job is tried once, but for what its operator tries again by itself.
+# Without budgets a job is tried once, except for retries that its operator makes by itself.
 PLAIN = dict.fromkeys(KINDS)
 BY_ITSELF = {
     "pytorchjob": (0, 0),
@@ -36,18 +36,18 @@ causes = pytest.mark.parametrize("row", APART, ids=lambda row: row.name)
 
 
 class Story(NamedTuple):
-    """What is known of a job that has ended."""
+    """Facts about a job that has ended."""
 
     phase: Phase
     cause: Cause | None
     attempts: tuple[Any, ...]  # number, cause, budget, hosts
     used: tuple[Any, ...]  # of each budget
-    missing: tuple[str, ...]  # words that must be told of its failure, and aren't
+    missing: tuple[str, ...]  # expected words that the failure's text lacks
 
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    """Yield a cluster whose kubelet soon starts a container again: how long it waits tells no cause."""
+    """Yield a cluster with a kubelet that restarts containers soon: no cause depends on that delay."""
     with Emulator(restart_s=0.5) as emulator:
         yield emulator
 
@@ -65,7 +65,7 @@ def stages(cluster, tmp_path, monkeypatch):
 
 
 def play(stages, row, retries, who):
-    """Have a cause end a job of each kind, all beside each other; give what is known of it then."""
+    """Play a row's cause on a job of each kind, all at once; return each kind's ``Story``."""
     kinds = [kind for kind in retries if (who, kind) not in row.apart]
     jobs = {kind: submit(stages[kind], row, kind, retries[kind]) for kind in kinds}
     with ThreadPoolExecutor(len(kinds)) as pool:
@@ -94,7 +94,7 @@ def follow(stage, row, job):
 
 
 def to_strike(stage, row, job, struck):
-    """Return a pod that has come to where it is to be struck, and wasn't struck before."""
+    """Return a pod that wasn't struck before and is to be struck: pending or hanging, as the row needs."""
     fresh = [
         pod
         for pod in stage.pods()
@@ -107,15 +107,15 @@ def to_strike(stage, row, job, struck):
 
 
 def hangs(job, uid, restarts):
-    """Whether a pod's newest run hangs; the third does not."""
+    """Return whether a pod's newest run hangs; the third doesn't."""
     workers = [worker for node in job.state.nodes.values() for worker in node.workers]
     rounds = [worker.round for worker in workers if worker.pod == uid]
-    # Of attempts that we number there are but two.
+    # Of attempts that we number, a job has at most two.
     return len(rounds) > restarts and (rounds[-1] < TIMES or job.info.retry_owner == US)
 
 
 def life(pod):
-    """Return what tells a run of a pod from all others."""
+    """Return a key that identifies one run of a pod."""
     containers = pod["status"].get("containerStatuses") or [{"restartCount": 0}]
     return pod["metadata"]["uid"], containers[0]["restartCount"]
 
@@ -130,12 +130,12 @@ def story(row, state):
 
 
 def expected(row, again, retry=None):
-    """Return what must be known of a job that is tried again so often at most."""
+    """Return the ``Story`` expected of a job that is tried again at most ``again`` times."""
     failed = again < TIMES
     ends = [(row.cause, row.budget, row.hosts)] * int(min(again + 1, TIMES))
     drawn = {budget: len(ends) if row.budget is budget else 0 for budget in Budget}
     limits = {Budget.FAILURES: retry.retries, Budget.PREEMPTIONS: retry.most_preemptions} if retry else {}
-    # Nothing paid for what follows an end that nothing followed for want of budget.
+    # The last failure draws on no budget if the budget allowed no further attempt.
     used = tuple(drawn[budget] - (drawn[budget] > limit) for budget, limit in limits.items())
     ends += [] if failed else [(None, None, ("localhost",))]
     attempts = tuple((number, *end) for number, end in enumerate(ends, 1))
@@ -144,7 +144,7 @@ def expected(row, again, retry=None):
 
 
 def allowed(row, failures, preemptions):
-    """Return how often such budgets let a cause be tried again."""
+    """Return how often these budgets allow another attempt after the row's cause."""
     return {None: 0, Budget.FAILURES: failures, Budget.PREEMPTIONS: preemptions}[row.budget]
 
 
@@ -169,7 +169,7 @@ def test_operators_that_keep_the_budgets_spend_them_likewise(stages, row):
 def test_without_budgets_a_job_is_tried_as_often_as_its_operator_does_by_itself(stages, row):
     for kind, outcome in play(stages, row, PLAIN, "plain").items():
         wanted = expected(row, row.again.get(("plain", kind), allowed(row, *BY_ITSELF[kind])))
-        if kind == "trainjob":  # it starts a container again in place, before anybody can stop it
+        if kind == "trainjob":  # a TrainJob restarts a container in place, before anybody can stop it
             outcome, wanted = (cause._replace(attempts=()) for cause in (outcome, wanted))
         assert outcome == wanted, kind
 

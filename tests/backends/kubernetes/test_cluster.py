@@ -1,7 +1,7 @@
-"""What a user does with a cluster, on any cluster.
+"""A user's actions on a cluster, run against any cluster.
 
-With NBTORCHJOB_TEST_KUBECONFIG it is that one, else the emulator. The image is NBTORCHJOB_TEST_IMAGE: it
-has this Python's minor version and torch. A kind that the cluster lacks is skipped by name.
+The cluster is that of NBTORCHJOB_TEST_KUBECONFIG, or else the emulator. The image, NBTORCHJOB_TEST_IMAGE,
+needs this Python's minor version and torch. Tests skip a kind that the cluster lacks, and name it.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def namespace(cluster):
-    """Yield a namespace of our own."""
+    """Yield a namespace for these tests alone."""
     name = f"nbtorchjob-test-{secrets.token_hex(3)}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def namespace(cluster):
 
 @pytest.fixture
 def options(cluster, namespace, tmp_path, monkeypatch):
-    """Return the options of a job there, for a user who has submitted nothing yet."""
+    """Return the options of a job in that namespace, for a user who has submitted nothing yet."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     return {"namespace": namespace, "image": IMAGE, "memory": "1500Mi", "cpu": "400m"}
@@ -112,7 +112,7 @@ def options(cluster, namespace, tmp_path, monkeypatch):
 
 @pytest.fixture(params=KINDS)
 def kind(request, cluster, monkeypatch):
-    """Return each kind that the cluster serves."""
+    """Return a kind; skip kinds that the cluster doesn't serve."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     if request.param not in served():
         pytest.skip(f"this cluster has no {request.param}")
@@ -121,7 +121,7 @@ def kind(request, cluster, monkeypatch):
 
 @pytest.fixture
 def any_kind(cluster, monkeypatch):
-    """Return one kind, for what is the same with all."""
+    """Return one kind, for behavior that all kinds share."""
     monkeypatch.setenv("KUBECONFIG", cluster)
     return next(kind for kind in reversed([*KINDS]) if kind in served())
 
@@ -170,11 +170,11 @@ def until(condition, seconds=END_S):
 
 @pytest.fixture
 def gate(tmp_path):
-    """Return a path that a cell waits for; where pods don't share our files, for so many seconds instead."""
+    """Return a path that a cell waits for; if pods don't share our files, it waits some seconds instead."""
     return tmp_path / "gate"
 
 
-# A cell that runs until it is let go, so that something can be done to it before.
+# A cell that runs until the test creates the gate, so that the test can act on the job before.
 HOLD = """
 import os, time
 print("begun", flush=True)
@@ -190,7 +190,7 @@ def held(gate):
 
 
 def left_of(name, namespace):
-    """Return what exists of a job's objects."""
+    """Return the names of a job's objects that still exist."""
     names = []
     for api_ in (SECRETS, SERVICES, PODS):
         listing = on_cluster(lambda client, a=api_: client.list(a, namespace))
@@ -201,7 +201,7 @@ def left_of(name, namespace):
 
 
 def zipped(job):
-    """Return the files of the archive of its logs."""
+    """Return the files in the archive of a job's logs."""
     with zipfile.ZipFile(io.BytesIO(b"".join(job.archive()))) as file:
         return {name: file.read(name) for name in file.namelist()}
 
@@ -256,7 +256,7 @@ def test_a_cancelled_job_keeps_its_record_and_a_deleted_one_nothing(any_kind, op
     until(lambda: not left_of(job.name, options["namespace"]))
 
 
-# Volcano's operator is told by a Command and has plugins that say anew where to meet, others by a field.
+# Volcano suspends by a Command and its plugins set the rendezvous address anew; other kinds have a field.
 @pytest.mark.parametrize("kind", ["volcano", "indexedjob"], indirect=True)
 def test_a_suspended_job_goes_on_when_it_is_resumed(kind, options, gate):
     with submitted(f"{HOLD}\n7", held(gate), Elastic(nnodes=2), options, kind=kind) as job:
@@ -292,7 +292,7 @@ def test_a_new_kernel_has_everything_again(any_kind, options, tmp_path, gate):
     cell = f"{HOLD}\n{{'x': x}}"
     with submitted(cell, {"x": 5, **held(gate)}, Elastic(nnodes=2), options, kind=any_kind) as job:
         until(lambda: "begun" in job.logs(0))
-        # Another machine, too: nothing is kept there yet but where the cluster is.
+        # As on another machine: its state folder records only where the cluster is.
         fresh = tmp_path / "fresh"
         shutil.copytree(
             folders.state_dir(),
@@ -321,7 +321,7 @@ def test_a_cell_that_is_run_again_finds_its_running_job(any_kind, options, gate)
             assert other.name != first.name
             gate.touch()
             assert (first.result(END_S), again.result(END_S), other.result(END_S)) == (1, 1, 2)
-        # One that has ended is run again.
+        # A call runs again once its job has ended.
         with submitted(cell, {"x": 1, **held_by}, Elastic(), options, kind=any_kind) as third:
             assert third.name != first.name
 
@@ -448,7 +448,7 @@ def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeyp
     again = job.retry()
     assert again.result(END_S)[:3] == (expected, "1", SMALL + 1)
 
-    # An image whose working folder has such a file of its own keeps it.
+    # If an image's working folder has a file of that name, the image's file stays.
     monkeypatch.chdir(work)
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "big").write_text("the image's")
@@ -531,7 +531,7 @@ def test_an_image_that_isnt_there_is_waited_for_with_the_reason(any_kind, option
 
 def test_more_than_the_cluster_has_is_waited_for_with_the_reason(any_kind, options):
     with submitted("1", {}, Elastic(), {**options, "cpu": "900"}, kind=any_kind) as job:
-        # Where pods are made only once all of them fit, the gang is what is told of.
+        # If pods are made only once all of them fit, the reason names the gang.
         words = ("cpu", "gang")
         until(lambda: any(word in wait.text for wait in job.state.waiting for word in words))
 
@@ -573,7 +573,7 @@ def test_a_name_of_another_running_call_is_refused(any_kind, options):
         job.delete()
 
 
-# The server adds most to an Indexed Job, and would refuse it; a TrainJob's pods come of a runtime.
+# The server adds most fields to an Indexed Job, and would refuse them; a TrainJob's pods come of a runtime.
 @pytest.mark.parametrize("kind", ["trainjob", "indexedjob"], indirect=True)
 def test_an_exported_job_runs_without_the_notebook(kind, options, tmp_path):
     import yaml
@@ -600,7 +600,7 @@ def test_an_exported_job_runs_without_the_notebook(kind, options, tmp_path):
                 on_cluster(lambda client, t=target: client.delete(t))
 
 
-# What lies beside the job in what is exported.
+# The kinds of objects that an export contains beside the job.
 BESIDE = {"Secret": SECRETS, "Service": SERVICES, "NetworkPolicy": POLICIES}
 
 
@@ -660,7 +660,7 @@ model.module.weight.detach()
 
 @pytest.fixture
 def training():
-    """Return that cell's variables, and its value on this machine, from the pool that all tests share."""
+    """Return variables for ``TRAIN``, and its value on this machine, from the pool that all tests share."""
     torch = pytest.importorskip("torch")
     variables = {"inputs": torch.linspace(-1, 1, 256).reshape(32, 8)}
     job = submission.submit(capture.from_cell(TRAIN, variables), JobSpec(Elastic(nnodes=2)))
@@ -757,7 +757,7 @@ def test_data_is_fetched_once_a_host_before_ranks_start(any_kind, options, tmp_p
 
 
 class Files(ThreadingHTTPServer):
-    """Serves one file, and counts how often it was asked for all of it."""
+    """A server of one file that counts the requests for all of it."""
 
     def __init__(self):
         self.whole = 0

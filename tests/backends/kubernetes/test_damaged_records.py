@@ -1,4 +1,4 @@
-"""Records of cluster jobs that say what they can't, in a kept copy or an annotation: told of in one line."""
+"""Damaged records of cluster jobs, in a cached copy or an annotation: one line reports each."""
 
 import json
 
@@ -55,7 +55,7 @@ def said(verb, *words):
 
 @pytest.fixture
 def gone(stage):
-    """Return a job that no cluster has any more, and the file that this machine caches its record in."""
+    """Return the name of a job that no cluster has any more, and the file that caches its record here."""
     job = stage.submit("begin(); value(1)")
     assert job.result(LIMIT) == 1
     stage.delete("apis/batch/v1/{}/jobs", job.name)
@@ -138,7 +138,7 @@ def test_what_a_later_version_wrote_down_is_left_aside(gone):
 
 
 def annotate(stage, job, record):
-    """Write another record to a job's object, as anybody may who can change it."""
+    """Write another record to a job's object, as anybody with the right to change it can."""
     path = f"/apis/batch/v1/namespaces/{stage.namespace}/jobs/{job.name}"
     body = {"metadata": {"annotations": {labelling.INFO: json.dumps(record)}}}
     stage.cluster.request("PATCH", path, body)
@@ -197,7 +197,7 @@ def test_a_job_of_which_no_state_can_be_made_keeps_no_tender_from_others(stage, 
     monkeypatch.setattr(jobs, "apply", apply)
     tending = cluster_backend().tend("the test", [stage.namespace])
     assert tending is not None
-    # Nothing on the cluster ends a job that isn't placed in time: no pod of it has a kubelet yet.
+    # Nothing on the cluster ends a job that isn't placed in time: none of its pods has a kubelet yet.
     stage.cluster.hold("^late-")
     stage.submit(wait, name="late", launch=Elastic(run_policy=RunPolicy(start_within="1s")), kind="volcano")
     until(

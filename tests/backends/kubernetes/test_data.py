@@ -1,4 +1,4 @@
-"""Data of pods: a claim is mounted for reading where the payload leads ranks to."""
+"""Data of pods: a claim is mounted read-only at the path that the payload gives to ranks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ folder = data_dir("corpus")
 
 @pytest.fixture
 def claim(stage, tmp_path, monkeypatch):
-    """Make a claim, and return the folder in which pods find claims: one that this machine has, too."""
+    """Make a claim, and return the path at which pods find it, in a folder that this machine has, too."""
     spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "corpus"}, "spec": spec}
     stage.cluster.request("POST", f"/api/v1/namespaces/{stage.namespace}/persistentvolumeclaims", body)
@@ -45,7 +45,7 @@ def claim(stage, tmp_path, monkeypatch):
 def test_ranks_read_a_folder_of_a_claim_that_is_mounted_for_reading(stage, claim):
     mount = ["type=volume,src=corpus,dst=/claim"]
     stage.submit(mount=mount, pod_patch=stage.acting(FILLS, CLAIM="/claim")).result(LIMIT)
-    # The emulator's pods see this machine's files: here lies what a kubelet mounts.
+    # The emulator's pods see this machine's files: this link stands in for a kubelet's mount.
     claim.symlink_to(Path((stage.signs / "claim").read_text()))
 
     place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}

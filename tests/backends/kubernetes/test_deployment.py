@@ -1,4 +1,4 @@
-"""A tender as the cluster's own: its manifests need nothing but Python in an image, and grant enough."""
+"""A tender that runs in the cluster: its manifests need only an image with Python, and grant enough."""
 
 import base64
 import json
@@ -25,7 +25,7 @@ from tests.patience import LIMIT
 
 STAYS = "begin()\nwait('never') if ATTEMPT == 1 else wait('go')\nvalue(ATTEMPT)"
 OURS = Retry(retries=2, preemptions=2, backoff=0)
-# A pod's account, where a test can write, of a server without TLS.
+# Makes the login read a pod's account from a folder that a test can write, for a server without TLS.
 ACCOUNT = """
 import pathlib
 from nbtorchjob.backends.kubernetes.api import login
@@ -36,7 +36,7 @@ login.server = lambda: {url!r}
 
 @pytest.fixture
 def team(cluster, tmp_path, monkeypatch):
-    """Return a namespace of restricted Pod Security."""
+    """Yield a stage in a namespace of restricted Pod Security."""
     stage = Stage(cluster, tmp_path, monkeypatch, "restricted")
     yield stage
     stage.close()
@@ -49,7 +49,7 @@ def written(namespace):
 
 
 def program(stage, parts, folder):
-    """Return what runs the Deployment's program as its pod would, but with another place for its files."""
+    """Run the Deployment's program as its pod would, with its files in ``folder``; return user, process."""
     (container,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
     for secret in parts["Secrets"]:
         for name, data in secret["data"].items():
@@ -66,7 +66,7 @@ def program(stage, parts, folder):
     env = {variable["name"]: variable["value"] for variable in container["env"]}
     env |= {"NBTORCHJOB_STATE_DIR": str(folder / "state"), "KUBECONFIG": str(folder / "absent")}
     asked = json.dumps({**json.loads(asked), "listen": str(folder / "s")})
-    # Without the packages that are installed here.
+    # ``-I -S`` leaves out the packages that are installed here.
     code = f"{ahead}\n{there}\nfrom {last}"
     return user, subprocess.Popen([sys.executable, "-I", "-S", c, code, asked], env=env)
 
@@ -117,7 +117,7 @@ def test_the_same_program_has_the_same_manifests():
 
 celpy = pytest.importorskip("celpy")
 
-# What only an API server can ask; ``may`` is its answer.
+# The expression that only an API server can evaluate; ``may`` stands for its answer.
 ASKS = deployment._ASKS
 
 
@@ -130,22 +130,22 @@ def attempt(name, number="2", owner="train", **labels):
 
 
 def admitted(obj, before=None, *, may=True, without=None):
-    """Whether an object is created, or changed from what it was before; None where the policy isn't asked.
+    """Return whether the policy admits an object, or its change from ``before``; None if it doesn't apply.
 
-    Without the rule of that number, if one is given: conditions first, then validations.
+    ``without`` leaves out the rule of that number: conditions count first, then validations.
     """
     policy, _ = deployment.policy("tender", ["ml"], [kind.api for kind in KINDS.values()])
     known = {"object": obj, "oldObject": before, "may": may}
     limit = sys.getrecursionlimit()
     environment = celpy.Environment()
-    sys.setrecursionlimit(limit)  # which celpy has raised for good: other tests carry it to ranks
+    sys.setrecursionlimit(limit)  # celpy raises it permanently, and other tests would pass it on to ranks
 
     def says(part):
         tree = environment.compile(part["expression"].replace(ASKS, "may"))
         try:
             return environment.program(tree).evaluate({k: celpy.json_to_cel(v) for k, v in known.items()})
         except celpy.CELEvalError:
-            return False  # so says failurePolicy
+            return False  # as failurePolicy is Fail
 
     parts = [(key, part) for key in ("matchConditions", "validations") for part in policy["spec"][key]]
     rules = [rule for number, rule in enumerate(parts) if number != without]
@@ -158,7 +158,7 @@ def admitted(obj, before=None, *, may=True, without=None):
 
 ADMITTED = (labelling.JOB, labelling.RUN, labelling.USER, labelling.ATTEMPT)
 ANOTHERS = {"metadata": {"name": "train-a2", "labels": {"app": "x"}}}
-# What is made, what it was before, whether its author may patch its job, and what becomes of it.
+# The object, its earlier state, whether its author may patch its job, and the policy's answer.
 ASKED = [
     (attempt("train-a2"), None, True, True),
     (attempt("train-a2"), None, False, False),

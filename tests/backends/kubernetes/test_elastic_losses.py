@@ -11,7 +11,7 @@ from tests.backends.kubernetes.stage import until, working
 from tests.patience import LIMIT
 
 DIES = "os.kill(os.getpid(), signal.SIGKILL); wait('never')"
-# A spare node, or one in the lost one's place, runs on: node 0 ends the job.
+# A spare node, or the lost node's replacement, runs on: node 0 ends the job.
 LOSES = f"begin(2)\nif NODE == 1 and LIFE == 0: wait('go'); {DIES}\nif NODE: sign('another'); wait('never')\n"
 ELASTIC = Elastic("1:2", max_restarts=3)
 
@@ -20,7 +20,7 @@ def lives(stage, node):
     return len(list(stage.signs.glob(f"life-{node}-*")))
 
 
-# Volcano makes no other pod; an Indexed Job one of a number of its own.
+# Volcano makes no other pod; an Indexed Job makes one with a new index.
 @pytest.mark.parametrize(("kind", "ends", "spares"), [("indexedjob", "another", 1), ("volcano", "go", 0)])
 def test_a_node_that_is_killed_takes_no_value_along(stage, kind, ends, spares):
     job = stage.submit(f"{LOSES}wait('{ends}'); value(7)", kind=kind, launch=ELASTIC)

@@ -1,4 +1,4 @@
-"""The emulator held against histories that were recorded on a real cluster with the real operators."""
+"""The emulator compared with histories that were recorded on a real cluster with the real operators."""
 
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,7 +8,7 @@ import pytest
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.player import Player
 
-# What is played, the longest first.
+# The histories to play, the longest first.
 PLAYED = {
     "vcjob": """
         vcjob-abort-resume vcjob-delete-no-policy vcjob-delete-restartjob vcjob-delete-restarttask
@@ -77,12 +77,12 @@ OUTSIDE = {
 }
 
 
-BESIDE = 16  # histories that play at a time: most of it they wait
+BESIDE = 16  # histories that play at once: most of the time they wait
 
 
 @pytest.fixture(scope="module")
 def played(request, crds, recordings):
-    """Yield what tells how a history went otherwise than recorded; those of the next tests play beside it."""
+    """Yield a function that returns a history's differences; it also starts those of the next tests."""
     items = [item for item in request.session.items if "scenario" in getattr(item, "fixturenames", ())]
     names = list(dict.fromkeys(item.callspec.params["scenario"] for item in items))
     playing: dict[str, Future[list[str]]] = {}

@@ -1,4 +1,4 @@
-"""The emulator's answers to single requests, held against a real API server's with the real webhooks."""
+"""The emulator's answers to single requests, compared with a real API server's with the real webhooks."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LEFT_OUT = {
 
 
 REPLICA = {"template": {"spec": {"containers": [{"name": "pytorch", "image": "localhost/busybox:1"}]}}}
-# What some of the requests are about.
+# The object of some of the requests.
 A_JOB = {
     "apiVersion": "kubeflow.org/v1",
     "kind": "PyTorchJob",
@@ -36,7 +36,7 @@ A_JOB = {
 
 
 def recorded():
-    """Return the recorded requests that are made here."""
+    """Return the names of the recorded requests that these tests make."""
     folder = SHARED / "recordings" / "api"
     patterns = [re.compile(pattern, re.VERBOSE) for pattern in LEFT_OUT.values()]
     names = sorted(path.stem for like in LIKE for path in folder.glob(like))
@@ -55,7 +55,7 @@ def cluster(crds, recordings):
 
 @pytest.fixture(scope="module")
 def token(cluster):
-    """Return the token of somebody who may do nothing."""
+    """Return the token of a user without any rights."""
     return json.loads(cluster.user("tester").read_text())["users"][0]["user"]["token"]
 
 
@@ -73,7 +73,7 @@ def ask(url, request, headers):
 
 
 def told(body):
-    """Return what an answer says, without what differs between servers; Go's maps come in any order."""
+    """Return an answer's content without parts that differ between servers; Go's maps come in any order."""
     if not isinstance(body, dict):
         return body
     if body.get("kind") != "Status":

@@ -1,4 +1,4 @@
-"""The emulator's operators ask without a connection, and are answered as over HTTP."""
+"""The emulator's operators call its API without a connection, and get the same answers as over HTTP."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ def cluster():
 
 
 def both(cluster, talk):
-    """Return what a conversation notes, inside and over HTTP, each in a namespace of its own."""
+    """Hold a conversation inside and over HTTP, each in a namespace of its own; return the notes of both."""
 
     async def inside(client: Client):
         return await noted(client, talk)
@@ -46,7 +46,7 @@ async def noted(client, talk):
         except ApiError as error:
             notes.append([error.code, error.message])
 
-    # The emulator makes one on its own thread, which may be this one.
+    # The emulator's ``namespace`` runs on the emulator's own thread, which may be this one.
     await client.create(
         "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}}
     )
@@ -136,7 +136,7 @@ def test_changes_come_alike(cluster):
             async def next_one():
                 while True:
                     obj = await anext(changes)
-                    if obj["metadata"]["name"] == "one":  # a namespace has some of its own
+                    if obj["metadata"]["name"] == "one":  # a namespace comes with some of its own
                         return obj
 
             await note(next_one())
@@ -177,7 +177,7 @@ def test_a_server_that_is_stopped_answers_nobody(cluster):
             stopped.converse(talk)
 
 
-# Where no definitions of operators lie beside the checkout, as in a stranger's clone.
+# As in a stranger's clone, without the operators' definitions beside the checkout.
 STRANGER = """
 import pathlib
 is_dir = pathlib.Path.is_dir

@@ -1,4 +1,4 @@
-"""When the emulator's Volcano heeds a command: as its state machine does (1.15)."""
+"""The emulator's Volcano heeds a command in the same states as Volcano's state machine (1.15)."""
 
 from tests.backends.kubernetes.stage import until
 

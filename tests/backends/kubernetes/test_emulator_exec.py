@@ -1,4 +1,4 @@
-"""Commands in the emulator's pods: answered as a real API server answered, by any websocket protocol."""
+"""The emulator answers commands in pods as a real API server does, by each websocket protocol it serves."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ AS = {
 
 
 def recorded():
-    """Return what was recorded and is said here again."""
+    """Return the names of the recordings that these tests replay."""
     names = sorted(path.stem for path in (SHARED / "recordings-2" / "api").glob("exec-*.json"))
     return [name for name in names if not any(re.fullmatch(pattern, name) for pattern in LEFT_OUT.values())]
 
@@ -53,7 +53,7 @@ def pod(name, *commands):
     }
 
 
-# What each pod's containers run, and the phase that it comes to.
+# The commands of each pod's containers, and the phase that the pod reaches.
 PODS = {
     "x": (["gate"], "Running"),
     "two": (["gate", "true"], "Running"),
@@ -80,7 +80,7 @@ def phases(emulator):
 
 
 def ended(emulator, name, container):
-    """Say whether a container of a pod that runs has ended: its status shows that with the others' ends."""
+    """Return whether a container has ended; its pod's status shows that only once the others have, too."""
     try:
         run(emulator, path("true", pod=name, container=container))
     except Refused:
@@ -109,7 +109,7 @@ async def _said(url, protocols, headers, inputs):
 
 
 def run(cluster, path, protocols=(V5,), token="", inputs=()):
-    """Return the protocol, and what came on each channel."""
+    """Run a command; return the protocol, and the data of each channel."""
     url = cluster.url + path if token else cluster.admin_url + path
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     protocol, messages, code = asyncio.run(_said(url, protocols, headers, inputs))
@@ -133,12 +133,12 @@ def path(*command, pod="x", **more):
 
 
 class Recorded:
-    """One recorded request, and what came of it."""
+    """A recorded request and its response."""
 
     def __init__(self, name):
         one = json.loads((SHARED / "recordings-2" / "api" / f"{name}.json").read_text())
         self.request, self.response = one["request"], one["response"]
-        # That pod was the others', and had failed by then.
+        # Other recordings share pod x, which had failed by then: here the pod ``done`` stands in for it.
         self.path = self.request["path"].replace("/x/", "/done/" if "pod-failed" in name else "/x/")
         self.user = AS.get(re.sub("exec-v.-", "", name))
         self.bad_token = "bad-token" in name
@@ -163,7 +163,7 @@ def whole(frame):
 
 
 def same(channels):
-    """Return what came, with the number of an exec that couldn't be begun left out."""
+    """Return the channels' content, without the id of an exec that couldn't be started."""
     ended = re.sub(r'start exec \\"\w+\\"', "start exec", channels[3].decode())
     return channels[1], channels[2], json.loads(ended or "null")
 
@@ -177,7 +177,7 @@ def test_it_answers_as_it_was_recorded(cluster, name):
         assert same(channels) == same(joined(one.heard))
         return
     wanted = one.response.get("body", "")
-    if isinstance(wanted, dict):  # a service account there is a user here
+    if isinstance(wanted, dict):  # the recorded service account is a user here
         wanted = json.loads(json.dumps(wanted).replace(f"system:serviceaccount:{NAMESPACE}:", ""))
     if "without-upgrade" in name:
         assert plain(cluster, one.request["method"], one.path) == (400, wanted)

@@ -1,4 +1,4 @@
-"""The emulator against recordings of pods that fail together, and of indexes that are lost for good."""
+"""The emulator compared with recordings of pods that fail together, and of indexes that are lost for good."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no recordings at {
 
 @pytest.fixture(scope="module")
 def played(crds):
-    """Play all of them beside each other: most of their time they sleep."""
+    """Play all scenarios at once: they sleep most of the time."""
     with Emulator(cpus=2, backoff_s=6, settle_s=0.4) as cluster, ThreadPoolExecutor(len(SCENARIOS)) as pool:
         players = {name: Player(cluster, FOLDER / name) for name in SCENARIOS}
         yield {name: (player, pool.submit(player.play)) for name, player in players.items()}

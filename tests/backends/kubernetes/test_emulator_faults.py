@@ -1,4 +1,4 @@
-"""The faults that the emulator can be told to have."""
+"""The faults that a test can inject into the emulator."""
 
 import http.client
 import json
@@ -15,7 +15,7 @@ PODS = "/api/v1/namespaces/ns/pods"
 
 @pytest.fixture
 def cluster(emulator):
-    """Return a cluster with a namespace `ns`."""
+    """Return a cluster with a namespace ``ns``."""
     emulator.namespace("ns")
     return emulator
 
@@ -29,7 +29,7 @@ def start(cluster, name="p", script="while true; do sleep 0.02; echo line; done"
 
 
 def wait(cluster, until, name="p"):
-    """Wait for something to be so of a pod; give the pod."""
+    """Wait until a condition holds for a pod; return the pod."""
     end = time.monotonic() + LIMIT
     while not until(pod := cluster.request("GET", f"{PODS}/{name}")):
         assert time.monotonic() < end, pod["status"]
@@ -133,7 +133,7 @@ def disruptions(pod):
 
 
 def test_a_pod_whose_host_runs_short_has_the_condition_with_its_end_and_not_before(cluster):
-    """As the kubelet has it, since 1.26 (``mergePodStatus`` in pkg/kubelet/status/status_manager.go)."""
+    """The kubelet does so since 1.26 (``mergePodStatus`` in pkg/kubelet/status/status_manager.go)."""
     start(cluster)
     wait(cluster, running)
     cluster.fail_pods("ns", "p", why=("Evicted", "low on memory"), disrupted="TerminationByKubelet")

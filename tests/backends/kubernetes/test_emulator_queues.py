@@ -1,4 +1,4 @@
-"""The emulator's Kueue held against what a real one (0.19) did with jobs of three kinds."""
+"""The emulator's Kueue compared with a real one (0.19), on jobs of three kinds."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ SCENARIOS = """
     suspend-admitted suspend-queued unsuspend-queued suspend-and-deactivate suspend-and-to-absent-queue
     queued-to-absent-queue delete-queued deadline-admitted
 """
-# What operators make of a suspension that is taken back while pods begin or end is chance, but for a Job's.
+# If a suspension is reverted while pods begin or end, what operators do is chance, except with a Job.
 CHANCE = [
     "suspend-admitted",
     "suspend-and-to-absent-queue",
@@ -44,12 +44,12 @@ SUSPENDS = {
     "pytorchjobs": ("spec", "runPolicy", "suspend"),
     "trainjobs": ("spec", "suspend"),
 }
-# As pods of another job end, a real one frees their quota before that job has ended.
+# A real Kueue frees the quota of another job's pods as they end, before that job has ended.
 VARIES = re.compile(r"UID: [\w-]+|\d+m more needed")
 
 
 class Story:
-    """What became of one job's suspension, and what its Workload said, without repetitions."""
+    """The changes of a job's suspension and of its Workload's conditions, without repetitions."""
 
     def __init__(self):
         self.said = {}
@@ -83,7 +83,7 @@ def story(changes, until_t=float("inf")):
 
 
 def podless(changes, until_t=float("inf")):
-    """Say whether the job has no pods, or no longer."""
+    """Return whether the job has no pods yet, or none any more."""
     pods = {}
     for t, type_, resource, obj in changes:
         if t < until_t and resource == "pods" and obj["metadata"]["name"].startswith("m-"):
@@ -92,7 +92,7 @@ def podless(changes, until_t=float("inf")):
 
 
 def named(obj):
-    """Return the name of the job that an object is, or is made for."""
+    """Return the name of an object's owner, or its own name if it has none."""
     owners = obj["metadata"].get("ownerReferences") or [obj["metadata"]]
     return owners[0]["name"]
 
@@ -120,7 +120,7 @@ def kueue(crds):
 
 
 class Play:
-    """A scenario on the emulator: its objects, and in its time each step of its client, each end of a pod."""
+    """A scenario on the emulator: its objects, and, in order, its client's steps and the ends of its pods."""
 
     def __init__(self, cluster, folder):
         self.cluster, self.changes = cluster, recorded(folder)
@@ -137,7 +137,7 @@ class Play:
         )
 
     def run(self):
-        """Play it to its end; raise where it goes otherwise."""
+        """Play the scenario to its end; raise if it goes differently."""
         self.cluster.namespace(self.space)
         for document in self.documents:
             if document["kind"] in FURNITURE:
@@ -160,7 +160,7 @@ class Play:
                 )
             elif action["method"] in ("PATCH", "DELETE"):
                 yield action["t"], lambda action=action: self._ask(action)
-        ended: dict[str, set[str]] = {}  # the names of pods, by their job's
+        ended: dict[str, set[str]] = {}  # pod names by job name
         for t, _, resource, obj in self.changes:
             taken = "deletionTimestamp" in obj["metadata"]
             if resource == "pods" and (obj.get("status") or {}).get("phase") == "Succeeded" and not taken:
@@ -190,7 +190,7 @@ class Play:
         return next(pod["metadata"]["name"] for pod in workloads if named(pod) == "m")
 
     def _let_end(self, job, number):
-        """Let so many pods of a job end, and no more: with the last one the job ends, and others begin."""
+        """Let ``number`` pods of a job end, and no more: with the last one the job ends, and others begin."""
 
         def ends():
             pods = self.cluster.objects(f"/api/v1/namespaces/{self.space}/pods")
@@ -208,7 +208,7 @@ class Play:
         until(ends)
 
     def _arrive(self, t):
-        """Wait until things have gone as they had gone by a time of the recording."""
+        """Wait until the emulator's history matches the recording's up to ``t``."""
         wanted, gone = story(self.changes, t), podless(self.changes, t)
 
         def come():
@@ -227,7 +227,7 @@ class Play:
 
 
 def shaped(value):
-    """Return an answer with a word in place of whatever differs from cluster to cluster."""
+    """Return an answer with type names in place of values, which differ from cluster to cluster."""
     if isinstance(value, dict):
         return {key: shaped(item) for key, item in value.items()}
     return [shaped(item) for item in value] if isinstance(value, list) else type(value).__name__

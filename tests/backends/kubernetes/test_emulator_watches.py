@@ -26,7 +26,7 @@ def create(store, name):
 
 
 def told(lines):
-    """Return the names of the objects that a watch tells of; a bookmark has none."""
+    """Return the names of the objects in a watch's lines; a bookmark has none."""
     return [json.loads(line)["object"]["metadata"].get("name") for line in lines]
 
 
@@ -62,7 +62,7 @@ def test_a_change_while_the_first_objects_are_told_comes_after_them(store):
     assert told(watch.news()) == ["second"]
 
 
-# As a real server dates it (recorded with 1.36), but for its rounding.
+# A real server computes the same times (recorded with 1.36), except for its rounding.
 def test_a_pod_that_is_deleted_again_ends_sooner_and_at_once_is_now(store):
     create(store, "one")
     watch = watching(store, resourceVersion=str(store.revision))

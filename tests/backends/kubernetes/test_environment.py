@@ -1,4 +1,4 @@
-"""What an image lacks is said: by its first node before a rank starts, then before anything is sent."""
+"""Reports of what an image lacks: by its first node before a rank starts, later before anything is sent."""
 
 from dataclasses import replace
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    """Yield a cluster that needs no operator but for roles and runtimes."""
+    """Yield a cluster with operators only for roles and runtimes."""
     with Emulator(kinds=("indexedjob", "pytorchjob", "trainjob")) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder of distributions that this process has and no image does."""
+    """Return a folder of distributions that this process has and no image does."""
     monkeypatch.syspath_prepend(tmp_path / "site")
     return tmp_path / "site"
 
@@ -107,7 +107,7 @@ def test_an_image_without_torch_is_known_after_a_probe(spec):
     assert "no torch and 0 other packages" in problem.text
 
 
-# Of those differences that are none: there it stays as it is.
+# The versions that the image keeps, in cases that count as no difference.
 STAYS = {
     "the same": "1.2.0",
     "another build": "1.2.0+cu126",

@@ -1,8 +1,8 @@
-"""Jobs that hang in pods, each in its own way: asked as a user asks, they name the rank and its line.
+"""Jobs that hang in pods, each in its own way: a user's call names the rank and its line.
 
-A job hangs in one way after another. Each is a round of its own: torch starts all ranks again once they are
-killed, and the cell looks up what is next. Two jobs take turns, as waiting is only seen after a moment.
-With NBTORCHJOB_TEST_HANGS=all that is every way that is known, else one of each kind of sample.
+A job hangs in one way after another, each in a round of its own: torch restarts all ranks once they are
+killed, and the cell looks up the next way. Two jobs take turns, as a wait shows only after a moment.
+With NBTORCHJOB_TEST_HANGS=all these are all known ways, otherwise one for each kind of sample.
 """
 
 import inspect
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 CELL = Path(hangs.__file__).read_text() + "\nwith open(which) as file:\n    name = file.read()\nALL[name]()\n"
 RANKS = 4
 
-# The ranks that are named, how the sentence begins, what it says of a line of the cell, and the code there.
+# The ranks that are named, the start of the diagnosis, its words about a line of the cell, and that line.
 TOLD = {
     "skipped_collective": (
         [1],
@@ -85,7 +85,7 @@ TOLD = {
         "rank 1 waits in all_reduce #1 of group model (ranks 0-3) (",
         "group=model",
     ),
-    # Of what isn't recorded nobody knows for how long it has been waited in.
+    # Calls that aren't recorded: it is unknown how long a rank has waited in them.
     "missing_receiver": (
         [0, 1],
         "unsure: ranks 0-1 wait for each other",
@@ -121,7 +121,7 @@ TOLD = {
 }
 
 
-# Those whose samples differ in more than a line of Python.
+# Ways of hanging with samples that differ in more than a line of Python.
 SOME = (
     *("skipped_collective", "stuck_worker", "stopped", "lock_of_python_held", "subgroup"),
     *("store_wait", "crossed_groups", "returned_early", "missing_sender", "monitored_barrier"),
@@ -151,7 +151,7 @@ def submit(stage, cell, nproc, variables=None, **launch):
 
 
 class Hanging:
-    """A job that hangs in these ways, one after the other."""
+    """A job that hangs in the named ways, one after the other."""
 
     def __init__(self, stage, names):
         self._names = iter(names)
@@ -174,7 +174,7 @@ class Hanging:
                 os.kill(pid, signal.SIGKILL)
 
     def told(self, *parts):
-        """Return what is told of this round, once it has these parts."""
+        """Return the diagnosis of this round, once its text has these parts."""
         give_up = time.monotonic() + LIMIT
         while True:
             stacks = self.job.stacks(timeout=LIMIT)
@@ -188,20 +188,20 @@ class Hanging:
 
 
 def place(name, code):
-    """Return the number of a case's line that has this code, and how that line is told."""
+    """Return the number of a case's line with this code, and the text that reports the line."""
     lines, first = inspect.getsourcelines(hangs.ALL[name])
-    numbered = enumerate(lines, first + 1)  # the first line of the cell is the magic's
+    numbered = enumerate(lines, first + 1)  # the cell's first line is the magic
     number, line = next((n, line.strip()) for n, line in numbered if code in line)
     return number, f"<torchjob cell>, line {number}: {line}" if code else ""
 
 
 def tree(pid):
-    """Return a process and those that came of it."""
+    """Return the pids of a process and of its descendants."""
     return [pid, *(descendant for child in children(pid) for descendant in tree(child))]
 
 
 def parent(pid):
-    """Return the process that has started a process."""
+    """Return the pid of a process's parent."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -221,12 +221,12 @@ def test_the_rank_and_its_line_are_named_or_it_is_unsure(stage):
         says_which_node_does_not_answer(jobs[0].job)
     finally:
         for job in jobs:
-            job.end_ranks()  # one that is stopped would take its grace period
+            job.end_ranks()  # a stopped rank would take its whole grace period
             job.job.cancel()
 
 
 def names_who_was_missing(job):
-    """Check the last words of a job that a timeout has ended."""
+    """Check the diagnosis of a job that a timeout has ended."""
     missing = "rank 1 never entered barrier #1 of the default group, which rank 0 had waited in for "
     failed = str(job.exception(LIMIT))
     assert missing in failed
@@ -238,9 +238,9 @@ def names_who_was_missing(job):
 
 
 def says_which_node_does_not_answer(job):
-    """Check what is told of a node that is stopped with all its processes."""
+    """Check the report on a node that is stopped with all its processes."""
     (rank, *_) = next(fact.samples for fact in job.stacks(LIMIT).state.samples.values() if fact.node == 1)
-    pids = tree(parent(parent(rank.pid)))  # a rank is its template's, which is its node's
+    pids = tree(parent(parent(rank.pid)))  # a rank's parent is its template, and the template's is its node
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:

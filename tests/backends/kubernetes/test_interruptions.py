@@ -1,4 +1,4 @@
-"""What holds a job up or ends it from outside, and a peer that goes with the culprit, on every kind."""
+"""Delays and ends of a job from outside, and a peer that fails along with the culprit, on every kind."""
 
 import json
 import time
@@ -30,7 +30,7 @@ VOLUME = {
         "containers": [{"volumeMounts": [{"name": "token", "mountPath": "/token"}]}],
     }
 }
-# What a pod waits for is read from the pod, whatever its job's kind; other kinds' are in ``test_recordings``.
+# A pod shows what it waits for, whatever its job's kind; ``test_recordings`` has those of other kinds.
 WAITS: dict[str, tuple[str, Any, str, Cause]] = {
     "an image that can't be pulled": (
         "volcano",
@@ -124,7 +124,7 @@ def test_what_a_rank_prints_as_it_is_suspended_is_kept_though_nobody_follows_it(
 
 
 def two_end(stage, *, peer_last, again, by_operator=False):
-    """Return the pod patch of two nodes of which one fails, and its peer with it (``parts/peers.py``)."""
+    """Return the pod patch of two nodes: one fails, and its peer with it (``parts/peers.py``)."""
     flags = {"PEER_LAST": str(int(peer_last)), "AGAIN": str(int(again)), "BY_OPERATOR": str(int(by_operator))}
     return stage.acting("import tests.backends.kubernetes.parts.peers", **flags)
 

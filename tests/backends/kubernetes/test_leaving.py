@@ -1,4 +1,4 @@
-"""One of two pods is evicted: all ranks save at one step, and the next attempt goes on from what was sent."""
+"""After an eviction of one of two pods all ranks save at one step, where the next attempt resumes."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ from tests.backends.kubernetes.cluster import player
 from tests.backends.kubernetes.stage import until, waits
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nbtorchjob itself starts")]
@@ -36,7 +36,7 @@ MORE = 30
 
 
 def steps():
-    """Step together until ranks are told to leave, however late; once they were, go on for some steps."""
+    """Step together until ranks are told to leave, however late; a resumed attempt makes ``MORE`` steps."""
     import torch
     from torch import distributed
 
@@ -56,7 +56,7 @@ def steps():
 
 @pytest.fixture
 def start(stage, tmp_path):
-    """Start such a job, whose checkpoints go to a store; return it once its ranks have stepped."""
+    """Return a function that starts a job with stored checkpoints, and waits until its ranks have stepped."""
 
     def begun(kind, launch, retry=None, grace=45):
         place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}
@@ -77,14 +77,14 @@ def evict(stage, job, *nodes):
 
 @pytest.fixture
 def taint(stage, monkeypatch):
-    """Return what puts taints on the host, which is looked at often; it has none in the end."""
+    """Yield a function that sets the taints of the host, which is checked often; remove all at the end."""
     monkeypatch.setattr(selection, "EVERY_S", 0.2)
     yield stage.cluster.taint
     stage.cluster.taint()
 
 
 def each_step_once(job, *ranks):
-    """Whether all the ranks have made each step, from the first to the last of all, and none twice."""
+    """Return whether these ranks have made each step exactly once, up to the last step of any of them."""
     logs = [[line for line in job.logs(rank).splitlines() if line.startswith("step")] for rank in ranks]
     most = max(map(len, logs))
     return most > MORE and logs == [[f"step {number}" for number in range(most)]] * len(ranks)
@@ -107,7 +107,7 @@ def test_no_step_is_lost_or_done_twice(stage, start, kind, nodes):
 def test_no_step_is_lost_as_a_cloud_gives_notice_of_the_end_of_a_host(start, taint):
     job = start("indexedjob", Elastic(2), Retry(preemptions=1, backoff=0))
     taint(selection.TAINTS[0])
-    until(lambda: "taint" in waits(job))  # the next attempt isn't placed there
+    until(lambda: "taint" in waits(job))  # the next attempt isn't placed on that host
     taint()
 
     assert job.result(LIMIT) == "done", job.state
@@ -165,7 +165,7 @@ def test_an_elastic_job_loses_no_step_with_a_node(stage, start, kind):
 
 
 def lingers():
-    """Leave a file, and go on."""
+    """Write an artifact, and go on."""
     (artifacts_dir() / "loss").write_text("0.5")
     report(left=1)
     while True:

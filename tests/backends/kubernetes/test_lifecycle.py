@@ -1,4 +1,4 @@
-"""Why pods wait that Kubernetes places all at once."""
+"""Facts about a job, read from its pods, their events and its pod groups."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Lines of a log, however they arrive, and what of them was given already."""
+"""Lines of a log, however they arrive, and the record of lines already returned."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from nbtorchjob.backends.kubernetes.podlog import Lines, Seen, Splitter, earlier
 
 
 def stamp(seconds):
-    """Return a stamp so many seconds after the full minute."""
+    """Return a timestamp that many seconds after the full minute."""
     return f"2026-11-21T11:15:{seconds:012.9f}Z".encode()
 
 

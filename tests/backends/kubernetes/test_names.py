@@ -1,4 +1,4 @@
-"""Names that are used again, in one namespace or in several, and who may remove what has them."""
+"""Names that jobs reuse, in one namespace or in several, and who may remove the objects that have them."""
 
 import os
 import pwd
@@ -58,7 +58,7 @@ def test_a_named_cell_may_be_run_again_too(stage):
 def test_a_payload_is_copied_for_the_name_that_is_free_and_not_for_those_that_are_taken(stage, monkeypatch):
     names, manifests = [], payload.manifests
 
-    def copied(info, *rest):  # through no door it shows how often it is
+    def copied(info, *rest):  # no public interface shows how often the payload is copied
         names.append(info.name)
         return manifests(info, *rest)
 
@@ -71,10 +71,10 @@ def test_a_payload_is_copied_for_the_name_that_is_free_and_not_for_those_that_ar
 
 @pytest.fixture
 def interrupt():
-    """Interrupt the main thread, and come back once it has taken that: a busy one may be long about it.
+    """Yield a function that interrupts the main thread, and returns once the handler ran, however late.
 
-    Until the test ends Python's lock stays with who has it, so that what was taken is acted upon, too, before
-    the server's thread goes on.
+    It raises the switch interval until the test ends: the main thread keeps Python's lock, and acts on the
+    interrupt before the server's thread goes on.
     """
     main, taken = threading.get_ident(), threading.Event()
 
@@ -106,7 +106,7 @@ def test_a_group_that_is_interrupted_while_it_is_sent_leaves_nothing_and_says_so
     def then(strike):
         return lambda: stage.cluster.meanwhile("POST", "jobs", strike, after=True)
 
-    then(then(then(interrupt)))()  # of the third run
+    then(then(then(interrupt)))()  # with the third run's POST
     call = capture.from_cell("lr", {}, given={"lr": 0})
     sub = submission.prepare(call, submission.check(stage.spec(name="sweep")))
     with pytest.raises(Interrupted, match="nothing was submitted"):
@@ -127,13 +127,13 @@ def test_a_name_of_a_deleted_job_is_another_jobs(stage):
         one.result(LIMIT)
 
 
-# Its pod goes on for as long as its grace period lets it.
+# The pod ignores SIGTERM, and goes on until its grace period is over.
 STAYS = "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin(); wait('end')"
 
 
 @pytest.fixture
 def ending(stage):
-    """Return a function that leaves a pod of a deleted job named `same` on the host, which goes on."""
+    """Yield a function that deletes a job named ``same``, and leaves its pod running on the host."""
 
     def leave(kind):
         former = running(stage.submit(pod_patch=stage.acting(STAYS, grace=60), name="same", kind=kind))
@@ -142,7 +142,7 @@ def ending(stage):
         assert stage.objects(PODS)
         return former
 
-    # Nor would it help to have them mutable: a host learns of a change of those late.
+    # Mutable Secrets and ConfigMaps wouldn't help: a host learns late that one has changed.
     stage.cluster.lag_kubelet(LIMIT)
     yield leave
     stage.cluster.lag_kubelet(0)
@@ -202,7 +202,7 @@ def test_what_is_left_of_a_job_is_in_no_way_of_the_next_one_of_its_name(stage):
     stage.cluster.slow_collection(0)
 
 
-# Volcano makes them once, and takes those that are there: what a former job left would go under the next one.
+# Volcano makes its objects once, and adopts existing ones: a former job's would vanish under the next job.
 def test_what_volcano_made_for_a_former_job_is_gone_before_the_next_one_of_its_name_is_sent(stage):
     former = running(stage.submit(WAIT, name="same", kind="volcano"))
     stage.cluster.slow_collection(3)
@@ -258,7 +258,7 @@ def test_an_attempt_whose_operator_would_take_anothers_object_waits_until_that_i
 
 
 def _foreign(kind, name):
-    """Return the path of somebody's object, and what it is."""
+    """Return the collection and the body of an object that nbtorchjob didn't make."""
     body = {"kind": kind, "metadata": {"name": name}}
     if kind == "Service":
         return SERVICES, {
@@ -305,7 +305,7 @@ def test_what_a_deleted_job_had_in_the_store_goes_without_what_the_next_one_has(
         jobs.append(stage.submit(cell="len(data)", variables={"data": data}, **asked))
 
     again()
-    # Another kernel has it again between the job object's end and that of what the store has.
+    # Another kernel submits it again between the deletions of the job object and of its files in the store.
     stage.cluster.meanwhile("DELETE", "jobs/same", again, after=True)
     jobs[0].delete()
 
@@ -341,7 +341,7 @@ def test_one_name_in_two_namespaces_is_two_jobs(stage):
 
 @pytest.fixture
 def aged(monkeypatch):
-    """Have every Secret be old enough to have lost its kernel; a server gives each its age."""
+    """Make every Secret count as old enough to have lost its kernel; only a server sets a Secret's age."""
     monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)
 
 

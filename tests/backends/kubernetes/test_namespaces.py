@@ -1,4 +1,4 @@
-"""Where jobs were sent from this machine, and what it keeps of them."""
+"""The scopes that jobs were sent to from this machine, and its records of these jobs."""
 
 import contextlib
 import os

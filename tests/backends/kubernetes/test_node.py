@@ -1,4 +1,4 @@
-"""A node as a cluster's operators start it: real ranks, and all that it says read from its stdout."""
+"""A node as a cluster's operators start it: real ranks, and all its facts read from its stdout."""
 
 import json
 import os
@@ -23,12 +23,12 @@ from tests.backends.kubernetes.nodes import Node, children, kill, pack
 from tests.ports import free_port
 from tests.runtime.data.test_sources import Server
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
-# What each operator injects into node {i} of two, where {port} is free on this machine.
+# The variables that each operator injects into node {i} of two; {port} is a free port of this machine.
 OPERATORS = {
     "pytorchjob": {
         "NBTORCHJOB_NODE": "{i}",
@@ -71,7 +71,7 @@ OPERATORS = {
 
 @pytest.fixture
 def start(folder):
-    """Start nodes of the job in ``folder``; they end with the test."""
+    """Yield a function that starts a node of a job; all nodes end with the test."""
     started = []
 
     def one(job, **env):
@@ -105,7 +105,7 @@ def train():
     return {"total": total, "world": dist.get_world_size()}
 
 
-# The last is cold, as in any image: the others are forked from an interpreter that has imported torch.
+# The last one starts cold, as in any image; the others are forked from a Python that has imported torch.
 @pytest.mark.parametrize(
     ("kind", "env"), [*((kind, {}) for kind in OPERATORS), ("indexedjob", {"PYTHONHASHSEED": "1"})], ids=str
 )
@@ -118,7 +118,7 @@ def test_two_nodes_of_two_ranks_meet_as_each_operator_says(kind, env, folder, st
     for index, node in enumerate(nodes):
         (workers,) = node.facts("WorkersStarted")
         assert (workers["node"], workers["ranks"]) == (index, [2 * index, 2 * index + 1])
-        assert began <= workers["round"] <= time.time() * 100  # of a second
+        assert began <= workers["round"] <= time.time() * 100  # hundredths of a second
         for rank in workers["ranks"]:
             assert node.log(rank) == b"rank %d on node %d\n" % (rank, index)
         assert node.words.read_bytes() == b""
@@ -313,7 +313,7 @@ def array(size):
     return np.arange(size, dtype=np.uint8)
 
 
-OVERHEAD = 1024  # at least what the file has beside the array
+OVERHEAD = 1024  # at least the size of the file without the array
 
 
 @pytest.mark.parametrize("storage", ["none", "path", "url"])

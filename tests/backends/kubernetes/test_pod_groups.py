@@ -1,4 +1,4 @@
-"""Indexed Jobs on a cluster that places all pods of one at once, or none (Kubernetes 1.36 with its gates)."""
+"""Indexed Jobs on a cluster that places all pods of a job at once or none (Kubernetes 1.36 with gates)."""
 
 import pytest
 
@@ -18,13 +18,13 @@ GANG = "waiting until all 2 pods fit at once (gang): no host has enough nvidia.c
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    """Yield such a cluster."""
+    """Yield a cluster with these gates."""
     with Emulator(kinds=["indexedjob"], gates=["EnableWorkloadWithJob"]) as emulator:
         yield emulator
 
 
 def hosts(stage):
-    """Return which of the pods have a host."""
+    """Return for each pod whether it has a host."""
     return [bool(pod["spec"].get("nodeName")) for pod in stage.pods()]
 
 

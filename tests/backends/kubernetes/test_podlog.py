@@ -23,7 +23,7 @@ recordings = pytest.mark.skipif(not SHARED.is_dir(), reason="no recordings besid
 
 
 def stamp(seconds):
-    """Return a stamp so many seconds after the full minute."""
+    """Return a timestamp that many seconds after the full minute."""
     return f"2026-11-21T11:15:{seconds:012.9f}Z".encode()
 
 
@@ -44,7 +44,7 @@ def since(entries, asked):
 
 
 def told(*lives):
-    """Return an ``ended`` that says one after the other; the last one stays."""
+    """Return an ``ended`` that returns one life after the other; the last one stays."""
     left = list(lives)
 
     async def ended():
@@ -144,7 +144,7 @@ async def test_half_a_line_at_the_end_of_a_stream_is_asked_for_again(server, cli
 @scripted
 async def test_nothing_is_lost_or_doubled_wherever_it_is_cut(server, client, seed):
     chance = random.Random(seed)
-    # Stamps close together, some the other way round, as two streams of one container come.
+    # Timestamps close together, some swapped, as two streams of one container come.
     times = sorted(chance.uniform(1, 4) for _ in range(300))
     for index in range(0, 298, 7):
         times[index], times[index + 1] = times[index + 1], times[index]
@@ -174,7 +174,7 @@ async def test_lines_of_one_stamp_are_told_apart_by_their_number(server, client)
 
 @scripted
 async def test_the_torn_end_of_a_long_line_is_no_line(server, client):
-    """sinceTime leaves out those pieces of a line that were stored before."""
+    """With sinceTime the log lacks those pieces of a line that were stored before."""
     entries = [(stamp(1), b"x" * 40_000), *lines(3.9, 4)]
     torn = (stamp(2.5), b"x" * 7_232)
     server.on(PATH, Stream([raw(entries[:2])]), Stream([raw([torn, *entries[1:]])]))

@@ -1,4 +1,4 @@
-"""Pools on a cluster: pods that stand, where jobs run in turn, each as if it had pods of its own."""
+"""Pools on a cluster: standing pods that run jobs, each job as if it had pods of its own."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def cluster(crds):
 
 @pytest.fixture(scope="module")
 def place(cluster, tmp_path_factory):
-    """Point this process to the cluster, as a user who has submitted nothing yet; yield a job's options."""
+    """Point this process at the cluster, as a user who has submitted nothing yet; yield a job's options."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         patch.setenv(folders.STATE, str(tmp_path_factory.mktemp("state")))
@@ -69,7 +69,7 @@ def place(cluster, tmp_path_factory):
 def pool(place):
     """Yield a pool of two nodes, as plain Jobs."""
     env = {"OF_POOL": "1", "THE_TOKEN": "of the pool"}
-    launch = Elastic(nnodes=2, max_restarts=3)  # as a profile may have it
+    launch = Elastic(nnodes=2, max_restarts=3)  # as a profile may set it
     spec = JobSpec(launch, "kubernetes", cluster=Cluster(**place, kind="indexedjob"), env=env)
     pool = api.pool(spec, name="warm")
     yield pool
@@ -265,11 +265,11 @@ MOUNTS = [["unshare", "--mount", "true"], ["unshare", "--mount", "--map-root-use
     all(subprocess.call(argv) for argv in MOUNTS), reason="no program may mount anything here"
 )
 def test_shared_memory_of_others_on_this_machine_stays(pool):
-    run("0").wait(LIMIT)  # the nodes have looked at what was there before
+    run("0").wait(LIMIT)  # the nodes have noted the state before the first job
     memory = SharedMemory(create=True, size=1)
     try:
         run("1").wait(LIMIT)
-        run("2").wait(LIMIT)  # by now the nodes are as they were before the first
+        run("2").wait(LIMIT)  # by now the nodes are back in that state
         assert os.path.exists(f"/dev/shm/{memory.name}")
     finally:
         memory.close()
@@ -600,7 +600,7 @@ job.wait()
 
 
 def lose_pods(pool, cluster):
-    """Have all pods of a pool replaced, with nothing left of their logs."""
+    """Delete all pods of a pool, and their logs with them, and wait for their replacements."""
     path = f"/api/v1/namespaces/{pool.info.cluster['namespace']}/pods"
     for pod in cluster.objects(path):
         if pod["metadata"]["name"].startswith("warm-"):
@@ -674,13 +674,13 @@ def test_a_machine_elsewhere_knows_what_a_jobs_budgets_have_paid_for(pool, clust
 
 
 def payloads(pool, *names):
-    """Return what is kept of these jobs to send them again."""
+    """Return the payloads that are kept for sending these jobs again."""
     kept = (folders.state_dir() / "pools" / pool.info.run).glob("*/payload")
     return [path for path in kept if json.loads((path.parent / "info.json").read_text())["name"] in names]
 
 
 def forget_number(pool, name):
-    """Have a job be one that was sent by a version that numbered none."""
+    """Make a job look as if a version that doesn't number jobs had sent it."""
     [payload] = payloads(pool, name)
     record = json.loads(payload.with_name("sent.json").read_text())
     del record["question"]["number"]
@@ -818,7 +818,7 @@ def test_a_node_whose_image_a_job_has_changed_is_replaced_once_no_other_job_runs
 
 
 def queue_for_one(cluster, namespace):
-    """Make a queue that has room for one pod, and a class of priority above all others."""
+    """Make a queue with room for one pod, and a priority class above all others."""
     room = {"cpu": "500m", "memory": "2Gi"}
     quota = [{"name": name, "nominalQuota": amount} for name, amount in room.items()]
     groups = [{"coveredResources": [*room], "flavors": [{"name": "any", "resources": quota}]}]

@@ -1,4 +1,4 @@
-"""Pods whose image has another Python than the kernel: real interpreters."""
+"""Pods with another Python in their image than the kernel's: real interpreters."""
 
 import linecache
 import os
@@ -48,7 +48,7 @@ sys.version_info[:2], summed, Data([plus(1), 5]), Mine(Data([1])), adder(10)
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """Return the variables of a notebook whose first cell has run."""
+    """Return the variables of a notebook after its first cell has run."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     linecache.cache["<cell 1>"] = (len(NOTEBOOK), None, NOTEBOOK.splitlines(keepends=True), "<cell 1>")
@@ -57,7 +57,7 @@ def notebook(monkeypatch):
 
 
 def on(stage, python, nnodes=2):
-    """Return the spec of a job whose pods run that interpreter."""
+    """Return the spec of a job with pods that run this interpreter."""
     return stage.spec(Elastic(nnodes), pod_patch=stage.patch([python, "/etc/nbtorchjob/job.pyz"]))
 
 

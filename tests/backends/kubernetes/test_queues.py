@@ -1,4 +1,4 @@
-"""Jobs in queues of Kueue's: what is said of them, and what is done to them holds."""
+"""Jobs in Kueue's queues: their reported state, and cancellations and suspensions that last."""
 
 import time
 from urllib.error import HTTPError
@@ -54,8 +54,8 @@ def cluster(crds):
 
 @pytest.fixture
 def queues(stage, monkeypatch):
-    """Return the stage with a queue called team, whose quota is enough for one job at a time."""
-    monkeypatch.setattr(follow, "_QUEUE_LOOK_S", 0.5)  # what a queue counts may show after a look
+    """Return the stage with a queue ``team``, and a quota that is enough for one job at a time."""
+    monkeypatch.setattr(follow, "_QUEUE_LOOK_S", 0.5)  # a queue's counts may show only with a later look
     flavors = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "1"}]}]
     groups = [{"coveredResources": ["cpu"], "flavors": flavors}]
     spec = {"resourceGroups": groups, "preemption": {"withinClusterQueue": "LowerPriority"}}
@@ -81,7 +81,7 @@ def workload(stage, job):
 
 
 def mark_cancelled(stage, job):
-    """Do to a TrainJob what a kernel has done that was killed before its end was made sure of."""
+    """Mark a TrainJob as cancelled, like a kernel that is killed before it has ensured the job's end."""
     mark = {"metadata": {"annotations": {labelling.CANCELLED: labelling.mark(time.time())}}}
     path = TRAINJOBS.format(f"namespaces/{stage.namespace}")
     stage.cluster.request("PATCH", f"/{path}/{job.name}", mark)
@@ -96,7 +96,7 @@ def place(state):
 
 
 def without_workloads(stage):
-    """Be a user as Kueue's stock roles leave one: who may read Workloads, and change none."""
+    """Become a user with the rights of Kueue's stock roles: to read Workloads, and to change none."""
     name = stage.become()
     plurals = ("workloads", "localqueues")
     of = [Right(verb, "kueue.x-k8s.io", plural) for verb in ("get", "list", "watch") for plural in plurals]
@@ -114,7 +114,7 @@ def test_a_queue_is_asked_again_where_the_cluster_could_not_say_what_it_serves(q
 
     running(submit(queues, "indexedjob"))
     second = submit(queues, "indexedjob", cell="2")
-    queues.cluster.trouble(403, "^/apis$", times=2)  # as by a server that has just started
+    queues.cluster.trouble(403, "^/apis$", times=2)  # as from a server that has just started
     with pytest.raises(ForbiddenError):
         loop.run(ask_anew())
 
@@ -132,7 +132,7 @@ def test_a_job_waits_in_its_queue_and_runs_when_there_is_quota(queues, kind):
 
     third = submit(queues, kind, cell="3")
     third.wait(0)
-    # Of two that came in one second either may be the first.
+    # Of two jobs that came in one second, either may be the first.
     until(lambda: {place(second.state), place(third.state)} == {(1, 2), (2, 2)})
     ahead = {(1, 2): "1st of 2", (2, 2): "2nd of 2"}[place(second.state)]
     until(lambda: f"queued in team: {ahead}; needs 900m cpu, 0.9 of 1 used" in told(second)[1])
@@ -198,8 +198,8 @@ def test_what_was_cancelled_while_it_ran_ends_and_frees_its_quota(queues, kind, 
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
-    ways = ("Workload is deactivated", "a deadline that has passed")  # a follower of before may do it, too
-    # A slow cluster shows it once the job is over.
+    ways = ("Workload is deactivated", "a deadline that has passed")  # a follower from before may do so, too
+    # On a slow cluster this shows only once the job is over.
     until(lambda: any(way in held(api.attach(job.name).state) for way in (ways[:1] if may else ways)))
     queues.sign("go")
     assert submit(queues, kind, cell="2").result(LIMIT) == 1
@@ -207,7 +207,7 @@ def test_what_was_cancelled_while_it_ran_ends_and_frees_its_quota(queues, kind, 
 
 @pytest.mark.parametrize("how", ["followed", "alone", "killed in between"])
 def test_what_nothing_else_ends_is_deleted_once_all_of_it_is_here(queues, how):
-    policy = RunPolicy(active_deadline_seconds=3600)  # a TrainJob keeps it
+    policy = RunPolicy(active_deadline_seconds=3600)  # a TrainJob's deadline can't be changed
     job = submit(queues, "trainjob", launch=Elastic(run_policy=policy))
     if how == "followed":
         running(job)
@@ -229,7 +229,7 @@ def test_what_nothing_else_ends_is_deleted_once_all_of_it_is_here(queues, how):
     assert submit(queues, "trainjob", cell="2").result(LIMIT) == 1
 
 
-# Between two writes each: the mark comes first, and the job's own suspension last.
+# Each kill comes between two writes: the mark is written first, and the job's own suspension last.
 @pytest.mark.parametrize(("when", "kind"), [*(("before", kind) for kind in QUEUED), ("after", "indexedjob")])
 def test_a_cancel_whose_kernel_is_killed_as_it_writes_is_finished_by_whoever_follows(when, kind, queues):
     job = submit(queues, kind)
@@ -256,7 +256,7 @@ def test_a_job_that_goes_while_it_is_made_sure_that_it_ends_is_over(method, path
         old = workload(queues, job)
         queues.delete(TRAINJOBS, job.name)
         until(lambda: not workload(queues, job))
-        # Kueue makes one anew as long as its cache still has the job.
+        # Kueue makes a new Workload as long as its cache still has the job.
         kept = {key: old["metadata"][key] for key in ("name", "namespace", "labels", "ownerReferences")}
         body = {"apiVersion": KUEUE, "kind": "Workload", "metadata": kept, "spec": old["spec"]}
         queues.cluster.request("POST", queues.cluster.collection(body), body)
@@ -295,7 +295,7 @@ def test_a_job_whose_own_watch_is_late_isnt_taken_for_one_that_its_operator_repl
         cluster_backend().suspend(job.name)
         until(lambda: not queues.pods())
         cluster_backend().resume(job.name)
-        until(lambda: len(job.state.nodes[0].lives) == 2)  # its new pod comes before any word of a suspension
+        until(lambda: len(job.state.nodes[0].lives) == 2)  # its new pod comes before any sign of a suspension
         queues.sign("go")
 
         assert job.result(LIMIT) == 1
@@ -344,7 +344,7 @@ def test_a_run_isnt_in_its_queue_before_its_turn(queues, kind):
 
     until(lambda: begun() == [True, False, False])
     until(lambda: workload(queues, runs[2]))  # Kueue has seen them all, and has quota for all
-    # What comes after them, and is admitted, shows that they were passed over.
+    # A later job that is admitted shows that Kueue has passed them over.
     queues.sign("go")
     assert submit(queues, kind, cell="2", cpu="100m").result(LIMIT) == 1
     assert begun() == [True, False, False]
@@ -409,7 +409,7 @@ def test_a_queue_says_whether_it_could_ever_admit_the_job(queues):
 
 
 def lend(stage, **limits):
-    """Make another queue that lends to the stage's, which may borrow as far as the limits say."""
+    """Make another queue that lends to the stage's queue, which may borrow within the limits."""
     cohort = f"cohort-{stage.namespace}"
     others = [{"name": "any", "resources": [{"name": "cpu", "nominalQuota": "3", "lendingLimit": "2"}]}]
     groups = [{"coveredResources": ["cpu"], "flavors": others}]
@@ -421,7 +421,7 @@ def lend(stage, **limits):
     return cohort
 
 
-# Of 1 CPU of its own, and 2 that others lend: as many nodes of 0.9 CPU.
+# The queue has 1 CPU of its own, and others lend it 2; the job has ``nodes`` nodes of 0.9 CPU.
 @pytest.mark.parametrize(
     ("limits", "nodes", "good", "words"),
     [
@@ -438,7 +438,7 @@ def test_what_a_queue_may_borrow_counts(queues, limits, nodes, good, words):
     verdicts = findings(queues, queue="team", launch=Elastic(nodes, nodes))
 
     assert [(text, state) for text, state in verdicts.items() if words in text and state is good]
-    if not good:  # and so says Kueue
+    if not good:  # Kueue agrees
         job = submit(queues, "indexedjob", launch=Elastic(nodes, nodes))
         job.wait(0)
         until(lambda: "it can never be admitted" in told(job)[1])
@@ -458,7 +458,7 @@ def test_what_was_written_down_as_cancelled_is_ended_by_whoever_follows(queues, 
     first = running(submit(queues, "indexedjob"))
     second = submit(queues, "indexedjob", cell="2")
     until(lambda: workload(queues, second))
-    for job in (first, second):  # as a kernel leaves it that is killed then
+    for job in (first, second):  # as a kernel leaves them if it is killed then
         mark = {"metadata": {"annotations": {labelling.CANCELLED: labelling.mark(time.time())}}}
         queues.cluster.request("PATCH", f"/apis/batch/v1/namespaces/{queues.namespace}/jobs/{job.name}", mark)
 
@@ -487,7 +487,7 @@ def test_a_priority_that_isnt_there_is_refused_before_anything_is_sent(queues):
 
 @pytest.mark.parametrize("kind", QUEUED)
 def test_what_its_queue_preempts_draws_on_the_budget_for_it_and_runs_again(queues, kind, monkeypatch):
-    monkeypatch.setattr(controller, "TOLD_WITHIN_S", 0.0)  # it waits in its queue for longer than that
+    monkeypatch.setattr(controller, "TOLD_WITHIN_S", 0.0)  # the job waits in its queue for longer than that
     high = f"high-{queues.namespace}"
     make(queues, "WorkloadPriorityClass", high, None)
     job = running(submit(queues, kind, retry=Retry(preemptions=3)))
@@ -510,7 +510,7 @@ def test_what_is_exported_of_a_queued_job_can_be_applied_whatever_webhooks_have_
         paths = [path for path in job.export(tmp_path / kind) if path.suffix == ".yaml"]
         files = [yaml.safe_load(path.read_text()) for path in paths]
         assert {file["metadata"]["namespace"] for file in files} == {queues.namespace}
-        if kind == "trainjob":  # as it is on the cluster nobody can create it once more
+        if kind == "trainjob":  # the live object can't be created again as it is
             meta = {"name": "copy", "namespace": queues.namespace, "labels": live["metadata"]["labels"]}
             with pytest.raises(HTTPError, match="422"):
                 queues.cluster.request("POST", f"/{path}", {**live, "metadata": meta})

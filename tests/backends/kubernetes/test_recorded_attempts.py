@@ -1,8 +1,8 @@
-"""Which attempts a recorded history is, whoever started them, and which budget the end of each drew on.
+"""The attempts in a recorded history, whatever started them, and the budget that each one's end drew on.
 
-Every row is what real controllers did (Kubernetes 1.36, training-operator 1.9, trainer 2.3, Volcano 1.15): an
-attempt is a letter, F for one that a failure ended, P for a preemption, and a dot for one that no budget paid
-for, as it ended well or nothing may follow it.
+Every row is what real controllers did (Kubernetes 1.36, training-operator 1.9, trainer 2.3, Volcano 1.15).
+A letter is an attempt: F if a failure ended it, P if a preemption did, and a dot if no budget paid for
+its end, because it ended well or nothing may follow it.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 LETTERS = {Budget.FAILURES: "F", Budget.PREEMPTIONS: "P", None: "."}
 
 SUCCEEDED = [
-    # A node is taken away, and its operator, whichever that is, gives it another pod.
+    # A node is taken away, and the job's operator, whichever it is, gives it another pod.
     (
         "P.",
         """
@@ -36,7 +36,7 @@ SUCCEEDED = [
         ptj-preempt-exitcode ptj-preempt-onfailure ptj-taint-onfailure
     """,
     ),
-    # What we do to a job is no attempt, nor counted.
+    # Our suspensions end no attempt, and no budget counts them.
     (
         ".",
         """
@@ -53,7 +53,7 @@ SUCCEEDED = [
         job-elastic-lost-index-scaled-down job-elastic-lost-index-scaled-up ptj-elastic-staggered
     """,
     ),
-    # A node that is started again is an attempt, both at once are one.
+    # The restart of a node is an attempt; restarts of both nodes at once are one attempt.
     (
         "F.",
         """
@@ -66,7 +66,7 @@ SUCCEEDED = [
     ("FFFFFF.", "ptj-exitcode-exit143-backoff1"),
 ]
 FAILED = [
-    # Nothing is tried again: taken away, or failed in a way that may be.
+    # Nothing is tried again after a node was taken away, or failed in a way that allows a retry.
     (
         "P",
         """
@@ -83,7 +83,7 @@ FAILED = [
         ptj-oom-never job-elastic-index-0-lost
     """,
     ),
-    # Code that fails by itself is no case for a budget.
+    # Code that fails by itself draws on no budget.
     (
         ".",
         """
@@ -94,7 +94,7 @@ FAILED = [
         ptj-exitcode-exit3-backoff1 ptj-never-exit1-backoff1
     """,
     ),
-    # Two nodes that fail together, or one because of the other, whoever is first, are one attempt each time.
+    # Two nodes that fail together, or one because of the other, in either order, are one attempt each time.
     (
         "FF",
         """
@@ -116,12 +116,12 @@ ROWS = [
 
 @cache
 def folders():
-    """Return where each history lies, by its name."""
+    """Return the folder of each history, by name."""
     return {path.name: path for root in ROOTS for path in root.glob("*/*-*")}
 
 
 def story(recording, changes):
-    """Return how a job ended, as what each of its attempts was."""
+    """Return how a job ended, and a letter for each of its attempts."""
     troubles = Troubles(recording.kind, "")
     events = [fact for change in changes for fact in recording.facts(change, troubles)]
     nodes = (1, 2) if "elastic" in recording.path.name else (2, 2)
@@ -139,7 +139,7 @@ def test_what_its_attempts_were(name, phase, letters):
     assert story(recording, recording.in_another_order(0)) == (phase, letters)
 
 
-# Of several nodes that fail the one is to blame that failed by itself.
+# If several nodes fail, the one that failed by itself is to blame.
 @pytest.mark.parametrize(
     ("name", "node"),
     [

@@ -1,4 +1,4 @@
-"""What a real Kueue (0.19) did with jobs of three kinds is read to the conclusion that a person came to."""
+"""Recordings of a real Kueue (0.19) with jobs of three kinds lead to the conclusions that a person drew."""
 
 from functools import cache
 
@@ -19,7 +19,7 @@ PREEMPTED = "preempted by a job of higher priority in its queue"
 RECLAIMED = "preempted: its queue had borrowed quota that its owner took back"
 DRAINED = "its queue was closed and emptied"
 NOT_READY = "its pods weren't all ready in time"
-# How each ended, what its attempts were (P: a budget for preemptions paid), and what was said on the way.
+# How each ended, its attempts (P: it drew on the budget for preemptions), and messages on the way.
 CONCLUDED = {
     "admitted-at-once": (Phase.SUCCEEDED, None, ".", ["queued in team"]),
     "queued-quota": (
@@ -49,7 +49,7 @@ CONCLUDED = {
         [f"{DRAINED}. It is admitted again when an administrator opens"],
     ),
     "drained-briefly": (Phase.SUCCEEDED, None, "P.", [DRAINED]),
-    # Of what somebody takes away nothing is a loss.
+    # A job that somebody deactivates has lost nothing.
     "deactivated": (
         Phase.SUCCEEDED,
         None,
@@ -74,7 +74,7 @@ CONCLUDED = {
     "deadline-admitted": (Phase.FAILED, "ran longer than its deadline", ".", ["queued in team"]),
     "delete-queued": (Phase.CANCELLED, "was deleted", "", ["200m more cpu must be free"]),
 }
-# What never ran: it is queued to the end of the recording.
+# Jobs that never ran: they are queued to the end of the recording.
 QUEUED = {
     "never-fits": "it can never be admitted: it needs 600m cpu, and its queue has 200m in all. Ask for less",
     "queued-to-absent-queue": "there is no queue absent in its namespace",
@@ -85,7 +85,7 @@ QUEUED = {
 
 @cache
 def recorded(name):
-    """Return a scenario's recordings, one a kind of job."""
+    """Return a scenario's recordings, one for each kind of job."""
     return [Recording(path) for path in sorted(RECORDED.glob(f"*/kueue-{name}"))]
 
 
@@ -139,7 +139,7 @@ def test_what_its_queue_does_is_nobodys_suspension():
         assert "SUSPENDED" not in phases, recording.path
 
 
-# attempt() can't count what Kueue admits again: only its Workload counts that, and pods have no token.
+# attempt() can't count readmissions by Kueue: only the Workload counts them, and pods have no token.
 def test_pods_that_a_queue_admits_again_learn_nothing_that_those_before_them_did_not():
     for recording in [recording for name in ("preempted", "drained") for recording in recorded(name)]:
         pods = [change["object"] for change in recording.changes if change["resource"] == "pods"]

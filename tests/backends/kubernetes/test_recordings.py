@@ -1,4 +1,4 @@
-"""Every recorded history of a job is read to the conclusion that a person came to."""
+"""Every recorded history of a job leads to the conclusion that a person drew."""
 
 import pytest
 

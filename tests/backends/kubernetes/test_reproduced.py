@@ -1,4 +1,4 @@
-"""What a cluster job ran with is said, exported and told apart."""
+"""What a cluster job ran with: reported, exported and compared."""
 
 import subprocess
 

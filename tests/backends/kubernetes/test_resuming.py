@@ -1,4 +1,4 @@
-"""A training whose pods are evicted goes on from checkpoints that each of its nodes has sent to a store."""
+"""After an eviction a training resumes from checkpoints that each of its nodes has sent to a store."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nbtorchjob i
 
 @pytest.fixture
 def undisturbed(tmp_path):
-    """Return the log of an undisturbed training; before a stage, whose pool would outlive the test."""
+    """Return the log of an undisturbed training; run it before a stage, or its pool outlives the test."""
     log = str(tmp_path / "undisturbed")
     submit(train, log=log, folder=str(tmp_path / "own")).result(LIMIT)
     return log

@@ -1,4 +1,4 @@
-"""Who owns a job's retries, and what ends it when they are used up. Every cause's are in ``test_causes``."""
+"""The owner of a job's retries, and its end once they are used up. For each cause see ``test_causes``."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.patience import LIMIT
 
 AGAIN = "begin()\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 SLOW = Retry(retries=1, preemptions=1, backoff=600)
-# With these budgets an operator owns the retries where it can.
+# With these budgets an operator owns the retries if it can.
 OPERATORS = {"indexedjob": Retry(retries=2, backoff=0), "volcano": Retry(2, preemptions=0, backoff=0)}
 
 
@@ -26,7 +26,7 @@ def test_an_operator_that_can_keep_the_budgets_does_so_with_nobody_there(stage, 
 
     assert job.result(LIMIT) == 2
     assert job.info.retry_owner == OPERATOR
-    # Volcano deletes the pods that it starts again, so who comes later sees the last ones only.
+    # Volcano deletes the pods that it starts again, so a later reader sees only the last ones.
     counts = {"indexedjob": (2, 2), "volcano": (0, 2)}
     assert budgets(job)[0] == counts[kind]
 

@@ -1,4 +1,4 @@
-"""Run policies on each kind: those that the cluster enforces, and those that whoever follows a job does."""
+"""Run policies on each kind: those that the cluster enforces, and those that a job's follower enforces."""
 
 import logging
 import subprocess
@@ -23,7 +23,7 @@ from tests.backends.kubernetes.mortal import Kernel, elsewhere
 from tests.backends.kubernetes.stage import collection, running, until
 from tests.patience import LIMIT
 
-BY_US = ["pytorchjob", "volcano"]  # whose operators see to no deadline
+BY_US = ["pytorchjob", "volcano"]  # their operators enforce no deadline
 RETRY = Retry(retries=2, preemptions=2, backoff=0)
 SLOW = Retry(retries=2, preemptions=2, backoff=600)
 AGAIN = "begin()\nlog(f'{ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
@@ -34,26 +34,26 @@ FOLLOWED = "wait('followed')\n"
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Return what attaches to a job on another machine."""
+    """Return a function that attaches to a job as on another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 
 def policy(**asked):
-    """Return a launch with such a run policy."""
+    """Return a launch with this run policy."""
     return Elastic(run_policy=RunPolicy(**asked))
 
 
 def ttl(seconds):
-    """Return a launch whose job is kept so long once it has ended."""
+    """Return a launch of a job that is kept for that many seconds once it has ended."""
     return policy(ttl_seconds_after_finished=seconds)
 
 
 def deadline(seconds):
-    """Return a launch whose job may run so long."""
+    """Return a launch of a job that may run for that many seconds."""
     return policy(active_deadline_seconds=seconds)
 
 
-# An operator does it where it can, as its manifest asks it to, else we do; of several attempts always we.
+# An operator removes the job if it can, as its manifest asks; otherwise, or with several attempts, we do.
 @pytest.mark.parametrize(
     ("kind", "retry"),
     [("volcano", None), ("indexedjob", None), ("trainjob", None), ("pytorchjob", RETRY)],
@@ -85,7 +85,7 @@ def test_a_cancelled_job_whose_time_has_come_is_removed(stage, kind):
     assert (later.state.phase, later.logs(0)) == (Phase.CANCELLED, "told")
 
 
-# Nor does its operator see the end of one that was ended for it: by a suspension, or by Volcano's AbortJob.
+# Nor does an operator see the end of a job that we ended by a suspension, or by Volcano's AbortJob.
 @pytest.mark.parametrize("kind", ["pytorchjob", "volcano", "indexedjob"])
 def test_a_job_that_never_started_is_removed_when_its_time_has_come(stage, kind):
     stage.cluster.hold("^never-")
@@ -99,18 +99,18 @@ def test_a_job_that_never_started_is_removed_when_its_time_has_come(stage, kind)
 
 @pytest.mark.parametrize(("kind", "again"), [("indexedjob", 0), ("volcano", 0), ("volcano", 1)])
 def test_a_job_that_its_cluster_removes_just_then_is_removed_once(stage, caplog, kind, again):
-    """A deadline looks the same whoever ended the job, and what the cluster has ended it removes, too."""
+    """A deadline looks the same whoever ended the job, and the cluster also removes jobs that it ended."""
     api_, removed = KINDS[kind].api, threading.Event()
     newer: list[Job[object]] = []
 
     def remove():
-        with suppress(HTTPError):  # it was even faster
+        with suppress(HTTPError):  # the cluster was even faster
             stage.delete(collection(api_), "same")
         newer.extend(stage.submit(HANGS, name="same", kind=kind) for _ in range(again))
         removed.set()
 
     if kind == "volcano":
-        stage.cluster.hold("^same-")  # a pod that ran would be ended by its own deadline
+        stage.cluster.hold("^same-")  # a running pod would end by its own deadline
     stage.cluster.meanwhile("DELETE", f"{stage.namespace}/{api_.plural}/same$", remove)
     launch = policy(active_deadline_seconds=1, ttl_seconds_after_finished=1)
     job = stage.submit(HANGS, name="same", kind=kind, launch=launch)
@@ -241,14 +241,14 @@ def test_a_suspended_jobs_clock_stands_and_begins_anew(stage):
     job.resume()
     until(lambda: not job.state.suspended)
 
-    # The time of an object is whole seconds.
+    # An object's timestamps are whole seconds.
     assert job.state.deadline_at >= int(resumed) + seconds
 
 
 def test_a_deadline_that_comes_between_two_attempts_ends_the_job(stage, monkeypatch):
     job = stage.submit(AGAIN, retry=RETRY, launch=deadline(3))
     stage.cluster.quota(stage.namespace, **{"count/jobs.batch": "1"})
-    # Ten seconds else, and nothing that a user could set.
+    # Ten seconds otherwise, which no user can set.
     monkeypatch.setattr(controller, "AGAIN_S", 0.2)
     assert job.wait(LIMIT)
 
@@ -257,7 +257,7 @@ def test_a_deadline_that_comes_between_two_attempts_ends_the_job(stage, monkeypa
 
 
 def test_a_kernel_killed_between_a_volcano_jobs_mark_and_its_command_is_succeeded_by_another(stage, attach):
-    # The pods of one that runs are ended by the kubelet.
+    # The kubelet would end the pods of a running job.
     stage.cluster.hold("^late-")
     job = stage.submit(HANGS, name="late", kind="volcano", launch=deadline(1))
     with Kernel(stage, job, ("after", "patch", "jobs")) as kernel:
@@ -272,7 +272,7 @@ def test_a_kernel_killed_between_a_volcano_jobs_mark_and_its_command_is_succeede
 @pytest.mark.parametrize("how", ["follow", "cancel"])
 def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(stage, how):
     job = stage.submit(HANGS, kind="volcano")
-    # Who followed it would see that it is cancelled, and send the command first.
+    # A follower would see that the job is cancelled, and send the command first.
     until(lambda: [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
     stage.cluster.trouble(403, f"{stage.namespace}/commands$", method="POST")
     with pytest.raises(ClusterError):
@@ -287,7 +287,7 @@ def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(
     until(lambda: not [pod for pod in stage.pods() if pod["status"].get("phase") == "Running"])
 
 
-# PyTorchJob's operator removes them, else we do.
+# PyTorchJob's operator removes them, otherwise we do.
 @pytest.mark.parametrize(
     ("kind", "retry"),
     [("pytorchjob", None), ("volcano", None), ("indexedjob", RETRY)],

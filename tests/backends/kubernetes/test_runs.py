@@ -1,4 +1,4 @@
-"""A group's runs on a cluster: what differs comes in their pods' environment."""
+"""A group's runs on a cluster: the values that differ come in the environment of their pods."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
 GIVEN = [{"lr": 1}, {"lr": 2}, {"lr": 3}]
-# As a rank takes it, which checks that it is signed with the job's key.
+# Takes the values as a rank does, which checks that they are signed with the job's key.
 TAKES = """
 from nbtorchjob.runtime.store.payload import lay_given
 call = {"names": []}
@@ -50,7 +50,7 @@ def test_each_run_is_given_its_own_and_found_again(stage, kind):
     assert (one, three) == (1, 3)
     assert isinstance(failed, JobFailedError)
     (again,) = runs.retry_failed()
-    assert isinstance(again.exception(LIMIT), JobFailedError)  # it is given the same
+    assert isinstance(again.exception(LIMIT), JobFailedError)  # with the same values
     assert [job.name for job in api.group("sweep")] == [job.name for job in runs]
     assert again.info.given == {"lr": 2}
 
@@ -64,7 +64,7 @@ def test_a_job_of_somebody_else_is_no_run_of_a_group_though_it_says_so(stage, tm
         forged = api.attach(runs[1].info.address).retry()
         assert forged.wait(LIMIT)
         assert forged.info.group == "sweep"
-        assert [job.name for job in api.group("sweep")]  # none is this machine's
+        assert [job.name for job in api.group("sweep")]  # none of them is this machine's
     find.forget()
 
     with pytest.warns(UserWarning, match=rf"^{forged.name}: not submitted from here"):
@@ -86,7 +86,7 @@ value(lr) if lr < 3 else wait("never")
 
     assert values == [1, 2]
     assert isinstance(stopped, JobStoppedError)
-    states = api.group("sweep").states()  # as who comes later reads it
+    states = api.group("sweep").states()  # as a later reader sees it
     assert states[2].stopped_early
     assert states[2].early == "loss > 2 * best_loss (loss=3, best_loss=1)"
 
@@ -125,7 +125,7 @@ def test_a_run_that_a_cluster_did_not_start_is_started_once_it_does(stage, monke
     here = cluster_backend()
     tries: list[str] = []
     begin = here.begin
-    monkeypatch.setattr(here, "begin", refused_twice)  # as an outage would refuse other requests, too
+    monkeypatch.setattr(here, "begin", refused_twice)  # a real outage would refuse other requests, too
     runs = sweep(stage, "begin(); value(lr)", at_once=1)
 
     with pytest.warns(UserWarning, match=r"sweep-r2 could not be started yet: the API server") as warned:
@@ -140,13 +140,13 @@ def held(secret):
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob", "volcano"])
 def test_what_runs_share_is_sent_once_and_goes_with_the_last_of_them(stage, kind, monkeypatch):
-    monkeypatch.setattr(package, "SECRET_BYTES", 40_000)  # so that it is in parts, too
+    monkeypatch.setattr(package, "SECRET_BYTES", 40_000)  # so that the payload is split into parts, too
     runs = sweep(stage, "begin(); value(lr)", kind)
     assert runs.results(LIMIT) == [1, 2, 3]
 
     big = [secret for secret in stage.objects("api/v1/{}/secrets") if held(secret) > 10_000]
     assert [obj["metadata"]["labels"][labelling.GROUP] for obj in big] == ["sweep"] * len(big)
-    assert 1 < len(big) < 4  # and no more for three runs than for one
+    assert 1 < len(big) < 4  # no more for three runs than for one
 
     runs[0].delete()
     runs[2].delete()
@@ -162,7 +162,7 @@ def test_what_runs_share_is_left_over_only_without_them(stage, monkeypatch):
     assert runs.results(LIMIT) == [1, 2, 3]
     secrets_ = f"api/v1/namespaces/{stage.namespace}/secrets"
     (shared,) = (s["metadata"]["name"] for s in stage.objects("api/v1/{}/secrets") if held(s) > 10_000)
-    # As if the kernel had been killed before the first of them owned it, long ago.
+    # As if the kernel had been killed long ago, before the first run owned the Secret.
     stage.cluster.request("PATCH", f"/{secrets_}/{shared}", {"metadata": {"ownerReferences": None}})
     monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)
 

@@ -1,4 +1,4 @@
-"""Values of variables that are shown nowhere: in the job's own Secret, and in nothing else of it."""
+"""Secret values of environment variables: in the job's own Secret, and in none of its other objects."""
 
 import json
 

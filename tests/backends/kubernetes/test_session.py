@@ -1,4 +1,4 @@
-"""What is asked of a cluster is asked again: operators are installed while a kernel runs."""
+"""A kernel asks a cluster again for what it serves: operators may be installed while the kernel runs."""
 
 from types import SimpleNamespace
 
@@ -34,12 +34,12 @@ def test_an_operator_that_is_installed_while_a_kernel_runs_is_known_within_a_min
         tending = loop.start(tender.run())
         until(lambda: tender.listed)
         assert not loop.run(tender.outdated())
-        session.client = installed.client  # that the operators are installed comes to the same
+        session.client = installed.client  # stands in for the installation of the operators
         now += 50
         assert kinds(session) == ["indexedjob"]
         now += 20
         assert kinds(session) == [*KINDS]
-        assert loop.run(tender.outdated())  # who has it look after jobs begins another one
+        assert loop.run(tender.outdated())  # its owner then starts another tender
         tending.cancel()
 
 

@@ -25,11 +25,11 @@ QUICK = Retry(retries=2, preemptions=2, backoff=0)
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Return what attaches to a job on another machine."""
+    """Return a function that attaches to a job as on another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 
-# A TrainJob's container runs again until its attempt is stopped, which takes its pods away.
+# A TrainJob's container restarts until its attempt is stopped, which removes the attempt's pods.
 LOGS = "begin()\nlog(f'attempt {ATTEMPT}\\n')\nif ATTEMPT == 1: fail(recoverable=True)\nvalue(ATTEMPT)"
 
 
@@ -111,7 +111,7 @@ def test_what_an_attempt_was_paid_from_is_known_when_its_pods_are_gone(stage, at
         assert "evicted" in run.state.attempts[0].failure.reason.line
 
 
-# Ranks change their nodes between the attempts.
+# Ranks swap their nodes between the attempts.
 MOVES = """
 from nbtorchjob.runtime.store import frames
 begin(2)
@@ -128,7 +128,7 @@ def test_whoever_follows_a_log_hears_an_attempt_after_the_one_before_it(stage, a
     job = stage.submit(MOVES, kind="indexedjob", retry=QUICK, launch=Elastic(2))
     assert job.result(LIMIT) == 2
     info = attach(job).info
-    stage.cluster.trouble(500, f"/{job.name}-{late}-[^-]+/log")  # it is asked for again: behind all others
+    stage.cluster.trouble(500, f"/{job.name}-{late}-[^-]+/log")  # requested again, after all others
 
     async def heard():
         events = backend_of("kubernetes", info.address).follow(info.address, since={})

@@ -1,4 +1,4 @@
-"""What can't start is ended once it was held back for as long as it may be, and says by what."""
+"""A job that can't start ends once it was held back for as long as allowed, and names the reason."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def within(seconds, nnodes=1):
 
 
 def arranged(stage, what, kind):
-    """Have something hold back what is submitted next; give what to ask for."""
+    """Make something hold back the next job; return that job's options."""
     if what == PULL:
         stage.cluster.fail_pulls(ABSENT)
         return {"image": ABSENT}

@@ -1,4 +1,4 @@
-"""Code of pods is changed while they run, on each kind, and their next attempt begins with it."""
+"""Swaps of code in running pods, on each kind: the next attempt begins with the swapped code."""
 
 import io
 import zipfile
@@ -20,7 +20,7 @@ from tests.patience import LIMIT
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nbtorchjob itself starts")]
 
 CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-# Each step adds up what all ranks have for their loss.
+# Each step adds up the losses of all ranks.
 CELL = """
 import time
 import torch
@@ -51,7 +51,7 @@ attempt(), [value for at, value in enumerate(values) if at == 0 or value != valu
 def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_path, kind, place):
     retry = Retry(preemptions=1, backoff=0)
     kept: dict[str, Any] = {"checkpoints": f"file://{tmp_path}/checkpoints"} if place == "a store" else {}
-    if place == "a claim":  # whose folder both pods write to
+    if place == "a claim":  # both pods write to its folder
         body = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -78,11 +78,11 @@ def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_
         return not before & {node.life.pod for node in state.nodes.values()}
 
     evict(stage, job, 1)
-    # Of a job of fixed size: its other node's pod ends as well, with all that it has kept. On a busy machine
-    # its container may have begun again before, and have gone on with the pod that replaces the lost one.
+    # In a job of fixed size the other node's pod ends as well, with all that it has kept. On a busy machine
+    # its container may have restarted before, and gone on with the pod that replaces the lost one.
     until(lambda: job.wait(0) or (job.state.round > first and stepped(job.state) and moved(job.state)))
     assert moved(job.state)
-    job.swap(left=20)  # some more steps, so that there are nodes to say that they have it
+    job.swap(left=20)  # some more steps, so that nodes still run and confirm the swap
 
     assert job.result(LIMIT) == (2, [60.0])
     assert [swap.number for swap in job.state.swapped] == [1, 2]

@@ -1,4 +1,4 @@
-"""Ends that are easily taken for another: the API's times are whole seconds, and operators go on."""
+"""Ends that are easily mistaken for others: the API's times are whole seconds, and operators go on."""
 
 from functools import reduce
 
@@ -24,7 +24,7 @@ def fold(info, *events):
 
 
 def pod(name, round_, *, ended=True):
-    """Return the facts of a pod that ran in second 1 and ran out of memory."""
+    """Return the facts of a pod that ran in second 1 and, if it ``ended``, ran out of memory."""
     facts = [
         ev.Waiting(1.0, "waiting for a host", 0, name),
         ev.NodeStarted(1.0, 0, "host", pod=name),
@@ -104,7 +104,7 @@ def test_a_pod_that_failed_before_it_met_anybody_is_older_than_one_of_its_second
 
 
 def started(number, node, created, *, begun, ended=None, round_=None):
-    """Return the facts of a pod of one start that Volcano made; its log was read if it has a round."""
+    """Return the facts of a pod of Volcano's start ``number``; with a round, its log was read."""
     name = f"{number}-{node}"
     facts = [
         ev.Waiting(created, "waiting for a host", node, name, restarts=number),
@@ -133,7 +133,7 @@ def test_nodes_that_were_started_together_are_one_attempt_though_the_log_of_one_
 def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
     job = working(stage.submit(part, kind="pytorchjob", retry=ONCE_MORE))
-    # It is gone before the operator can see that it was being deleted.
+    # The pod is gone before the operator can see its deletion.
     path = f"/api/v1/namespaces/{stage.namespace}/pods/{stage.pod()}?gracePeriodSeconds=0"
     stage.cluster.request("DELETE", path)
 
@@ -142,7 +142,7 @@ def test_a_pod_that_its_operator_replaces_unseen_draws_on_the_budget(stage):
 
 
 def test_an_end_that_the_cluster_explains_waits_for_no_log(stage, monkeypatch):
-    # What is waited for if it isn't so: longer than any test lasts.
+    # Longer than any test lasts, in case the job does wait for the log.
     monkeypatch.setattr(controller, "TOLD_WITHIN_S", 1e9)
     part = "begin()\nif ATTEMPT == 1: wait('never')\nvalue(ATTEMPT)"
     job = running(stage.submit(part, kind="trainjob", retry=ONCE_MORE))

@@ -1,4 +1,4 @@
-"""What a TrainJob's pods tell its trainer of their progress, and what is seen of that."""
+"""Progress that a TrainJob's pods report to its trainer, and where users see it."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from tests.patience import LIMIT
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl for the trainer's TLS")
 
-# A node proper, but for its ranks: it reports as one.
+# A real node, but for its ranks: it reports like a rank.
 PART = """
 from nbtorchjob.runtime.start import init
 from nbtorchjob.runtime.facts import emit
@@ -41,18 +41,18 @@ TOLD = "apis/trainer.kubeflow.org/v1alpha1/{}/trainjobs"
 
 @pytest.fixture(scope="module")
 def cluster(crds):
-    """Yield a cluster whose trainer takes such words."""
+    """Yield a cluster with a trainer that accepts such reports."""
     with Emulator(kinds=["trainjob"], gates=["TrainJobStatus"]) as emulator:
         yield emulator
 
 
 def told(stage):
-    """Return what the TrainJob's status says of its trainer."""
+    """Return the trainer's part of the TrainJob's status."""
     return stage.objects(TOLD)[0].get("status", {}).get("trainerStatus")
 
 
 def far(job):
-    """Return how far a list says a job is: it reads no logs."""
+    """Return a job's progress as a list shows it, which reads no logs."""
     (state,) = (state for state in api.jobs() if state.info.name == job.name)
     return record(state, time.time())["progress"]
 
@@ -95,7 +95,7 @@ def test_the_emulators_trainer_takes_what_a_real_one_takes(stage):
 
 
 def put(stage, job, name=None, seconds=60, **status):
-    """Post a status as the job's pods do, by a token for it or for another; return the answer's code."""
+    """Post a status as the job's pods do, with a token for this job or another; return the answer's code."""
     (pod, *_) = stage.pods()
     env = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
     url = env["KUBEFLOW_TRAINER_SERVER_URL"]

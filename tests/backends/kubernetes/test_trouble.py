@@ -1,4 +1,4 @@
-"""What befalls a job while it runs, and what its reader is told."""
+"""Trouble that a running job meets, and the messages about it."""
 
 import json
 import pickle
@@ -195,7 +195,7 @@ def test_a_job_that_somebody_deletes_was_cancelled(stage):
     until(lambda: job.logs(0) == "begun")
     states: list[JobState] = []
     job.subscribe(states.append)
-    until(lambda: states and states[-1].phase is Phase.RUNNING)  # ``job.state`` may be a look at it alone
+    until(lambda: states and states[-1].phase is Phase.RUNNING)  # ``job.state`` may be a mere look at the job
     path = f"/apis/batch/v1/namespaces/{stage.namespace}/jobs/{job.name}"
     stage.cluster.request("DELETE", f"{path}?propagationPolicy=Background")
 
@@ -258,10 +258,10 @@ submission.submit(capture.from_cell("1", {}), JobSpec.from_json(json.loads(sys.a
 
 @pytest.fixture
 def orphan(stage):
-    """Return the name of a Secret whose kernel was killed before it created the job."""
-    stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of trying again
+    """Return the name of a Secret left by a kernel that was killed before it created the job."""
+    stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of retries
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL, json.dumps(stage.spec().to_json())])
-    until(lambda: len(stage.left()) == 2)  # with the payload that it owns
+    until(lambda: len(stage.left()) == 2)  # the Secret, and the payload that it owns
     kernel.kill()
     kernel.wait()
     [name] = [name for name in stage.left() if name.endswith("-claim")]
@@ -269,13 +269,13 @@ def orphan(stage):
 
 
 def age(monkeypatch):
-    """Have every Secret be old enough to have lost its kernel, also one that seems to be of the future."""
+    """Make every Secret count as old enough to have lost its kernel, even one with a time in the future."""
     monkeypatch.setattr(submitter, "HALF_MADE_S", -60.0)
 
 
 def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, orphan, monkeypatch):
     job = stage.submit()
-    assert f"{job.name}-claim" != orphan  # somebody may be about to create its job
+    assert f"{job.name}-claim" != orphan  # a kernel may be about to create its job
     assert [left for _, left in api.leftovers() if left.state is None] == []
     age(monkeypatch)
     ((backend, left),) = [(backend, left) for backend, left in api.leftovers() if left.state is None]
@@ -285,7 +285,7 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
 
 
 def test_what_a_killed_kernel_left_long_ago_is_replaced_by_the_same_cell(stage, orphan):
-    # A new kernel, as that one was: what other tests have changed in this process makes another call.
+    # In a new kernel, like the killed one: what other tests changed in this process would make another call.
     aged = f"from {submitter.__name__.rpartition('.')[0]} import submitter; submitter.HALF_MADE_S = -60.0"
     again = [sys.executable, "-c", f"{aged}\n{KERNEL}", json.dumps(stage.spec().to_json())]
     subprocess.run(again, check=True, timeout=LIMIT)

@@ -1,4 +1,4 @@
-"""What of a job is believed: its own value, from where it may be, and of other people's jobs only data."""
+"""What is trusted of a job: its own value, from an allowed place, and only data of other people's jobs."""
 
 import pickle
 
@@ -17,7 +17,7 @@ PICKLED = f"value(object(), dump=lambda *_: {pickle.dumps({1, 2})!r})"
 
 
 def elsewhere(job, tmp_path, monkeypatch):
-    """Return the job as it is attached on a machine that knows nothing of it."""
+    """Switch to a machine that knows nothing of the job; return the job's address."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "another machine"))
     find.forget()
     return job.info.address
@@ -34,7 +34,7 @@ def test_of_a_job_that_was_submitted_elsewhere_only_data_is_taken(stage, tmp_pat
     data, code = stage.submit("begin(); value({'loss': 0.5})"), stage.submit(f"begin(); {PICKLED}", cell="2")
     assert code.result(LIMIT) == {1, 2}
     assert data.wait(LIMIT)
-    # The label says that it is this user's, as that of anybody's job may.
+    # The job's label names this user, as anybody's label can.
     named = elsewhere(code, tmp_path, monkeypatch)
 
     assert api.attach(data.info.address).result(LIMIT) == {"loss": 0.5}

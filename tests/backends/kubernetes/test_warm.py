@@ -1,4 +1,4 @@
-"""Programs that are forked from a warm Python are as if they had been started."""
+"""Programs that are forked from a warm Python behave as if they had been started."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ ENV = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 @pytest.fixture
 def start(tmp_path):
-    """Start programs whose output goes to a file; they end with the test."""
+    """Yield a function that starts a program with its output in a file; all programs end with the test."""
     started = []
 
     def one(*argv, **env):
@@ -56,7 +56,7 @@ def test_a_file_finds_what_lies_beside_it(start, tmp_path):
     assert output(tmp_path) == "why\nfound __main__\n"  # stdout is flushed last
 
 
-# As a payload's modules are: of a source that has no file of its own.
+# Like a payload's modules: from a source without a file of its own.
 SOURCE = b"def outer():\n    return (lambda: sys._getframe().f_code.co_filename)()"
 LOAD = f"""
 import sys
@@ -101,7 +101,7 @@ def test_what_can_not_be_started_is_an_error_of_the_system(start):
         start("no-such-program")
 
 
-# It leaves a process of a session of its own, whose parent is gone.
+# It leaves a process in a session of its own, with its parent gone.
 LEAVE = """
 import os, time
 if not os.fork():

@@ -1,4 +1,4 @@
-"""What may answer in an API server's place, and a server that answers so to all that is asked of it."""
+"""Wrong answers in an API server's place, and a server that gives one of them to all requests."""
 
 import asyncio
 import functools
@@ -36,12 +36,12 @@ def _endless(asked):
 
 @functools.cache
 def _bomb():
-    packer = zlib.compressobj(1, wbits=31)  # as gzip has it, without 300 MiB in memory
+    packer = zlib.compressobj(1, wbits=31)  # gzip's format, without 300 MiB in memory
     parts = [packer.compress(b'{"items": [')] + [packer.compress(b" " * MIB) for _ in range(300)]
     return b"".join([*parts, packer.flush()])
 
 
-# By name; each is made anew for each request, and counts the bytes that it has sent.
+# Answers by name; each is made anew for each request, and counts the bytes that it has sent.
 ANSWERS = MappingProxyType(
     {
         "a login page": lambda _: Reply(200, b"<html><title>Please sign in</title>"),
@@ -74,7 +74,7 @@ _GOOD = {
 
 
 class _Wrong(dict):  # type: ignore[type-arg]
-    """Replies: the same for every path but some."""
+    """Replies that are the same for every path but some."""
 
     def __init__(self, answer, sent, good):
         super().__init__({path: [Reply(body=body)] for path, body in good.items()})
@@ -86,7 +86,7 @@ class _Wrong(dict):  # type: ignore[type-arg]
 
 @contextmanager
 def serving(folder, monkeypatch, name, *, good=MappingProxyType(_GOOD)):
-    """Serve a wrong answer to all but discovery, as the context "far"; count the bytes in what is given."""
+    """Serve a wrong answer to all but discovery, as the context "far"; yield a count of the bytes sent."""
     sent, ready, stop = [0], threading.Event(), []
     ANSWERS[name](sent)  # a bomb takes a second to make
 
@@ -99,7 +99,7 @@ def serving(folder, monkeypatch, name, *, good=MappingProxyType(_GOOD)):
             ready.set()
             await end.wait()
 
-    # This way no connection that comes last is left with a task that nobody ends.
+    # asyncio.run ends all tasks, even that of the last connection.
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     assert ready.wait(LIMIT)

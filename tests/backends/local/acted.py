@@ -1,4 +1,4 @@
-"""A job of this machine whose folder a test writes, as a supervisor and ranks do; nothing runs."""
+"""A job of this machine with a folder that a test writes, as a supervisor and ranks would; nothing runs."""
 
 import os
 import secrets
@@ -12,10 +12,10 @@ from nbtorchjob.state import JobInfo
 
 
 class Acted:
-    """Such a job; it counts as kept by a process as long as this one runs."""
+    """A job with a folder that a test writes; it counts as supervised as long as this process runs."""
 
     def __init__(self, name=None, nodes=1, **known):
-        # No two have one name: who writes facts holds on to a file that it has opened.
+        # No two jobs have the same name: a writer of facts keeps the file open.
         self.name = name or f"acted-{secrets.token_hex(4)}"
         info = JobInfo(self.name, created=time.time(), label="acted", nodes=(nodes, nodes), **known)
         self.folder = directory.create(directory.jobs_dir(), info, lambda folder: None)
@@ -27,12 +27,12 @@ class Acted:
         self.folder.emit("WorkersStarted", **at, ranks=list(ranks), world_size=len(ranks))
 
     def fail(self, rank, round=0, message="boom"):
-        """Let a rank fail."""
+        """Record the failure of a rank."""
         error = {"type": "ValueError", "message": message, "time": time.time()}
         self.folder.emit("RankFailed", node=0, rank=rank, restart=round, round=round, error=error)
 
     def log(self, data, rank=0, round=0, at=None, node=0, *, stderr=False, marked=True):
-        """Let a rank write, now or at a time, and have its index say so, unless it isn't marked."""
+        """Write to a rank's log, now or at a given time, and note that in its index, if ``marked``."""
         path = self.folder.rank_log(node, round, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "ab") as file:
@@ -42,15 +42,15 @@ class Acted:
                 file.write(f"{path.stat().st_size} {at or time.time()}{' 2' * stderr}\n")
 
     def end(self):
-        """End it, and the process that kept it: who deletes a job ends that one first."""
+        """End the job, and the process that supervised it: a deletion ends that process first."""
         self.folder.emit("Closed")
         self.lose()
 
     def lose(self):
-        """Let the process that keeps it be gone, with no last word."""
+        """Replace the job's supervisor by a process that is gone, with no last word."""
         (self.folder.path / "supervisor.json").unlink()
         self.folder.claim(Process(os.getpid(), 1, "another boot"))
 
     def remove(self):
-        """Remove its folder."""
+        """Remove the job's folder."""
         shutil.rmtree(self.folder.path, ignore_errors=True)

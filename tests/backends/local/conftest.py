@@ -1,4 +1,4 @@
-"""A state folder and a backend of a test's own, for jobs whose folders it writes itself."""
+"""A state folder and a backend of a test's own, for jobs with folders that the test writes itself."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.backends.local.acted import Acted
 
 @pytest.fixture
 def act(tmp_path, monkeypatch):
-    """Return what makes a job, in a state folder of the test's own."""
+    """Return the class that makes a job, in a state folder of the test's own."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     return Acted
 

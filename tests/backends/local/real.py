@@ -1,4 +1,4 @@
-"""Real jobs of this machine: waiting for what becomes of one, and the processes that are of it."""
+"""Helpers for real jobs of this machine: waits for a state, and the processes of a job."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ from tests.patience import LIMIT
 
 
 def seen(job, condition):
-    """Wait for a state that satisfies ``condition``; give the newest one."""
+    """Wait for a state that satisfies ``condition``; return the newest one."""
     event = threading.Event()
     job.subscribe(lambda state: event.set() if condition(state) else None)
     if not condition(job.state):
@@ -24,7 +24,7 @@ def folder_of(job):
 
 
 def supervisor(job):
-    """Return the process that keeps the job, once there is one."""
+    """Return the job's supervisor process, once there is one."""
     return until(folder_of(job).supervisor)
 
 

@@ -1,4 +1,4 @@
-"""Real jobs that leave files: what comes home, whose, and what is left out by name."""
+"""Artifacts of real jobs: the files that come home, their nodes, and the files left out by name."""
 
 import os
 import sys
@@ -10,14 +10,14 @@ from nbtorchjob import Elastic, JobFailedError, JobSpec, Retry, artifacts_dir, a
 from nbtorchjob.errors import SpecError
 from tests.backends.local.real import folder_of
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
 
 def leaves(fails_in=()):
-    """Leave some files, of which those of the second node differ in part."""
+    """Write some files; those of the second node differ in part."""
     node, folder = int(os.environ["GROUP_RANK"]), artifacts_dir()
     (folder / "runs").mkdir(exist_ok=True)
     (folder / "runs" / f"events-{node}").write_text("events")
@@ -80,5 +80,5 @@ def test_each_attempt_has_its_own_and_failed_ones_too(tmp_path):
     assert contents(tmp_path)["runs/events-0"] == "events"
     with pytest.raises(SpecError, match="attempt: got 3"):
         job.artifacts(attempt=3)
-    assert not (folder_of(job).node(0) / "artifacts-1").exists()  # once more than its archive
+    assert not (folder_of(job).node(0) / "artifacts-1").exists()  # only its archive is kept
     job.delete()

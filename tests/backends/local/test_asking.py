@@ -1,4 +1,4 @@
-"""Asking the nodes of jobs on this machine."""
+"""Questions to the nodes of jobs on this machine."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 KEY = b"k" * 32
@@ -31,7 +31,7 @@ def wait(path):
 
 @pytest.fixture
 def acted(act):
-    """Return what makes a job whose nodes answer with what they are."""
+    """Return a function that makes a job with some nodes that answer with their numbers."""
 
     def make(nodes, answer=()):
         job = act(nodes=nodes)

@@ -1,4 +1,4 @@
-"""Attempts of real jobs on this machine: what ended each, which budget paid for the next, what came of it."""
+"""Attempts of real jobs on this machine: what ended each, which budget paid for the next, and the outcome."""
 
 import mmap
 import os
@@ -41,7 +41,7 @@ from tests.backends.local.real import left_behind, seen, supervisor
 from tests.patience import LIMIT
 from tests.programs import program
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -51,7 +51,7 @@ ONCE_MORE = Retry(retries=1, preemptions=1, backoff=0)
 
 @pytest.fixture(autouse=True)
 def nothing_goes_on():
-    """Cancel what a failed test left: it might be tried again for ever."""
+    """Cancel jobs that a failed test left: they might be tried again for ever."""
     yield
     for state in nbtorchjob.jobs():
         if state.ended is None:
@@ -92,12 +92,12 @@ def reported(state):
 
 
 def told(state):
-    """Return what is known of each attempt: its cause, and the budget that its end draws on."""
+    """Return each attempt's number, its cause, and the budget that its end draws on."""
     return [(a.number, a.failure and a.failure.reason.cause, a.budget) for a in state.attempts]
 
 
 def first(end, *args):
-    """End the first attempt by ``end``, and give the second one's number."""
+    """End the first attempt by ``end``; return the number of the next one."""
     if attempt() == 1:
         end(*args)
     return attempt()
@@ -216,7 +216,7 @@ def test_a_collective_that_times_out_is_tried_again():
     assert job.result(LIMIT) == 2.0
     assert told(job.state)[0] == (1, Cause.UNKNOWN, Budget.FAILURES)
     (life,) = [life for life in job.state.nodes[0].lives.values() if life.attempt == 1]
-    assert life.exit.code == exits.RECOVERABLE_ERROR  # what an operator goes by
+    assert life.exit.code == exits.RECOVERABLE_ERROR  # operators decide by this code
 
 
 def test_a_rank_that_something_asked_to_end_is_tried_again():
@@ -359,7 +359,7 @@ def test_all_nodes_meet_again_in_the_next_attempt():
 
     assert job.result(LIMIT) == (6.0, 3)
     assert [budget for _, _, budget in told(job.state)] == [Budget.FAILURES, Budget.FAILURES, None]
-    # Numbers of rounds aren't used again: their logs and values lie side by side.
+    # Round numbers aren't used again: the logs and values of all rounds lie side by side.
     assert [worker.round for worker in job.state.nodes[0].workers] == [0, 1, 2]
 
 
@@ -388,7 +388,7 @@ def waiting(state):
 
 @contextmanager
 def kernel(name, backoff, go):
-    """Have another process submit a job whose attempts fail once ``go`` is there; it is killed at the end."""
+    """Submit a job from another process, killed at the end; its attempts fail once ``go`` exists."""
     with subprocess.Popen(program("retried", name, backoff, go), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -397,7 +397,7 @@ def kernel(name, backoff, go):
 
 
 def without_lines(attempts):
-    """Return attempts without what their ranks wrote last, which is read a moment after the facts."""
+    """Return attempts without their ranks' last lines, which are read a moment after the facts."""
     return [replace(attempt, lines=()) for attempt in attempts]
 
 

@@ -1,4 +1,4 @@
-"""What a job waits for is told by a clock that nobody sets."""
+"""A job's waits and deadlines follow a clock that nobody sets."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A rank that stops in the debugger, on this machine: pdb there, and others' collectives meanwhile."""
+"""A rank that stops in the debugger, on this machine: pdb there, and other ranks' collectives meanwhile."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen
 from tests.patience import LIMIT
 
-# Without a record of gloo's operations, nobody says which one it is.
+# Without a record of gloo's operations, no message can name the operation.
 MISSED = torch_versions.missed(torch_versions.installed())
 RECORDED = not any(line.startswith("gloo records no operations") for line in MISSED)
 CALL = "all_reduce #1" if RECORDED else "operation"
@@ -20,7 +20,7 @@ import datetime, os, torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
 rank, t = dist.get_rank(), torch.ones(1)
 """
-# What the debugger is made of takes longer to import than the other rank's time-out.
+# The debugger's modules take longer to import than the other rank's timeout.
 SLOW = """
 import sys, time
 class Slow:
@@ -39,7 +39,7 @@ def step(x):
     return z
 z = step(rank)
 """
-# The other rank last looked who is stopped more than its time-out ago once this is over.
+# When this is over, the other rank's last look at the stopped ranks was longer ago than its timeout.
 LATE = """
 time.sleep(rank * 0.8)
 dist.all_reduce(t)
@@ -52,14 +52,14 @@ def submit(cell, ranks=2, **asked):
 
 
 def stopped(job, many=1):
-    """Wait until so many ranks are stopped; return which."""
+    """Wait until ``many`` ranks are stopped; return them."""
     state = seen(job, lambda state: len(state.stopped) == many or state.phase.terminal)
     assert not state.phase.terminal, job.exception()
     return [stop.rank for stop in state.stopped]
 
 
 def typed(session, *lines):
-    """Type lines, each once there is a prompt; return what is said between, without colours."""
+    """Type each line at a prompt; return the outputs in between, without colours."""
     rest, outputs = list(lines), [""]
     while (record := session.hear(LIMIT)) is not None:
         if "trouble" in record:
@@ -90,7 +90,7 @@ def test_pdb_on_a_rank_whose_peer_waits_longer_than_its_own_time_out():
             job.debugger(1) as second,
         ):
             typed(second)
-    # The other rank has said that it waits on once its own time is over.
+    # The other rank logs that it waits on once its own timeout is over.
     until(lambda: f"rank 1 is stopped in the debugger: the time-out of {CALL}, 2 s, is put" in job.logs(0))
     assert "rank 1, stopped in the debugger:" in str(job.stacks())
     with job.debugger(by="me") as session:

@@ -1,4 +1,4 @@
-"""Jobs whose folders were damaged: they hide no other job, are told of in one line, and can be deleted."""
+"""Jobs with damaged folders: they hide no other job, are reported in one line, and can be deleted."""
 
 import json
 import os
@@ -24,7 +24,7 @@ DEEP = "[" * 200_000
 
 
 def change(job, **fields):
-    """Change what was written down of a job."""
+    """Change fields in a job's record."""
     path = job.folder.path / "job.json"
     record = json.loads(path.read_text())
     record["info"] |= fields
@@ -277,7 +277,7 @@ def test_a_job_without_a_key_has_no_value_that_can_be_checked(act):
 
 
 def asked(cwd):
-    """Ask a new Python in that folder where its pool is; give the last line that it wrote."""
+    """Ask a new Python in ``cwd`` for its pool's folder; return the last line that it wrote."""
     ask = "from nbtorchjob.backends.local import directory as paths; print(paths.pool_dir())"
     done = subprocess.run([sys.executable, "-c", ask], cwd=cwd, capture_output=True, text=True, check=False)
     return (done.stderr or done.stdout).splitlines()[-1]
@@ -354,7 +354,7 @@ def test_a_state_folder_that_can_not_be_written_is_told_in_one_line(folder, monk
 
 
 def test_another_version_of_the_code_is_told_apart_where_all_files_have_one_time(tmp_path):
-    # As in packages whose build can be repeated, which conda and Nix install with the times that they have.
+    # As in reproducible packages, which conda and Nix install with the times that the files have.
     package = tmp_path / "nbtorchjob"
     shutil.copytree(Path(nbtorchjob.__file__).parent, package, ignore=shutil.ignore_patterns("labextension"))
 
@@ -377,7 +377,7 @@ def test_another_version_of_the_code_is_told_apart_where_all_files_have_one_time
 
 
 def test_a_job_with_the_name_of_a_deleted_one_has_what_is_written_of_it_and_no_file_stays_open():
-    """A kernel cancels and deletes ``train``, runs it again under that name, and cancels that."""
+    """A kernel cancels and deletes ``train``, runs it again under that name, and cancels the new one."""
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         job = directory.create(directory.jobs_dir(), JobInfo("train"), lambda folder: None)

@@ -1,4 +1,4 @@
-"""What was made of jobs that have ended lies in a file, for the next process that lists them."""
+"""Summaries of jobs that have ended are kept in a file, for the next process that lists them."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from nbtorchjob.ui.record import record
 
 
 def listed(here=None):
-    """Return what a process makes of each job, one that has seen nothing yet by default: status by name."""
+    """Return each job's status by name, as a process lists it; by default one that has seen nothing yet."""
     return {summary["name"]: summary["status"] for summary in (here or LocalBackend()).summaries(record)}
 
 
@@ -32,7 +32,7 @@ def ended(act, name=None):
 
 
 def unreadable(job):
-    """Leave nothing of a job's record but its size and times, so that only who reads it notices."""
+    """Leave nothing of a job's record but its size and times, so that only a reader notices."""
     for path in (job.folder.events, job.folder.path / "job.json"):
         stat = path.stat()
         path.write_bytes(b"?" * stat.st_size)
@@ -177,7 +177,7 @@ class Folder:
         shutil.rmtree(self.path(self.some()), ignore_errors=True)
 
     def rerun(self):
-        """Replace a job by another one of its name, whose facts may be as long."""
+        """Replace a job by another one of the same name; its facts may be as long."""
         self.delete()
         self.run()
 
@@ -187,7 +187,7 @@ class Folder:
             old.rename(new)
 
     def swap(self):
-        """Exchange two jobs' folders, so that each record is of the other name."""
+        """Exchange two jobs' folders, so that each record has the other's name."""
         one, other = self.path(self.some()), self.path(self.some())
         if one != other and one.exists() and other.exists():
             aside = one.with_name(".aside")
@@ -196,7 +196,7 @@ class Folder:
             aside.rename(other)
 
     def adopt(self):
-        """Correct the name in a record, as one who renames a job by hand does."""
+        """Correct the name in a record, as a user does who renames a job by hand."""
         path = self.path(self.some()) / "job.json"
         if path.exists():
             document = json.loads(path.read_text())
@@ -204,7 +204,7 @@ class Folder:
             path.write_text(json.dumps(document))
 
     def tell(self):
-        """Add a note to a job without another time of its facts, as ``annotate`` does."""
+        """Add a note to a job without changing the time of its facts, as ``annotate`` does."""
         path = self.path(self.some()) / "events.jsonl"
         if path.exists():
             stat, text = path.stat(), self.random.choice(["a", "b"])
@@ -232,7 +232,7 @@ def test_no_list_shows_what_is_no_longer_so(act, seed, monkeypatch):
 
 
 def rows(here):
-    """Return all records but for the clock's part."""
+    """Return all records without the part that depends on the clock."""
     summaries = sorted(here.summaries(record), key=lambda row: str(row["id"]))
     return [row | {"elapsed": row["elapsed"] and 0} for row in summaries]
 

@@ -1,4 +1,4 @@
-"""What is put down of a job of this machine: what its interpreter could import, and what git said."""
+"""Records of a job of this machine: what its interpreter could import, and what git reported."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from tests.backends.local.real import folder_of
 from tests.environment.installed import install
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch

@@ -1,4 +1,4 @@
-"""What ranks have written so far, listed and copied while they run."""
+"""Files that ranks have written so far, listed and copied while they run."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from nbtorchjob.errors import AskError, UnreachableError
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from tests.backends.kubernetes.stage import until
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -24,7 +24,7 @@ BIG = os.urandom(3_000_000)
 
 
 def writes(go, big):
-    """Write files, and one more line once there is a file ``grow``, until there is ``go``."""
+    """Write files, change some once ``{go}-grow`` and ``{go}-anew`` exist, and end once ``go`` does."""
     node, folder = int(os.environ["GROUP_RANK"]), artifacts_dir()
     (folder / "runs").mkdir(exist_ok=True)
     events = folder / "runs" / f"events-{node}"
@@ -38,13 +38,13 @@ def writes(go, big):
     (folder / "ready").touch()
     while not os.path.exists(go):
         if os.path.exists(f"{go}-grow") and events.stat().st_size == 4:
-            with events.open("a") as file:  # to write it anew would leave it empty for a moment
+            with events.open("a") as file:  # rewriting it would leave it empty for a moment
                 file.write("two\n")
         if os.path.exists(f"{go}-anew") and not (folder / "anew").exists():
             (folder / "big").write_bytes(b"anew" + big[4:])
             (folder / "anew").touch()
         time.sleep(0.02)
-    (folder / "last").write_text("words")  # which come with the node's archive
+    (folder / "last").write_text("words")  # the node's archive brings it
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_what_is_not_there_or_may_not_be_read_is_one_line(job, tmp_path):
     for secret in ("artifacts/passwd", "artifacts/../../key", "artifacts/pipe", "nowhere/x"):
         with pytest.raises(ResultError):
             next(reader.read(secret, 0, 0, ""))
-    assert [file.path for file in reader.list("checkpoints")] == ["checkpoints/step-1.pt"]  # it goes on
+    assert [file.path for file in reader.list("checkpoints")] == ["checkpoints/step-1.pt"]  # still usable
     reader.close()
 
 
@@ -250,7 +250,7 @@ def test_a_file_that_grows_is_completed(job, tmp_path):
 def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeypatch):
     monkeypatch.setattr(links, "EVERY_S", 0.05)
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "events-0").write_text("one\n")  # as of an earlier try
+    (tmp_path / "runs" / "events-0").write_text("one\n")  # as from an earlier try
     (tmp_path / "loss").write_text("another job's")
     going = job.sync(tmp_path, "artifacts")
     until(lambda: (tmp_path / "node-1" / "loss").exists())
@@ -258,7 +258,7 @@ def test_a_folder_is_kept_in_step_until_the_job_has_ended(job, tmp_path, monkeyp
     assert (tmp_path / "big").read_bytes() == BIG
     assert (tmp_path / "loss").read_text() == "0" * 10
     until((tmp_path / "runs" / "events-1").exists)
-    job.go.with_name("go-anew").touch()  # as big as before, and its end the same
+    job.go.with_name("go-anew").touch()  # with the same size and the same end
     until(lambda: (tmp_path / "big").read_bytes()[:4] == b"anew")
     job.go.with_name("go-grow").touch()
     until(lambda: (tmp_path / "runs" / "events-0").read_text() == "one\ntwo\n")
@@ -285,7 +285,7 @@ def test_a_sync_goes_on_once_a_cluster_that_was_away_answers(act, here, tmp_path
     job.folder.checkpoints.mkdir()
     (job.folder.checkpoints / "final.pt").write_text("weights")
     going = links.Sync(here, here.snapshot(job.name), "checkpoints", tmp_path)
-    with monkeypatch.context() as outage:  # as this machine is never away
+    with monkeypatch.context() as outage:  # because this machine is never away
         outage.setattr(here, "known", away)
         assert going.step()
         assert going.trouble == "the API server can't be reached"
@@ -311,7 +311,7 @@ def test_a_synced_folder_has_the_checkpoints_that_ranks_wrote_last(act, here, tm
     (job.folder.checkpoints / "last.pt").write_text("step 2")
     (job.folder.checkpoints / "final.pt").write_text("weights")
     synced = tmp_path / "synced"
-    if below is not None:  # as of an earlier look
+    if below is not None:  # as from an earlier look
         (synced / below).mkdir(parents=True)
         (synced / below / "last.pt").write_text("step 1")
     job.end()

@@ -1,4 +1,4 @@
-"""A job's folder as a stream: the newest of its logs for a card, every byte for who says what it knows."""
+"""A job's folder as a stream: the newest of its logs for a card, every byte for a reader with offsets."""
 
 import asyncio
 import os
@@ -21,19 +21,19 @@ BIG = bytes(range(256)) * (5 * PIECE_BYTES // 512)  # two pieces and a half
 
 @pytest.fixture
 def job():
-    """Yield a job whose folder the test writes."""
+    """Yield a job with a folder that the test writes."""
     job = Acted()
     yield job
     job.remove()
 
 
 async def read(job, since=None):
-    """Follow the job to its end; give its facts."""
+    """Follow the job to its end; return its facts."""
     return [event async for event in backend("local").follow(job.name, since=since)]
 
 
 def texts(events):
-    """Return what the chunks of each log are together, each beginning where the one before ended."""
+    """Return each log's start and joined chunks; each chunk must begin where the one before it ended."""
     logs: dict[tuple[int, int], tuple[int, bytes]] = {}
     for chunk in (event for event in events if isinstance(event, ev.LogChunk)):
         start, data = logs.setdefault((chunk.rank, chunk.round), (chunk.offset, b""))

@@ -58,7 +58,7 @@ def serving(handle):
 
 @pytest.fixture
 def forward(act, here):
-    """Return what forwards a port of a job's rank 0."""
+    """Yield a job, and a function that forwards a port of one of its ranks."""
     job = act()
     job.folder.key.write_bytes(KEY)
     job.begin()
@@ -81,7 +81,7 @@ def test_many_connections_at_once_carry_megabytes_both_ways(forward):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         opened = forward.of(server.server_port)
         assert opened.listens is True
-        assert opened.local != server.server_port  # which is taken here
+        assert opened.local != server.server_port  # that one is taken here
 
         gets = [pool.submit(lambda: urllib.request.urlopen(opened.url).read()) for _ in range(8)]
         assert all(got.result() == PAGE for got in gets)
@@ -128,7 +128,7 @@ def test_a_port_that_nobody_listens_at_is_said_and_works_once_somebody_does(forw
     assert opened.trouble == f"nothing answers at port {port} of rank 0: Connection refused"
 
     opened.close()
-    again = forward.of(port, local=opened.local)  # a port that was closed can be had again
+    again = forward.of(port, local=opened.local)  # a closed port can be used again
     assert (again.local, again.open, opened.open) == (opened.local, True, False)
 
 
@@ -145,7 +145,7 @@ def test_a_node_that_is_replaced_is_found_by_the_next_connection(forward):
     with serving(echo) as port:
         opened = forward.of(port)
         assert said() == b"hello"
-        opened._talk.close()  # as a connection that is cut
+        opened._talk.close()  # like a connection that is cut
         assert until(lambda: opened._talk is None)
         assert said() == b"hello"
 

@@ -1,4 +1,4 @@
-"""Real jobs whose nodes are told to end: what is saved, by whom, and what follows."""
+"""Real jobs with nodes that are told to end: what is saved, by which rank, and what follows."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ from tests.backends.full import local_backend
 from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -38,7 +38,7 @@ STEPS = 40
 
 
 def steps(how):
-    """Step together, each rank taking notes, until all are done or the ranks are told to leave."""
+    """Step together, each rank taking notes, until all steps are done or the ranks are told to leave."""
     import torch
     from torch import distributed
 
@@ -67,7 +67,7 @@ def steps(how):
 
 
 def job_of(how, nnodes, spec=None):
-    """Start it; return it once its ranks have stepped."""
+    """Start a job of ``steps``; return it once its ranks have stepped."""
     spec = spec or JobSpec(Elastic(nnodes, nproc_per_node=1), retry=Retry(backoff=0))
     job = submit(steps, how, spec=spec)
     seen(job, lambda state: len(state.series) == state.world_size == spec.launch.max_nodes)

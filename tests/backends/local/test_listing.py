@@ -1,4 +1,4 @@
-"""All jobs of this machine, each read again only where something was added to it."""
+"""All jobs of this machine: each is read again only if something was added to it."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def listed(here):
 
 
 def done(state):
-    """Return how many steps its slowest rank has done."""
+    """Return the number of steps that a job's slowest rank has done."""
     headway = progress(state)
     return headway and headway.done
 
@@ -50,7 +50,7 @@ def test_a_job_that_has_ended_is_read_once(act, here):
 
 
 def spoil(path):
-    """Change what a file holds, so that only who reads it notices."""
+    """Change a file's content but not its size and times, so that only a reader notices."""
     stat = path.stat()
     path.write_bytes(b"?" * stat.st_size)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -73,7 +73,7 @@ def test_only_what_is_new_is_read(act, here):
     job.begin()
     here.jobs()
     with open(job.folder.events, "r+b") as file:
-        file.write(b"?" * 10)  # what was read once isn't looked at any more
+        file.write(b"?" * 10)  # the listing doesn't read again what it has read once
     job.end()
 
     [state] = here.jobs()
@@ -188,7 +188,7 @@ def test_a_job_that_was_made_again_is_another_one(act, here, over):
     assert listed(here)
     job.remove()
     again = act("made-again")
-    again.folder.events.write_bytes(b"")  # the process still holds the file of before
+    again.folder.events.write_bytes(b"")  # the process still holds the former file
     lines = [b'{"event": "Notice", "time": 1.0, "text": "a line that is longer than all of before"}\n'] * 20
     again.folder.events.write_bytes(b"".join(lines))
 
@@ -221,7 +221,7 @@ def test_last_words_between_two_looks_are_heard(act, here, monkeypatch):
         job.end()
         return "the job's supervisor was killed"
 
-    monkeypatch.setattr(liveness, "why", gone)  # between the two looks there is no other door
+    monkeypatch.setattr(liveness, "why", gone)  # between the two looks no public interface acts
 
     assert listed(here) == {job.name: Phase.SUCCEEDED}
 
@@ -289,7 +289,7 @@ def test_this_machine_is_one_scope(act):
 
 
 def submitted_by(kernel, act, age=0.0):
-    """Return a job whose kernel asked this process, as a pool, and was gone before it sent the request."""
+    """Return a job that a kernel, alive or killed, hasn't sent yet to this process, as its pool."""
     job = act()
     (job.folder.path / "supervisor.json").unlink()
     job.folder.payload.write_bytes(b"")
@@ -363,12 +363,12 @@ def test_a_job_whose_canceller_was_killed_before_it_began_has_ended(act, here):
 def test_a_name_with_many_runs_gets_its_next_number_at_as_many_looks_as_one_with_few(act, here, monkeypatch):
     look, looks = Listing.look, []
 
-    def noted(*args):  # each look is one at all jobs
+    def noted(*args):  # each look covers all jobs
         looks.append(args)
         return look(*args)
 
     monkeypatch.setattr(Listing, "look", noted)
-    monkeypatch.setattr(pool_client, "start_here", lambda job: None)  # none is to run
+    monkeypatch.setattr(pool_client, "start_here", lambda job: None)  # no job should run
     call = capture.from_function(lambda: 1, root=Path.cwd())
 
     def run(name):
@@ -389,12 +389,12 @@ def test_what_a_killed_kernel_has_half_made_is_found_by_gc_and_left_alone_while_
     job = act()
     jobs = job.folder.path.parent
     me = Process.of(os.getpid())
-    # Of a process that has ended, though another one has its number by now, and of one that runs.
+    # Left by a process that has ended, though another one has its id by now, and by one that runs.
     old, new = (jobs / f".{what}-{me.pid}-{started}-abc" for started in (me.started - 1, me.started))
     for path in (old, new):
         (path / "checkpoints").mkdir(parents=True)
         (path / "job.pyz").write_bytes(b"x")
-        (path / "checkpoints" / "latest").symlink_to("step-100")  # which was removed first
+        (path / "checkpoints" / "latest").symlink_to("step-100")  # its target was removed first
 
     [left] = [left for left in here.leftovers() if left.state is None]
     assert left.name == old.name

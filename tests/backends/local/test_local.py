@@ -56,7 +56,7 @@ from tests.interrupting import Interrupting
 from tests.patience import LIMIT
 from tests.programs import program
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -80,7 +80,7 @@ def agent_pids(job):
 
 
 def gone(pids):
-    """Wait until none of these processes runs; they may be ended by one that has to notice first."""
+    """Wait until none of these processes runs: another process, which has to notice first, may end them."""
     return until(lambda: not any(running(pid) for pid in pids))
 
 
@@ -110,9 +110,9 @@ def forever(mark=None):
 
 
 def watching(stop):
-    """Meet the others again and again until the file ``stop`` is there; give how many they are."""
+    """Run all_reduce with the other ranks until the file ``stop`` exists; return the world size."""
     dist.init_process_group("gloo")
-    all_see(stop)  # who is told of has met the others
+    all_see(stop)  # a rank that reports has met the others
     report(world=dist.get_world_size())
     while not all_see(stop):
         time.sleep(0.02)
@@ -327,7 +327,7 @@ def test_a_traceback_is_in_the_log_though_the_program_has_replaced_stderr():
     job = submit(fail)
     failed(job)
 
-    # Of the rank that failed first: its agent may end the other one before it has printed anything.
+    # Only the rank that failed first: its agent may end the other one before that prints anything.
     assert job.logs(job.state.failure.rank).endswith("ValueError: the reason\n")
 
 
@@ -356,7 +356,7 @@ def test_an_exception_that_raises_when_it_is_asked_is_told_with_its_line(asked):
         "the reason" if asked == "__getattribute__" else "<KeyError while printing the exception>"
     )
     assert error.frames[-1].line == 'raise type("Refusing", (Exception,), {asked: refuse})("the reason")'
-    # Of the rank that failed first: its agent may end the other one before it has printed anything.
+    # Only the rank that failed first: its agent may end the other one before that prints anything.
     assert job.logs(job.state.failure.rank).startswith("Traceback (most recent call last):\n")
 
 
@@ -443,7 +443,7 @@ def test_the_rest_of_an_elastic_job_re_forms_when_an_agent_is_killed(folder):
 
     job = submit(watching, str(stop), spec=Elastic("1:3"))
     state = seen(job, lambda s: s.world_size == 3 and ready(3)(s))
-    # The one that leads: its ranks held the group's address.
+    # The leading node: its ranks held the group's address.
     lead = next(node for node in state.members if 0 in node.ranks)
     os.kill(lead.pid, signal.SIGKILL)
     seen(job, lambda s: s.phase.terminal or (s.round > state.round and s.world_size == 2))
@@ -604,7 +604,7 @@ def test_attach_names_what_is_near():
 
 
 def orphan(name, stop):
-    """Have a kernel submit a job that counts until the file ``stop`` is there, and kill that kernel."""
+    """Submit a job from a kernel and kill that kernel; the job counts until the file ``stop`` exists."""
     with subprocess.Popen(program("orphan", name, stop), stdout=subprocess.PIPE) as kernel:
         assert kernel.stdout is not None
         assert kernel.stdout.readline() == b"ready\n"
@@ -630,7 +630,7 @@ def test_a_job_that_nobody_follows_ends_once_its_folder_is_removed(folder):
     pids = [keeper.pid, *children(keeper.pid)]
 
     shutil.rmtree(job.path)
-    os.kill(keeper.pid, signal.SIGCHLD)  # by itself it looks once a minute
+    os.kill(keeper.pid, signal.SIGCHLD)  # without a signal it looks once a minute
 
     assert gone(pids)
 
@@ -653,9 +653,9 @@ def test_a_job_is_removed_when_its_time_to_live_is_over():
 
 @pytest.fixture
 def small_disk(state_dir, monkeypatch):
-    """Yield a state folder with room for so many bytes, but for the pool, which is that of all tests."""
+    """Yield a function that mounts a state folder of a given size, with the pool that all tests share."""
     pool.warm_up()
-    # Not in the test's own folder: by a path that is too long for a socket it would be another pool.
+    # Not in the test's own folder: a path that is too long for a socket would lead to another pool.
     disk = Path(tempfile.mkdtemp(prefix="disk-"))
 
     def mount(size):
@@ -671,7 +671,7 @@ def small_disk(state_dir, monkeypatch):
 
     yield mount
     subprocess.run(["umount", "--lazy", "--recursive", str(disk)], check=True)
-    shutil.rmtree(disk, ignore_errors=True)  # what was written there since
+    shutil.rmtree(disk, ignore_errors=True)  # files written there since
 
 
 def test_a_payload_that_a_full_disk_does_not_take_leaves_nothing(small_disk):
@@ -728,7 +728,7 @@ def test_a_notebook_folder_that_is_gone_is_told(folder, monkeypatch):
     home.mkdir()
     monkeypatch.chdir(home)
     home.rmdir()
-    monkeypatch.setattr(os, "getcwd", lambda: str(home))  # as if it went just after the job was submitted
+    monkeypatch.setattr(os, "getcwd", lambda: str(home))  # as if the folder vanished after the submission
 
     text, _ = failed(submit(len, "abc"))
 
@@ -854,7 +854,7 @@ def test_the_doctor_says_what_this_machine_refuses():
 
 @pytest.fixture
 def few_files():
-    """Return a function that leaves this process room for so many more open files; give the room back."""
+    """Yield a function that leaves this process room for so many more open files, and one to undo that."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = []
 

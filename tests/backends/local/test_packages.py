@@ -1,4 +1,4 @@
-"""What a job of this machine asks for is installed once, in front of what the kernel has."""
+"""Packages that a local job asks for: installed once, and imported in place of the kernel's own."""
 
 import pytest
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def index(folder, monkeypatch):
-    """Return a folder that packages come from."""
+    """Return the folder in which pip finds packages."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder / "index"))
     return folder / "index"

@@ -1,4 +1,4 @@
-"""Profiles of real ranks on this machine: what each waits for is planted."""
+"""Profiles of real ranks on this machine; the test plants the cause of each wait."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ from nbtorchjob import Elastic
 from tests.backends.local.real import seen
 from tests.runtime.sampled import needs_records
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SLOW_S = 0.05
@@ -26,7 +26,7 @@ LOADING = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 def train():
-    """Rank 1 waits for its data, and rank 0 for rank 1, for good."""
+    """Train without end: rank 1 waits for its data, and rank 0 for rank 1."""
 
     class Slow:
         def __len__(self):
@@ -50,7 +50,7 @@ def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
     job = nbtorchjob.submit(train, spec=Elastic(nproc_per_node=2))
     seen(job, lambda state: len(state.series) == 2)
 
-    # In this order: who has just written a profile is what the other one waits for.
+    # In this order: a rank that has just written a profile keeps the other one waiting.
     loads, waits = (job.profile(0.5, rank, folder) for rank in (1, 0))
 
     assert waits.spent.parts["ranks"] > waits.spent.parts["data"], str(waits)
@@ -62,6 +62,6 @@ def test_it_tells_who_waits_for_data_and_who_for_other_ranks(folder):
     }
     assert {"aten::addmm", "gloo:all_reduce", LOADING, "DistributedDataParallel.forward"} <= names
     assert job.logs(0) == job.logs(1) == ""
-    # To end by itself may take for ever: a group of gloo's that a frame is the last to hold waits with
-    # Python's lock for its threads, one of which may want that lock to let go of a tensor (torch 2.13).
+    # By itself the job may never end: when a frame drops the last reference to a gloo group, the group holds
+    # the GIL and waits for its threads, one of which may need the GIL to release a tensor (torch 2.13).
     job.cancel()

@@ -1,4 +1,4 @@
-"""An ended job of this machine goes on from its checkpoints, as a new job."""
+"""Ended jobs of this machine, resumed from their checkpoints as new jobs."""
 
 import os
 import sys
@@ -12,14 +12,14 @@ from nbtorchjob.ui.card import render
 from nbtorchjob.ui.record import record
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
 
 
 def counts():
-    """Count on from what is there, write for TensorBoard, and fail the first time."""
+    """Count on from the checkpoint, write a file for TensorBoard, and fail the first time."""
     folder = checkpoint_dir()
     saved = folder / "deep" / "count"
     saved.parent.mkdir(exist_ok=True)
@@ -48,7 +48,7 @@ def test_it_finds_a_copy_of_them_and_the_old_job_keeps_its_own(state_dir):
 
     again = job.retry(resume=True)
     assert again.result(LIMIT) == (1, "2", "2", 1)
-    assert job.retry(resume=True).result(LIMIT) == (1, "2", "2", 1)  # nothing of the old one has changed
+    assert job.retry(resume=True).result(LIMIT) == (1, "2", "2", 1)  # the old job's files haven't changed
     anew = job.retry()
     with pytest.raises(JobFailedError, match="half way"):
         anew.result(LIMIT)

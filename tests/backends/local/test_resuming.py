@@ -1,4 +1,4 @@
-"""Elastic jobs whose nodes go: no step is lost, and the loss is that of a job that nothing disturbs."""
+"""Elastic jobs that lose nodes: no step is lost, and the losses are those of an undisturbed job."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ from tests.backends.local.real import folder_of, seen
 from tests.patience import LIMIT
 from tests.runtime.trained import STEPS, curve, train
 
-# Of a machine with fewer cores than ranks.
+# The warning is of a machine with fewer cores than ranks.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nproc_per_node=. is more than")]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Return the losses of a single process that nothing disturbs."""
+    """Return the losses of a single, undisturbed process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     submit(train, log=str(folder / "log"), folder=str(folder / "own")).result(LIMIT)
     return curve(folder / "log")[1]

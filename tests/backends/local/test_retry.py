@@ -1,4 +1,4 @@
-"""Ended jobs of this machine, run once more: by whom, as what, and when they can't be."""
+"""Retries of ended jobs on this machine: from which process, with what, and when they are refused."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ from nbtorchjob.state import Origin
 from tests.backends.local.real import folder_of, supervisor
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 torch = pytest.mark.torch
@@ -53,7 +53,7 @@ def ended(state_dir):
 
 @pytest.fixture
 def alone(ended):
-    """Yield a job of its own, as far as its record goes, that a test may damage."""
+    """Yield a copy of the ended job's record under another name, which a test may damage."""
     sockets = shutil.ignore_patterns("*.sock")
     copy = shutil.copytree(folder_of(ended).path, directory.jobs_dir() / "alone-2222", ignore=sockets)
     text = (copy / "job.json").read_text().replace(ended.name, "alone-2222")
@@ -198,7 +198,7 @@ def test_what_only_this_user_may_read_is_private(folder):
 
 
 def saved(folder, name, size, age):
-    """Return the folder of an ended job whose payload is of such a size and age."""
+    """Return the folder of an ended job with a payload of this size and age."""
     job = JobDirectory(folder / name)
     job.path.mkdir()
     job.payload.write_bytes(b"x" * size)
@@ -239,7 +239,7 @@ def test_where_a_payload_cannot_be_linked_it_is_copied(folder, monkeypatch, code
 
     old, new = saved(folder, "old", 10, 0), JobDirectory(folder / "new")
     new.path.mkdir()
-    monkeypatch.setattr(os, "link", refuse)  # as file systems do that a test can't mount
+    monkeypatch.setattr(os, "link", refuse)  # as some file systems do that a test can't mount
     directory.share_payload(old, new)
 
     assert new.payload.read_bytes() == old.saved.read_bytes()
@@ -248,7 +248,7 @@ def test_where_a_payload_cannot_be_linked_it_is_copied(folder, monkeypatch, code
 def test_on_a_full_disk_the_payload_makes_room_for_the_last_word(folder):
     job = JobDirectory(folder)
     job.payload.write_bytes(b"x")
-    directory.put_by(job)  # without the ballast, which was given up
+    directory.put_by(job)  # without the ballast file, as on a full disk
 
     assert not job.payload.exists()
     assert not job.saved.exists()

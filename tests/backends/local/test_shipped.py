@@ -10,7 +10,7 @@ from nbtorchjob import Elastic, JobSpec, SpecError, api, keep, submit
 from nbtorchjob.errors import CaptureError
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SHIPS = JobSpec(Elastic(nproc_per_node=2), ship=["configs"], all_ranks=True)
@@ -18,7 +18,7 @@ SHIPS = JobSpec(Elastic(nproc_per_node=2), ship=["configs"], all_ranks=True)
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """Work in a folder that has a file in a folder."""
+    """Change to a folder that contains ``configs/lr``; return it."""
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "lr").write_text("1")
     monkeypatch.chdir(tmp_path)

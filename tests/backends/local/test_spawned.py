@@ -20,7 +20,7 @@ def run(text, namespace=None, spec=None, **options):
     return submission.submit(call, JobSpec.of(spec))
 
 
-# As pytorch/examples' distributed/ddp-tutorial-series/multigpu.py is built.
+# Built like distributed/ddp-tutorial-series/multigpu.py in pytorch/examples.
 MULTIGPU = """
 import os
 import torch
@@ -85,7 +85,7 @@ if __name__ == "__main__":
 sorted(torch.load("checkpoint.pt"))
 """
 
-# As pytorch/examples' distributed/rpc/rnn is built, in one file.
+# Built like distributed/rpc/rnn in pytorch/examples, but in one file.
 RNN = """
 import os
 import torch
@@ -272,7 +272,7 @@ def test_a_loaders_worker_that_was_killed_is_named_with_its_signal():
     assert "DataLoader worker 0 was ended by SIGKILL, most likely as memory ran out" in str(failed.value)
 
 
-# As the kernel closes a process's files before it has ended, and takes long for that on a busy machine.
+# Like the kernel, which closes a process's files before the process ends, and long before on a busy machine.
 ENDS_LATE = """
 import os, signal, time, torch
 from torch.utils.data import DataLoader
@@ -307,12 +307,12 @@ def test_a_loaders_worker_is_named_that_ends_a_while_after_its_connections():
     with pytest.raises(JobFailedError) as failed:
         run(ENDS_LATE).result(LIMIT)
 
-    # Which one depends on how far the rank had come when the worker's connections went.
+    # Which error depends on how far the rank had come when the worker's connections closed.
     assert re.search("EOFError|ConnectionRefusedError", str(failed.value))
     assert "DataLoader worker 0 was ended by SIGKILL" in str(failed.value)
 
 
-# torch's handler of SIGCHLD raises wherever the main thread is, here once the cell has already failed.
+# torch's SIGCHLD handler raises wherever the main thread is: here after the cell has already failed.
 LATE = """
 import os
 from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""Real jobs whose code is changed while they run: on all ranks at one call, or not at all."""
+"""Real jobs that get new code while they run: on all ranks at the same call, or on none."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
-# Each step adds up what all ranks say of it: of two ranks with other code there would be a value of neither.
+# Each step sums the values of all ranks: if their code differed, the sum would be that of neither version.
 CELL = """
 import os, time
 import torch
@@ -76,7 +76,7 @@ def reported(state):
 
 
 def end(job, go):
-    """Let a job end; return its attempt and the values of its steps, each once where they repeat."""
+    """End a job; return its attempt and the values of its steps, without consecutive repeats."""
     go.touch()
     attempt, values = job.result(LIMIT)
     return attempt, [value for at, value in enumerate(values) if at == 0 or value != values[at - 1]]
@@ -94,16 +94,16 @@ def test_all_ranks_of_two_nodes_change_at_one_call(go):
     assert str(answer).startswith(
         f"{job.name}: swapped on all ranks at call {answer.call:,} of swap_point() (step"
     )
-    # One rank cannot: nothing changes.
+    # The new code fails on one rank: nothing changes.
     with pytest.raises(SwapError, match="nothing was swapped, as rank 2 raised ZeroDivisionError"):
         job.swap("import os\nlr = 1 / (int(os.environ['RANK']) - 2)")
     with pytest.raises(SwapError, match=r"breakpoint\(\), and the ranks of this job can't stop"):
         job.swap("def loss(step):\n    breakpoint()\n    return 1.0")
-    # Its first call raises on one rank: all put back what was there.
+    # The first call of the new code raises on one rank: all ranks put the old code back.
     bad = "import os\ndef loss(step):\n    return 1 / (int(os.environ['RANK']) - 1)"
     with pytest.raises(SwapError, match="the old code was put back on all ranks, as rank 1 raised ZeroDiv"):
         job.swap(bad, or_back=True)
-    # Only one rank calls it, which holds up nobody for long.
+    # Only rank 0 calls this function, which doesn't hold up the others for long.
     assert job.swap("def only_rank_0():\n    return 1.0", or_back=True).names == {"only_rank_0": "replaced"}
     assert job.swap("def loss(step):\n    return 2.0", or_back=True).names == {"loss": "replaced"}
     for within in ("60", 0, float("nan"), float("inf"), True):
@@ -139,7 +139,7 @@ def test_an_attempt_that_starts_anew_runs_the_code_as_swapped(go):
     )
     job.swap("def loss(step):\n    return 7.0\nclass Net:\n    def weight(self):\n        return 1.0")
     state = job.state
-    # What one node knows the other is told: it loses its folder, as a pod does.
+    # Node 1 loses its record of the swaps, as a pod does, and learns of them from node 0.
     for path in (directory.jobs_dir() / job.name / "node-1" / "swaps").iterdir():
         path.unlink()
     os.kill(state.nodes[1].life.start.pid, signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_ranks_that_dont_come_are_named(go, monkeypatch):
     with pytest.raises(SwapError, match="rank") as raised:
         job.swap("lr = 2.0", within=3)
     assert "didn't reach the call at which the others waited" in str(raised.value)
-    # Whoever asked hears no answer, and the nodes go on by themselves.
+    # The kernel gets no answer, and the nodes go on by themselves.
     monkeypatch.setattr(sending, "_MORE_S", -999.5)
     with pytest.raises(SwapError, match=r"isn't known whether its code was swapped \(node 0: no answer\)"):
         job.swap("lr = 3.0", within=1000)

@@ -1,4 +1,4 @@
-"""A folder with a script, the command run in this process, and as one of its own."""
+"""Fixtures: a folder with a script, and the command, in this process or in one of its own."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Done:
-    """What a command wrote, and how it ended."""
+    """A command's exit code and output."""
 
     code: int
     out: str
@@ -24,24 +24,24 @@ class Done:
 
     @property
     def data(self):
-        """The one JSON document of the answer."""
+        """The single JSON document of the answer."""
         return json.loads(self.out)
 
 
 @pytest.fixture
 def script():
-    """Return the script, in the folder where the command is run."""
+    """Return the script, in the folder where the command runs."""
     shutil.copy(HERE / "scales.py", "scales.py")
     return Path(shutil.copy(HERE / "train.py", "train.py")).absolute()
 
 
 @pytest.fixture
 def command(script, monkeypatch, capfd):
-    """Run the command in this process."""
+    """Return a function that runs the command in this process."""
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the script takes its place
 
     def run(*words):
-        monkeypatch.setattr(sys, "path", list(sys.path))  # which the command adds to
+        monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds to it
         monkeypatch.delitem(sys.modules, "scales", raising=False)
         capfd.readouterr()
         code = main(list(words))
@@ -52,7 +52,7 @@ def command(script, monkeypatch, capfd):
 
 @pytest.fixture
 def process(script):
-    """Start the command as a process, whose ends the test holds."""
+    """Yield a function that starts the command as a process, with pipes to the test."""
     started = []
 
     def start(*words, before="pass", **options):

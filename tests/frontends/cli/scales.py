@@ -1,3 +1,3 @@
-"""What the script imports from beside it."""
+"""A module that the script imports from its own folder."""
 
 SCALE = 10

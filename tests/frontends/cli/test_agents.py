@@ -17,7 +17,7 @@ from tests.patience import LIMIT
 
 @pytest.fixture(autouse=True)
 def mcp():
-    """Return the SDK, which takes half a second to import: only the worker that needs it does."""
+    """Return the SDK, which takes half a second to import: only a worker that needs it imports it."""
     return pytest.importorskip("mcp")
 
 

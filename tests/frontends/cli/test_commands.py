@@ -1,4 +1,4 @@
-"""What the tab key offers, in each shell that is here."""
+"""Tab completion, in each shell that this machine has."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.patience import LIMIT
 
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
-    """Have two jobs, in a state folder of the test's own."""
+    """Create two jobs in a state folder of the test's own."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     for name in ("train-2222", "eval-3333"):
         Acted(name)
@@ -46,7 +46,7 @@ def test_what_fits_is_offered(command, words, offered):
     assert command("__complete", *words).out.split() == offered
 
 
-# Each prints what its completion offers behind "nbtorchjob l".
+# Each script prints the completions after "nbtorchjob l".
 ASKED = {
     "bash": (
         'source "$1"; COMP_WORDS=(nbtorchjob l); COMP_CWORD=1; _nbtorchjob; printf "%s\\n" "${COMPREPLY[@]}"'

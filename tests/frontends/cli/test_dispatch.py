@@ -1,4 +1,4 @@
-"""The command's verbs, what it says where it doesn't understand, and its exit codes."""
+"""The command's verbs, its messages for lines that it doesn't understand, and its exit codes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from tests.text.test_text import Screen
 
 @pytest.fixture(scope="module")
 def pair(state_dir):
-    """Yield two jobs that have ended, the newest ones while only they run."""
+    """Yield two jobs that have ended, the newest ones as long as no test starts others."""
     pair = [
         nbtorchjob.submit(int, "6", spec=JobSpec(Elastic(nproc_per_node=ranks), name=name))
         for name, ranks in (("one-of-two", 2), ("two-of-two", 1))
@@ -41,7 +41,7 @@ def pair(state_dir):
 
 @pytest.fixture
 def apart(tmp_path, monkeypatch):
-    """Have a state folder of the test's own, with no job in it, and no pool after it."""
+    """Set a state folder of the test's own, with no job in it; end its pool afterwards."""
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     yield
     end_pool()
@@ -49,7 +49,7 @@ def apart(tmp_path, monkeypatch):
 
 @pytest.fixture
 def nowhere(tmp_path, monkeypatch):
-    """Have a profile for a cluster that isn't there."""
+    """Write a profile for a cluster that doesn't exist."""
     config = {
         "current-context": "far",
         "contexts": [{"name": "far", "context": {"cluster": "far", "user": "me"}}],
@@ -126,7 +126,7 @@ def test_what_is_not_understood_is_told_in_a_line(command, line, code, words):
 
 @pytest.mark.usefixtures("apart")
 class TestWhatAUserWroteStays:
-    """Only our own hints are in a terminal's words."""
+    """Only our own hints are reworded for the terminal."""
 
     TYPED = "%torchjob delete me, %%torchjob"
 
@@ -241,7 +241,7 @@ def test_what_is_warned_of_stands_beside_the_answer(command):
 @pytest.mark.torch
 @pytest.mark.usefixtures("pair")
 class TestVerbs:
-    """What is asked of jobs that have ended."""
+    """Verbs on jobs that have ended."""
 
     def test_a_list_has_a_line_for_each_job(self, command):
         assert re.search(r"^one-of-two +succeeded .* int\('6'\)$", command("list").out, re.MULTILINE)
@@ -324,7 +324,7 @@ def test_the_version_is_the_package_s(command):
     assert command("--version").out == f"{nbtorchjob.__version__}\n"
 
 
-# Of others, of ours that take long, and of Python's that only these would import.
+# Modules of others, ours that take long, and Python's that only these would import.
 NOT_LISTED_WITH = (
     *("IPython", "ipywidgets", "torch", "numpy", "kubernetes", "jupyter_server", "cloudpickle"),
     *("nbtorchjob.job", "nbtorchjob.capture.call", "nbtorchjob.payload", "nbtorchjob.environment"),
@@ -358,7 +358,7 @@ def test_a_list_imports_only_what_it_needs(process):
     at_exit = f"lambda: print({expression}, gc.isenabled(), gc.get_freeze_count() > 10_000)"
     done = process("list", before=f"import atexit, gc; atexit.register({at_exit})")
 
-    # What was imported isn't looked through for garbage; what is made from then on is.
+    # Garbage collection skips the imported objects, but not those created later.
     lines = done.communicate()[0].splitlines()
     assert lines[1].startswith("kept ")
     assert lines[-1] == "[] True True"
@@ -403,7 +403,7 @@ def test_a_log_reaches_files_as_it_is_and_a_terminal_as_text(command, process):
 
 
 def test_a_message_reaches_a_terminal_as_text(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", screen := Screen())  # Python's, which pytest has taken
+    monkeypatch.setattr(sys, "stderr", screen := Screen())  # Python's, which pytest has replaced
     output.error(UnreachableError("the cluster says: \x1b]0;root@host\x07\x1b[2J"))
 
     assert "\x1b" not in screen.getvalue()

@@ -1,4 +1,4 @@
-"""Every verb on jobs whose facts somebody made up: an answer or one line of an error, and no traceback."""
+"""Every verb on jobs with forged facts: an answer or one line of an error, and no traceback."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ from tests.patience import LIMIT
 
 JOBS = 24
 WORDS = {"diff": ["forged-1"], "artifacts": ["copied"], "export": ["exported"], "tensorboard": ["--end"]}
-# What begins a job, or asks about the machine; the others take a job's name.
+# Verbs that start a job, or ask about the machine; the others take a job's name.
 APART = {"run", "list", "gc", "doctor", "promote"}
 
 
@@ -51,7 +51,7 @@ def test_no_forged_fact_keeps_a_verb_from_answering(jobs, command):
 
 @pytest.fixture
 def unfoldable(monkeypatch):
-    """Have no state of a job with a notice, as if somebody had found a fact that nobody has thought of."""
+    """Make the state of a job with a notice fail, as a forged fact that nobody has foreseen would."""
 
     def raises(_state, _event):
         raise TypeError("it fits nothing")

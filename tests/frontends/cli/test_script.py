@@ -1,4 +1,4 @@
-"""Words behind ``--`` as a function's arguments."""
+"""Words after ``--`` as a function's arguments."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A tender's manifests as a kustomize base: one object a file, and nothing but its own files replaced."""
+"""A tender's manifests as a kustomize base: one object per file, and only its own files replaced."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ def listed(folder=Path("base")):
 
 
 def in_order(objects):
-    """Return objects by kind, namespace and name."""
+    """Return the objects, sorted by kind, namespace and name."""
     return sorted(
         objects, key=lambda o: (o["kind"], o["metadata"].get("namespace", ""), o["metadata"]["name"])
     )

@@ -1,10 +1,10 @@
-"""A shell whose cells are run as a notebook runs them."""
+"""A shell that runs cells as a notebook does."""
 
 import pytest
 
 
 class Notebook:
-    """A shell whose cells are run as a notebook runs them, and what they print."""
+    """A shell that runs cells as a notebook does, and the cells' output."""
 
     def __init__(self, shell, capsys):
         self.shell = shell
@@ -31,7 +31,7 @@ class Notebook:
         return self.err.removeprefix("UsageError: ").strip()
 
     def error(self, cell, kind):
-        """Return what IPython draws of an error."""
+        """Return the text that IPython draws for an error."""
         result = self.run(cell)
         assert isinstance(result.error_in_exec, kind)
         return self.out

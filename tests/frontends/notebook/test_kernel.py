@@ -26,7 +26,7 @@ n"""
 
 
 class Cell:
-    """What a cell has put out so far."""
+    """The output of a cell so far."""
 
     def __init__(self, notebook, code):
         self._notebook = notebook
@@ -34,7 +34,7 @@ class Cell:
         self.messages: list[tuple[str, dict[str, Any]]] = []
 
     def until(self, kind, text=""):
-        """Read messages until one of that kind, with that text in it, has come."""
+        """Read messages until one of that kind contains that text; return its content."""
         until_s = time.monotonic() + LIMIT
         while time.monotonic() < until_s:
             message = self._notebook.client.get_iopub_msg(timeout=LIMIT)
@@ -73,7 +73,7 @@ class Kernel:
         self.manager = manager
         self.client: BlockingKernelClient = manager.client()
         self.client.start_channels()
-        self.client.allow_stdin = False  # as nbclient; with it we are a console
+        self.client.allow_stdin = False  # as in nbclient; with stdin the client is a console
         self.client.wait_for_ready(timeout=LIMIT)
         assert not self.run("%load_ext nbtorchjob").all("error")
 
@@ -115,7 +115,7 @@ def shared():
 
 @pytest.fixture
 def kernel(shared, folder):
-    """Yield the kernel that the tests share, with this test's ``stop`` file in it."""
+    """Yield the kernel that the tests share, with ``stop`` set to this test's file."""
     shared.run(f"stop = {str(folder / 'stop')!r}")
     yield shared
     (folder / "stop").touch()
@@ -150,7 +150,7 @@ def test_a_failing_cell_is_an_error_with_the_cells_line(kernel):
     cell = kernel.run("%%torchjob\nx = 1\nx / 0")
 
     assert cell.error["ename"] == "JobFailedError"
-    # The card tells the rest.
+    # The card shows the rest.
     assert cell.error["traceback"][-1].endswith(" failed: rank 0: ZeroDivisionError: division by zero")
     drawings = card_of(cell)
     assert set(drawings) == {"text/html", "text/plain"}

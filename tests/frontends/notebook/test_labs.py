@@ -59,7 +59,7 @@ def test_what_was_run_becomes_a_job_of_its_own(notebook, lab):
     notebook.value("%%torchjob --on lab --rank 1\nx += 5")
     notebook.value("%%torchjob --on lab\nx += step\nx")
     notebook.run("%%torchjob --on lab\n1 / 0")
-    notebook.run("step = 100")  # what the notebook has now counts
+    notebook.run("step = 100")  # the notebook's current value counts
     notebook.run("%torchjob promote lab --dry-run")
     assert "# cell 2, rank 1 only:\n#   x += 5" in notebook.out
     assert "1 / 0" not in notebook.out
@@ -146,7 +146,7 @@ def test_what_a_lab_lacks_is_said_before_a_cell_is_sent(notebook, lab, tmp_path,
     assert "script block: restart it with --package left-pad" in str(refused)
     assert len(lab.state.turns) == 2
 
-    # What a cell has installed no fact tells of.
+    # No fact records the packages that a cell has installed.
     folder = "folder = next(path for path in sys.path if path.endswith('/files'))"
     write = "os.makedirs(folder, exist_ok=True)\nopen(f'{folder}/left_pad.py', 'w').close()"
     notebook.value(f"%%torchjob --on lab --rank 0\nimport sys\n{folder}\n{write}")

@@ -136,7 +136,7 @@ def test_a_script_in_a_cell_takes_its_arguments_from_the_line(notebook):
 
 
 def test_a_cell_that_ipython_does_not_count_has_no_number(shell):
-    """As those of ``ipython some.ipynb``."""
+    """``ipython some.ipynb`` doesn't count its cells."""
     shell.run_cell("%load_ext nbtorchjob", silent=True)
     result = shell.run_cell("%%torchjob\n1/0", silent=True)
 
@@ -343,7 +343,7 @@ def test_help_comes_by_the_words_that_other_tools_have_for_it(notebook, line, wo
 
 
 def test_a_list_comes_by_other_tools_words_too(notebook, monkeypatch, tmp_path):
-    end_pool()  # one that is still being started would be in that folder, and stay
+    end_pool()  # a pool that is still starting would be in that folder, and stay
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
 
     for line in ("%torchjob ls", "%torchjob ps"):
@@ -645,7 +645,7 @@ def test_what_a_terminal_shows_of_a_log_is_text(shell, monkeypatch):
     job = Acted()
     job.begin()
     job.log(b"\x1b[31mred \x1b]0;title\x07\n")
-    monkeypatch.setattr(sys, "stdout", screen := Screen())  # Python's, which pytest has taken
+    monkeypatch.setattr(sys, "stdout", screen := Screen())  # Python's, which pytest has replaced
 
     shell.run_line_magic("torchjob", f"logs {job.name}")
     job.end()

@@ -18,7 +18,7 @@ def test_a_cell_becomes_a_run_for_each_combination(notebook):
     notebook.run(
         "class Config:\n    def __init__(self, width): self.width = width\n"
         "configs, scale = [Config(1), Config(2)], 10\n"
-        "def scaled(): return lr * scale"  # finds what its run is given
+        "def scaled(): return lr * scale"  # finds the value of its run
     )
 
     value = notebook.value(
@@ -69,7 +69,7 @@ def test_a_run_is_stopped_early_by_what_it_reports(notebook):
 def test_a_group_of_this_machine_is_found_though_a_cluster_cannot_be_asked(notebook, monkeypatch):
     notebook.value("%%torchjob --each lr=1,2 --name here\nlr")
     monkeypatch.setenv("KUBECONFIG", "/none")
-    # As where a job was sent to a cluster before: no other test is to find that.
+    # As if a job had been sent to a cluster before: no other test may see that.
     monkeypatch.setattr(namespaces, "known", lambda: [namespaces.Scope("", "default")])
 
     assert notebook.value("%torchjob attach here").results() == [1, 2]

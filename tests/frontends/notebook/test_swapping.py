@@ -52,7 +52,7 @@ def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
     )
     assert "rate=os: expected a plain value" in notebook.error("%torchjob set swapped rate=os", SwapError)
     assert "--within can't be given without --swap" in notebook.refusal("%%torchjob --within 5\n1")
-    # Its own cell once more, edited: what differs is swapped.
+    # The job's own cell again, edited: ``swap`` takes the differences.
     assert "expected a FILE, as no edited cell of the job was run" in notebook.refusal(
         "%torchjob swap swapped"
     )

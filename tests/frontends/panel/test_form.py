@@ -95,7 +95,7 @@ BESIDE = {"preemptible": ("spot-selector",), "checkpoints": ("mount",), "data-ca
 
 
 def fits(spec):
-    """Take any spec, as a backend that can do everything."""
+    """Accept any spec, like a backend that can do everything."""
     return []
 
 
@@ -286,7 +286,7 @@ retries = st.none() | st.builds(
 
 @st.composite
 def specs(draw):
-    """Return specs that the form can say, on either backend."""
+    """Draw a spec that the form can express, on either backend."""
     spec, retry = draw(specs_without_retries), draw(retries)
     if spec.backend == "local":
         spec = replace(spec, cluster=Cluster())
@@ -323,7 +323,7 @@ def test_the_call_in_python_has_the_same_spec(spec):
 
 
 def called(python):
-    """Return the spec that the text submits with."""
+    """Return the spec that the text passes to ``submit``."""
     names, submitted = {"fn": None}, []
     imports, _, call = python.partition("\n\n")
     exec(imports, names)

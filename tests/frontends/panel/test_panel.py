@@ -33,7 +33,7 @@ PAIR = JobSpec(Elastic("1:2", 2), env={"A": "1"})
 
 
 class Screen:
-    """What a person finds in a panel."""
+    """A panel as a user finds it."""
 
     def __init__(self, *args):
         self.panel = ConfigPanel(*args)
@@ -64,7 +64,7 @@ class Screen:
         return all(part.layout.display != "none" for part in (widget, *above))
 
     def error(self, name):
-        """Return what stands as wrong in the field of that input, as HTML."""
+        """Return the error shown in the field of that input, as HTML."""
         _, above = self._find(name)
         (field,) = [part for part in above if "nbtorchjob-field" in part._dom_classes]
         wrong, _, help = field.children[-1].value.partition('<div class="nbtorchjob-help">')
@@ -87,19 +87,19 @@ class Screen:
 
     @property
     def texts(self):
-        """Return what can be copied: the line, the call, the manifests."""
+        """The texts to copy: the line, the call, the manifests."""
         return [
             part.value for part, _ in self._walk(self.panel.widget) if "nbtorchjob-text" in part._dom_classes
         ]
 
     @property
     def image(self):
-        """Return what is shown of the image, as HTML."""
+        """The panel's view of the image, as HTML."""
         return self.html(self.panel.widget, "nbtorchjob-image")
 
     @property
     def cells(self):
-        """Return the rows of its table."""
+        """The rows of the table in the image's view."""
         rows = re.findall(r"<tr>(.*?)</tr>", self.image)
         return [tuple(re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)) for row in rows]
 
@@ -308,7 +308,7 @@ def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):
         mount = Choice("type=volume,src=data,dst=/mnt/data", "10Gi")
         return {"context": [Choice("dev")], "kind": [Choice("volcano", "served here")], "mount": [mount]}
 
-    monkeypatch.setattr(KubernetesBackend, "choices", choices)  # what is asked for, and when, is the point
+    monkeypatch.setattr(KubernetesBackend, "choices", choices)  # the test checks what is asked, and when
     screen = Screen()
     assert not screen.shows("image")
 
@@ -336,7 +336,7 @@ def test_a_listing_that_fails_leaves_texts_to_type_in(monkeypatch):
     def choices(self, spec):
         raise NBTorchJobError("no")
 
-    monkeypatch.setattr(KubernetesBackend, "choices", choices)  # at once, where a cluster takes its time
+    monkeypatch.setattr(KubernetesBackend, "choices", choices)  # fails at once, unlike a cluster
     screen = Screen(JobSpec(backend="kubernetes"))
     screen.open("Place")
     screen.type("namespace", "team")

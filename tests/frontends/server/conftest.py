@@ -1,4 +1,4 @@
-"""A Jupyter Server with the extension, and what a page in a browser would send it."""
+"""A Jupyter Server with the extension, and a client that sends requests as a page in a browser does."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-# Here alone, and not as a plugin of all tests: it gives each test an event loop, and closes it.
+# Only here, and not as a plugin of all tests: the plugin gives each test an event loop, and closes it.
 from pytest_jupyter.jupyter_server import *  # noqa: F403
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
@@ -23,7 +23,7 @@ class Server:
         self.client, self.base, self.headers = client, base, headers
 
     async def ask(self, method, path, *, headers=None, body=None, **more):
-        """Send a request; give the answer, whatever its status."""
+        """Send a request; return the response, whatever its status."""
         if method == "POST":
             body = ""
         elif method == "PUT" and body is None:
@@ -35,21 +35,21 @@ class Server:
         )
 
     async def get(self, path, **more):
-        """Read something."""
+        """Send a GET request."""
         return await self.ask("GET", path, **more)
 
     async def post(self, path, **more):
-        """Have something done."""
+        """Send a POST request."""
         return await self.ask("POST", path, **more)
 
 
 def jobs(*parts):
-    """Return the path of a job, or of something about it."""
+    """Return the path of all jobs, of a job, or of a part of it."""
     return "/".join(["nbtorchjob/api/jobs", *(quote(part, safe="") for part in parts)])
 
 
 def error(answer):
-    """Return an error's status and message; it is JSON and one line."""
+    """Return the status and the message of an error, which is JSON and one line."""
     body = json.loads(answer.body)
     assert "\n" not in body["message"]
     return answer.code, body["message"]
@@ -57,8 +57,8 @@ def error(answer):
 
 @pytest.fixture(name="jp_server_config")
 def server_config():
-    """Load the extension as its installed file does, in a server that wants to know everybody."""
-    # Terminals, which it would load by itself, have a route that lets everybody in.
+    """Load the extension as its installed file does, in a server that authenticates every request."""
+    # The terminals extension, which the server would load by itself, has a route without authentication.
     extensions = {"nbtorchjob": True, "jupyter_server_terminals": False}
     return {
         "ServerApp": {"jpserver_extensions": extensions, "allow_unauthenticated_access": False},
@@ -68,9 +68,9 @@ def server_config():
 
 @pytest.fixture(autouse=True)
 def no_loggers_left():
-    """Forget the logger that each server makes for its events, under a name of its own and for good.
+    """Remove the logger that each server creates for its events, under a name of its own and for good.
 
-    A call that is captured takes the settings of all loggers along.
+    A captured call takes the settings of all loggers along.
     """
     loggers = logging.root.manager.loggerDict
     before = {*loggers}
@@ -82,7 +82,7 @@ def no_loggers_left():
 
 @pytest.fixture(name="jp_environ")
 def warm_environ(jp_environ, monkeypatch):
-    """Leave out the PYTHONPATH that it sets: another one than the pool's has each job start cold."""
+    """Remove the PYTHONPATH of ``jp_environ``: with another one than the pool's, each job starts cold."""
     monkeypatch.delenv("PYTHONPATH")
     return jp_environ
 
@@ -95,7 +95,7 @@ def server(jp_serverapp, http_server_client, jp_base_url, jp_auth_header):
 
 @pytest.fixture
 def connect(server, jp_http_port):
-    """Yield what opens a websocket, as the server's own user unless other headers are given."""
+    """Yield a function that opens a websocket, by default with the headers of the server's own user."""
 
     opened = []
 

@@ -1,4 +1,4 @@
-"""A page's end of the websocket that brings a job's logs."""
+"""The page's end of the websocket that carries a job's logs."""
 
 import asyncio
 import json
@@ -9,23 +9,23 @@ from tests.patience import LIMIT
 
 
 class Socket:
-    """The messages that came, and what they come to."""
+    """The messages that a page has received, and the logs assembled from them."""
 
     def __init__(self, socket):
         self.socket = socket
         self.told = []  # JSON
         self.logs = {}  # by rank and round
-        self.times = {}  # by rank and round: the offsets up to which was written by when, in milliseconds
-        self.parts = []  # how long each was
+        self.times = {}  # by rank and round: (offset, milliseconds by which all bytes before it were written)
+        self.parts = []  # sizes of the messages with log bytes
         self.closed = False
 
     @property
     def records(self):
-        """The jobs that were told."""
+        """The messages that contain a job's record."""
         return [record for record in self.told if "job" in record]
 
     async def read(self):
-        """Take in one message; give whether there was one."""
+        """Read one message; return False once the socket is closed."""
         message = await asyncio.wait_for(self.socket.read_message(), LIMIT)
         if message is None:
             self.closed = True
@@ -37,31 +37,31 @@ class Socket:
             rank, round_, offset = map(int, log.split(b"."))
             self.times.setdefault((rank, round_), []).extend(written(times, offset))
             start, text = self.logs.setdefault((rank, round_), (offset, bytearray()))
-            assert offset == start + len(text)  # no byte is missing, or comes twice
+            assert offset == start + len(text)  # no byte is missing or repeated
             text += data
             self.parts.append(len(data))
         return not self.closed
 
     async def until(self, condition):
-        """Read until something is so."""
+        """Read messages until a condition holds."""
         while not condition():
             assert await self.read(), self.told
 
     async def all(self):
-        """Read to the end; give the logs' text."""
+        """Read to the end; return the text of each log."""
         while await self.read():
             pass
         return {log: text for log, (_, text) in self.logs.items()}
 
     @property
     def since(self):
-        """Say what is here, as a page does that comes again."""
+        """The offsets read so far, in the form in which a reconnecting page sends them."""
         ends = {log: start + len(text) for log, (start, text) in self.logs.items()}
         return ",".join(f"{rank}.{round_}.{end}" for (rank, round_), end in ends.items())
 
 
 def written(times, offset):
-    """Read the times of bytes from that offset on."""
+    """Return (offset, milliseconds) pairs from the times in a message that begins at ``offset``."""
     at, points = 0, []
     for part in filter(None, times.split(b",")):
         size, later = map(int, part.split(b":"))
@@ -71,7 +71,7 @@ def written(times, offset):
 
 
 def following():
-    """Return the tasks on our own loop, but for the one that looks; other tests' jobs may be among them."""
+    """Return the tasks on the package's loop, except this one; other tests' jobs may be among them."""
 
     async def look():
         return asyncio.all_tasks() - {asyncio.current_task()}
@@ -80,5 +80,5 @@ def following():
 
 
 async def followed_no_more(before):
-    """Wait until nothing is followed that wasn't before."""
+    """Wait until no tasks run except those in ``before``."""
     await asyncio.to_thread(until, lambda: following() <= before)

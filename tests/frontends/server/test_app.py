@@ -57,11 +57,11 @@ def test_it_can_be_switched_on_by_its_own_name():
 
 
 class TestSettings:
-    """A server whose administrator has set something."""
+    """A server with its administrator's settings."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Set how long requests wait, as a config file would."""
+        """Set how long requests wait and how many run at once, as a config file would."""
         jp_server_config["TorchJobApp"] |= {"patience_s": 3, "at_once": 2}
         return jp_server_config
 
@@ -142,7 +142,7 @@ async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_
     socket.close()
 
     assert event["schema_id"] == app.SCHEMA_ID
-    assert job.name not in json.dumps(event)  # who may hear events need not be allowed to see jobs
+    assert job.name not in json.dumps(event)  # a user who may receive events may not be allowed to see jobs
     assert (before["whole"], new["whole"], gone["whole"]) == (True, False, False)
     assert [job["name"] for job in new["jobs"]] == [job.name]
     assert (gone["jobs"], gone["removed"]) == ([], [f"local:{job.name}"])
@@ -150,7 +150,7 @@ async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_
 
 METHODS = ("get", "post", "put", "patch", "delete")
 
-# Of each operation so many requests beside the examples and the corner cases, which are most.
+# Generated requests per operation, besides the examples and corner cases, which are the majority.
 EACH = 3
 CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
@@ -159,14 +159,14 @@ CHECKS = (
 
 
 async def document(server):
-    """Return what the server says of itself."""
+    """Return the server's OpenAPI document."""
     answer = await server.get("nbtorchjob/api/openapi.json")
     assert answer.code == 200
     return json.loads(answer.body)
 
 
 async def test_it_is_an_openapi_document(server):
-    # Here, where one worker of several imports it: it takes more than a second.
+    # Imported here, so that only one of several workers imports it: the import takes more than a second.
     from schemathesis.specs.openapi.definitions import OPENAPI_31
 
     description = await document(server)
@@ -185,7 +185,7 @@ async def test_it_tells_every_route_and_where_they_are(server):
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
 def test_it_tells_each_method_that_is_answered(route):
-    # What tornado leaves unanswered is one function, whatever the method.
+    # tornado has one function for all methods that a handler leaves out.
     own = [name for name in METHODS if getattr(route.handler, name) is not RequestHandler.get]
 
     assert [name.upper() for name in own] == list(route.answers)
@@ -224,7 +224,7 @@ async def test_its_shape_of_a_job_is_that_of_a_record(server, state):
     assert not job.is_valid({})
 
 
-# Of a cluster that isn't there 502 is what is to be said; methods that no route has are tested elsewhere.
+# For an absent cluster, 502 is the right answer; other tests cover methods that no route has.
 CONFIG = """
 [checks]
 not_a_server_error.expected-statuses = ["2xx", "4xx", 502]
@@ -235,13 +235,13 @@ unexpected-methods = []
 
 @pytest.fixture
 def job(state_dir, monkeypatch, folder):
-    """Yield an ended job with the name in the document's examples, where there is no cluster."""
+    """Yield an ended job with the name in the document's examples, without a cluster."""
     monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
     (folder / "schemathesis.toml").write_text(CONFIG)
     job = api.submit(print, "line", spec=JobSpec(name="train-2222"))
     job.result(LIMIT)
     yield job
-    for state in api.jobs():  # retries of it, too
+    for state in api.jobs():  # its retries, too
         if state.info.name.startswith(job.name):
             api.attach(state.info.name).delete()
 
@@ -261,5 +261,5 @@ async def test_the_server_answers_as_its_document_says(server, http_server_port,
     output, _ = await process.communicate()
 
     assert process.returncode == 0, output.decode()
-    # All but the document itself.
+    # Every operation except the document itself.
     assert f"Tested: {sum(len(route.answers) for route in ROUTES) - 1}" in output.decode()

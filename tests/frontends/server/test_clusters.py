@@ -27,7 +27,7 @@ def remote(job):
 
 
 async def heard(server):
-    """Return the list of jobs, once each place has answered, or failed to."""
+    """Return the list of jobs once every scope has answered or failed."""
     while True:
         listed = json.loads((await server.get(jobs())).body)
         if not any("aren't listed yet" in note for note in listed["notes"]):
@@ -36,7 +36,7 @@ async def heard(server):
 
 @pytest.fixture
 def job(stage):
-    """Return a job that runs on the emulator until it is let go."""
+    """Return a job that runs on the emulator until the test lets it end."""
     job = running(stage.submit(WAIT))
     until(lambda: "line 2" in job.logs(0))
     return job
@@ -122,7 +122,7 @@ FAR = jobs("kubernetes:far/ml/train-2222")
 
 @pytest.fixture
 def hanging(folder, monkeypatch):
-    """Yield a cluster's socket, that takes requests and answers none."""
+    """Yield the socket of a cluster that accepts requests and answers none."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         config = {
@@ -172,15 +172,15 @@ async def test_what_is_no_kubernetes_api_is_told(server, folder, monkeypatch, na
     assert "check the kubeconfig, or a proxy" in message
     [note] = listed["notes"]
     assert note.startswith("jobs in far/ml can't be listed: ")
-    assert sent[0] < 300 << 20  # by several lists, each in several tries
+    assert sent[0] < 300 << 20  # in several lists, each tried several times
 
 
 class TestLittlePatience:
-    """A server that waits for little."""
+    """A server with a short timeout."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Wait half a second."""
+        """Set a timeout of half a second."""
         jp_server_config["TorchJobApp"]["patience_s"] = 0.5
         return jp_server_config
 
@@ -199,7 +199,7 @@ class TestLittlePatience:
 
 @pytest.fixture
 def profile(monkeypatch):
-    """Have the user's jobs go to the cluster."""
+    """Make the cluster the backend of the user's jobs."""
     for name, value in (("BACKEND", "kubernetes"), ("CONTEXT", "far"), ("NAMESPACE", "ml")):
         monkeypatch.setenv(f"NBTORCHJOB_{name}", value)
 
@@ -216,11 +216,11 @@ async def test_a_server_without_the_package_says_what_to_install(server, hanging
 
 
 class TestTending:
-    """A server that looks after its user's jobs, as it does unless told otherwise."""
+    """A server that tends its user's jobs, as it does by default."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Leave that as it is."""
+        """Restore the default."""
         del jp_server_config["TorchJobApp"]["tend"]
         return jp_server_config
 

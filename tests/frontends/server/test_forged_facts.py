@@ -1,4 +1,4 @@
-"""Every route about jobs whose facts somebody made up: an answer, or an error that is a line of JSON."""
+"""Every route about jobs with forged facts returns an answer, or an error that is a line of JSON."""
 
 import shutil
 
@@ -11,7 +11,7 @@ from tests.frontends.server.test_security import path
 
 JOBS = 10
 ABOUT = [route for route in ROUTES if "{id}" in route.path or "job" in route.query]
-VERBS = ("stacks", "suspend", "resume", "end", "cancel")  # the last one ends it
+VERBS = ("stacks", "suspend", "resume", "end", "cancel")  # the last one ends the job
 
 
 @pytest.fixture

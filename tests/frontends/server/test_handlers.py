@@ -1,4 +1,4 @@
-"""What a URL may call a job."""
+"""Job ids in URLs, and the lanes in which blocking work runs."""
 
 import asyncio
 import gc
@@ -71,14 +71,14 @@ LONG = 30.0
 
 @pytest.fixture
 def gate():
-    """Yield what blocking work waits for; it is open in the end."""
+    """Yield an event on which blocking work waits; set it afterwards."""
     gate = threading.Event()
     yield gate
     gate.set()
 
 
 class Hanging:
-    """Work that hangs, and counts how often it was begun before one ended."""
+    """Work that blocks until the gate opens, and counts how many of its calls run at once."""
 
     def __init__(self, gate):
         self.gate = gate
@@ -97,7 +97,7 @@ class Hanging:
         return "late"
 
     async def started(self):
-        """Wait until it was begun once more."""
+        """Wait until the work has begun once more."""
         assert await asyncio.to_thread(self.begun.acquire, timeout=LONG)
 
 

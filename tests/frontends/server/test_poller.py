@@ -1,4 +1,4 @@
-"""Doing something again and again while somebody wants it."""
+"""A poller repeats its work while somebody wants it."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ FOREVER = 3600.0
 
 
 class Work:
-    """Something that is done again and again, each time for as long as the test wants."""
+    """Work that a poller repeats; each run lasts until the test lets it end."""
 
     def __init__(self, every=FOREVER):
         self.begun = asyncio.Queue[str]()

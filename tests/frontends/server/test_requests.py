@@ -1,4 +1,4 @@
-"""What is no request."""
+"""Requests that the server refuses."""
 
 import pytest
 

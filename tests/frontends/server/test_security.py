@@ -1,4 +1,4 @@
-"""Who may ask, of every route that there is: the requests come from the server's own table."""
+"""Who may use each route; the requests come from the server's own table of routes."""
 
 import time
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from nbtorchjob.state import JobInfo
 from tests.frontends.server.conftest import Server, error
 
 NAME = "train-2222"
-MARK = {"X-XSRFToken": "abc"}  # beside the cookie of that value
+MARK = {"X-XSRFToken": "abc"}  # together with a cookie of this value
 
 
 def path(route, id=f"local:{NAME}", **parts):
@@ -26,13 +26,13 @@ def path(route, id=f"local:{NAME}", **parts):
 REQUESTS = [(method, path(route)) for route in ROUTES for method in route.answers]
 READS = [request for request in REQUESTS if request[0] == "GET"]
 WRITES = [request for request in REQUESTS if request[0] != "GET"]
-# Of a job that isn't there or has no manifests, and of a websocket asked for by plain HTTP.
+# For a job that doesn't exist or has no manifests, and for plain HTTP to a websocket's route.
 READ = {200, 404, 409, 426}
 
 
 @pytest.fixture
 def job(state_dir):
-    """Yield the folder of a job that nobody supervises."""
+    """Yield the folder of a job that no process supervises."""
     job = directory.create(directory.jobs_dir(), JobInfo(NAME, created=time.time()), lambda new: None)
     yield job.path
     assert job.path.is_dir()
@@ -46,11 +46,11 @@ def contents(folder):
 
 
 class TestStrangers:
-    """A server that lets its extensions decide for themselves who may ask, as is Jupyter's default."""
+    """A server that leaves authentication to its extensions, as Jupyter does by default."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Leave it to the handlers."""
+        """Let handlers decide about unauthenticated requests."""
         jp_server_config["ServerApp"]["allow_unauthenticated_access"] = True
         return jp_server_config
 
@@ -64,11 +64,11 @@ class TestStrangers:
 
 
 def test_jupyter_server_finds_no_method_that_is_open_to_all(jp_serverapp):
-    jp_serverapp.web_app.add_handlers("elsewhere$", [route.rule for route in ROUTES])  # it would warn
+    jp_serverapp.web_app.add_handlers("elsewhere$", [route.rule for route in ROUTES])  # warns otherwise
 
 
 async def session(server):
-    """Log in by a link with a token, as a browser does; give what it sends from then on."""
+    """Log in through a link with a token, as a browser does; return a client with the browser's cookies."""
     token = server.headers["Authorization"].removeprefix("token ")
     answer = await Server(server.client, server.base, {}).get(f"api/me?token={token}")
     assert answer.code == 200
@@ -84,7 +84,7 @@ async def test_a_page_elsewhere_can_change_nothing_in_a_browsers_session(server,
     assert (status, "XSRF" in message or "_xsrf" in message) == (403, True)
     assert error(await browser.ask(method, path, headers={"X-XSRFToken": "abd"}))[0] == 403
     done = await browser.ask(method, path, headers=MARK)
-    assert done.code == (200 if path.endswith("/doctor") else 404)  # there is no such job
+    assert done.code == (200 if path.endswith("/doctor") else 404)  # the job doesn't exist
 
 
 @pytest.mark.parametrize(("method", "path"), REQUESTS)
@@ -102,22 +102,22 @@ async def test_a_browsers_session_is_enough_to_look(server, method, path):
 
 
 class Reader(Authorizer):
-    """Lets everybody look, and writes down who was asked for what."""
+    """An authorizer that allows only reading, and records each request."""
 
     asked: list[tuple[str, str]] = []  # noqa: RUF012 shared with the test
 
     def is_authorized(self, handler, user, action, resource):
-        """Say who may."""
+        """Record the request; allow only reading."""
         self.asked.append((action, resource))
         return action == "read"
 
 
 class TestReaders:
-    """A server on which some may only look."""
+    """A server with users who may only read."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Have the authorizer decide."""
+        """Set the authorizer."""
         jp_server_config["ServerApp"]["authorizer_class"] = Reader
         return jp_server_config
 
@@ -156,7 +156,7 @@ async def test_what_is_no_id_leads_nowhere(server, route, state_dir):
     before = contents(state_dir)
     for id in HOSTILE:
         for method in route.answers:
-            # That of a websocket, as far as it matters here; others don't mind it.
+            # The header that a websocket's route needs; other routes ignore it.
             answer = await server.ask(method, path(route, id), headers={"Upgrade": "websocket"})
             status, message = error(answer)
             assert status in (400, 404), (id, message)

@@ -1,4 +1,4 @@
-"""What the server knows of all jobs, look by look."""
+"""The server's knowledge of all jobs, updated look by look."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from nbtorchjob.ui.record import record
 from tests.backends.local.acted import Acted
 from tests.frontends.server.conftest import error, jobs
 
-FOREVER = 3600.0  # so that only what the test does has scopes looked at again
+FOREVER = 3600.0  # so that only the test's own actions cause another look at a scope
 LATER = 151.0
 
 
 class Page:
-    """A watch, and all that it tells."""
+    """A watch and the changes that it reports."""
 
     def __init__(self, **how):
         self.now, self.told, self.news = 0.0, [], asyncio.Event()
@@ -34,16 +34,16 @@ class Page:
         self.news.set()
 
     async def ids(self):
-        """Ask for all jobs; give their ids."""
+        """Return the ids of all jobs."""
         return [job["id"] for job in (await self.watch.jobs())[0]]
 
     async def all(self):
-        """Ask for all jobs; give them and why some may be missing."""
+        """Return the records of all jobs, and notes on why some may be missing."""
         records, notes = await self.watch.jobs()
         return records, [note.text for note in notes]
 
     async def look(self, job):
-        """Look again where a job is; give the changes told meanwhile."""
+        """Look again at a job's scope; return the changes reported meanwhile."""
         self.told.clear()
         self.watch.again(JobId.parse(id_of(job)))
         await self.watch.jobs()
@@ -56,14 +56,14 @@ def id_of(job):
 
 @pytest.fixture
 def act(tmp_path, monkeypatch):
-    """Return what makes a job, in a state folder of the test's own."""
+    """Return the class that makes a job, in a state folder of the test's own."""
     monkeypatch.setenv("NBTORCHJOB_STATE_DIR", str(tmp_path / "state"))
     return Acted
 
 
 @pytest.fixture
 def page(act, jp_asyncio_loop):
-    """Yield a page that nothing was told yet."""
+    """Yield a page that has received no changes yet."""
     page = Page(roots=("/home/ada", "/data/ada"))
     yield page
     jp_asyncio_loop.run_until_complete(page.watch.stop())
@@ -71,7 +71,7 @@ def page(act, jp_asyncio_loop):
 
 @pytest.fixture
 def impatient(act, jp_asyncio_loop):
-    """Yield a page whose watch waits for clusters only a moment."""
+    """Yield a page with a watch that waits only 0.1 s for clusters."""
     page = Page(patience=0.1)
     yield page
     jp_asyncio_loop.run_until_complete(page.watch.stop())
@@ -79,7 +79,7 @@ def impatient(act, jp_asyncio_loop):
 
 @pytest.fixture
 def looks(monkeypatch):
-    """Count the looks at this machine, which leave no trace."""
+    """Return the scopes of all looks at this machine, which leave no other trace."""
     scopes, plain = [], LocalBackend.summaries
 
     def counted(self, make, **asked):
@@ -91,9 +91,9 @@ def looks(monkeypatch):
 
 
 class Far:
-    """Namespaces of clusters: what each has, or the error that it answers with.
+    """Namespaces of clusters: the jobs in each, or the error that it answers with.
 
-    Patched where the watch asks a backend: several clusters that refuse, hang and recover on a word.
+    Patches the backend that the watch asks, so that several clusters refuse, hang and recover on demand.
     """
 
     def __init__(self, monkeypatch):
@@ -118,7 +118,7 @@ class Far:
 
 @pytest.fixture
 def far(monkeypatch):
-    """Yield clusters that do as the test wants."""
+    """Yield clusters that the test controls."""
     far = Far(monkeypatch)
     yield far
     far.hang.set()
@@ -129,7 +129,7 @@ async def test_what_is_known_is_given_without_another_look(act, page, looks):
 
     assert await page.ids() == await page.ids() == [id_of(job)]
     assert looks == [""]
-    assert page.told == []  # the first answer was no news
+    assert page.told == []  # the first answer isn't a change
 
 
 async def test_changes_are_told_once(act, page):
@@ -164,12 +164,12 @@ async def test_nobody_asks_and_nothing_is_looked_at(act, page, looks):
     page.watch.again(JobId.parse(id_of(job)))
     other = act()
 
-    for _ in range(20):  # all that the loop has to do: no thread takes part
+    for _ in range(20):  # enough for all that the loop has to do: no thread takes part
         await asyncio.sleep(0)
     assert looks == [""]
     assert await page.ids() == [id_of(job), id_of(other)]
     assert looks == ["", ""]
-    [changes] = page.told  # another page may have seen the list of before
+    [changes] = page.told  # another page may have seen the earlier list
     assert [record["id"] for record in changes.changed] == [id_of(other)]
 
 
@@ -209,7 +209,7 @@ async def test_what_a_cluster_had_stays_known_while_it_refuses(page, far):
 
     assert [record["id"] for record in records] == ["kubernetes:big/ml/train"]
     assert notes == ["jobs in big/ml can't be listed: it is closed"]
-    assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None  # its cluster is asked
+    assert page.watch.job(JobId("kubernetes", "big/ml/train")) is None  # the server asks its cluster instead
 
 
 async def test_an_error_that_nobody_foresaw_is_logged_and_noted(page, far, caplog):
@@ -240,7 +240,7 @@ async def test_a_job_of_which_no_record_can_be_made_hides_no_other(act, page, mo
             raise ZeroDivisionError
         return record(state, *more)
 
-    # No folder is known from which a state can be read and no record made: one that is not known yet.
+    # Stands for a folder of an unknown kind: a state can be read from it, but no record can be made.
     monkeypatch.setattr("nbtorchjob.frontends.server.watch.record", made)
     assert await page.ids() == [id_of(good)]
     await page.look(good)
@@ -289,7 +289,7 @@ async def test_what_was_seen_long_ago_may_have_changed(impatient, far):
     far.scopes = {"big/ml": ["train"]}
     _, notes = await impatient.all()
     assert notes == []
-    await impatient.watch.stop()  # as where nobody asks
+    await impatient.watch.stop()  # as when nobody asks
     impatient.now += LATER
     far.scopes = {"big/ml": None}
     records, notes = await impatient.all()
@@ -329,11 +329,11 @@ async def test_scopes_come_and_go(page, far):
 
 
 class TestSeldom:
-    """A server that looks at jobs once an hour, unless there is a reason."""
+    """A server that looks at jobs once an hour, unless something causes a look."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Set that as an administrator would."""
+        """Set the intervals as an administrator would."""
         jp_server_config["TorchJobApp"] |= {"here_s": FOREVER, "clusters_s": FOREVER}
         return jp_server_config
 

@@ -1,4 +1,4 @@
-"""What ranks leave is packed by their node: how much of it, and what is said of the rest."""
+"""A node packs what its ranks leave: how much of it, and what it reports of the rest."""
 
 import json
 import os
@@ -18,7 +18,7 @@ KEY = b"k" * 32
 
 @pytest.fixture
 def rank(folder, monkeypatch):
-    """Be a rank of a node that has a folder; return that."""
+    """Make this process a rank of a node with a folder; return the folder."""
     monkeypatch.setenv("NBTORCHJOB_FOLDER", str(folder))
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
     monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
@@ -99,7 +99,7 @@ def test_of_too_many_the_rest_is_named(rank, monkeypatch):
     assert packed(rank) == ["0", "1"]
     notice, _ = told(rank)
     assert ": 2 (0.0 MB), 3 (0.0 MB), 4 (0.0 MB), 5 (0.0 MB) and 2 more; at most 2 files" in notice["text"]
-    assert (rank / "artifacts-1" / "7").exists()  # where the node had a disk of its own it still lies
+    assert (rank / "artifacts-1" / "7").exists()  # still there if the node had its own disk
 
 
 def test_what_is_removed_or_grows_meanwhile_costs_no_other_file(rank, monkeypatch):

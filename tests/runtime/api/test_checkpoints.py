@@ -1,4 +1,4 @@
-"""What a rank keeps is there for the next attempt: in a folder, or by way of a store."""
+"""Checkpoints that a rank keeps for the next attempt: in a folder, or by way of a store."""
 
 import errno
 import fcntl
@@ -33,7 +33,7 @@ def store(request, folder):
 
 @pytest.fixture
 def node(store, folder, monkeypatch):
-    """Become a rank of another node each time: with a folder of its own, and the same store."""
+    """Yield a function that becomes a rank of another node, with its own folder and the same store."""
 
     def become(name):
         home = folder / name
@@ -42,12 +42,12 @@ def node(store, folder, monkeypatch):
         monkeypatch.setenv("NBTORCHJOB_EVENTS", str(home / "events.jsonl"))
         monkeypatch.setenv("NBTORCHJOB_CHECKPOINTS", store)
         monkeypatch.setenv("NBTORCHJOB_ROUND", "0")
-        importlib.reload(checkpoints)  # as in a process that was just started
+        importlib.reload(checkpoints)  # as in a new process
         return home
 
     before = dict(vars(checkpoints))
     yield become
-    # Others have imported its functions: a new one of the same name would travel by value.
+    # Others have imported its functions: a reloaded function of the same name would travel by value.
     vars(checkpoints).update(before)
 
 
@@ -219,7 +219,7 @@ def test_what_is_removed_while_it_is_sent_arrives_and_only_then_goes_what_it_rep
 
     def slow(*args, **kwargs):
         put(*args, **kwargs)
-        rotated(checkpoint_dir(), next(steps))  # as a program that saves faster than a store takes files
+        rotated(checkpoint_dir(), next(steps))  # like a program that saves faster than a store takes files
 
     def rotated(folder, step):
         (folder / str(step)).mkdir()
@@ -250,7 +250,7 @@ def test_what_is_replaced_by_a_file_that_is_too_young_to_be_sent_stays(node, sto
         raise OSError(errno.EINVAL, "Invalid argument")
 
     node("one")
-    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as a file system does that a test can't mount
+    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as on a file system that a test can't mount
     with saving(every_s=LIMIT):
         patient, at_once = (mirror.Mirror(store, str(checkpoint_dir()), quiet_s=s) for s in (math.inf, 0))
         (checkpoint_dir() / "first").write_text("1")
@@ -288,7 +288,7 @@ def test_a_file_that_is_written_while_it_is_sent_is_left_for_the_next_time(node,
         if later:
             (checkpoint_dir() / "step").write_text(later.pop())
 
-    monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
+    monkeypatch.setattr(type(fs), "put_file", slow)  # a real store can't be changed during a transfer
     with saving():
         (checkpoint_dir() / "step").write_text("1st")
         mirror.Mirror(store, str(checkpoint_dir())).send()
@@ -313,7 +313,7 @@ def test_files_that_are_sent_together_take_their_places_once_all_are_there(node,
     with saving():
         for name in ("model", "optimizer"):
             (checkpoint_dir() / name).write_text("2")
-        monkeypatch.setattr(type(fs), "put_file", slow)  # a store at the moment of a transfer, and no other
+        monkeypatch.setattr(type(fs), "put_file", slow)  # a real store can't be stopped during a transfer
         with pytest.raises(OSError, match="killed"):
             mirror.Mirror(store, str(checkpoint_dir())).send()
         node("three")
@@ -386,7 +386,7 @@ def test_where_open_files_are_not_known_only_quiet_ones_are_sent(node, store, mo
     home = node("one")
     (home / "checkpoints").mkdir()
     (home / "checkpoints" / "step").write_text("1")
-    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as a file system does that a test can't mount
+    monkeypatch.setattr(fcntl, "fcntl", without_leases)  # as on a file system that a test can't mount
     with saving():
         mirror.Mirror(store, str(checkpoint_dir()), quiet_s=math.inf).send()
         assert stored(store) == {}
@@ -404,7 +404,7 @@ def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypa
             raise OSError("the bucket is gone")
         put(self, *args, **kwargs)
 
-    monkeypatch.setattr(type(fs), "put_file", flaky)  # a store that refuses for a while, then no more
+    monkeypatch.setattr(type(fs), "put_file", flaky)  # a store that refuses for a while
     with saving(every_s=0.01):
         (checkpoint_dir() / "step").write_text("1")
         assert all(tried.acquire(timeout=LIMIT) for _ in range(3))
@@ -420,7 +420,7 @@ def test_a_store_that_can_not_be_listed_is_not_taken_for_an_empty_one(node, stor
     def refuse(self, *args, **kwargs):
         raise PermissionError("no access")
 
-    monkeypatch.setattr(type(fs), "ls", refuse)  # of stores only remote ones do
+    monkeypatch.setattr(type(fs), "ls", refuse)  # only a remote store refuses this
     with pytest.raises(PermissionError, match="no access"):
         checkpoint_dir()
 
@@ -481,7 +481,7 @@ def test_in_a_store_of_objects_no_bucket_is_made_by_the_way(folder):
 
 @pytest.mark.parametrize("name", ["../../.bashrc", "a/../../../.bashrc", "./.."])
 def test_a_name_in_the_store_that_leads_out_of_the_folder_is_refused(name, node, store, folder):
-    # A store of objects takes such names (S3); a path of the memory's store is a key as well.
+    # An object store such as S3 takes such names; a path in the memory store is a key as well.
     fs, root = fsspec.core.url_to_fs(f"memory://{folder}/store")
     fs.store.clear()
     fs.pipe_file(f"{root}/kept", b"kept")
@@ -507,5 +507,5 @@ def test_swaps_of_earlier_attempts_are_fetched_without_the_checkpoints(node, sto
     assert checkpoints.fetched("swaps") == str(home / "checkpoints" / ".nbtorchjob-swaps-1.5")
     assert [path.name for path in (home / "checkpoints").rglob("*") if path.is_file()] == ["1.payload"]
     assert here() == {".nbtorchjob-swaps-1.5/1.payload": "a swap", "weights.pt": "many gigabytes"}
-    # A job that was never swapped has no such folder there.
+    # A job that was never swapped has no such folder in the store.
     assert checkpoints.fetched("others") == str(home / "checkpoints" / ".nbtorchjob-others-1.5")

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder: only a whole one is taken, whenever a save ends, and old ones go."""
+"""Checkpoints in a folder: only a complete one is loaded, whenever a save breaks off, and old ones go."""
 
 import itertools
 import multiprocessing
@@ -21,7 +21,7 @@ from nbtorchjob.runtime.api import dcp
 from nbtorchjob.runtime.api.dcp import Checkpoints, is_whole
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -32,18 +32,18 @@ fork = multiprocessing.get_context("fork")
 
 @pytest.fixture(autouse=True)
 def filters():
-    """Give back the filter of DCP's warning that there is no process group."""
+    """Restore the warning filters: ``Checkpoints`` ignores DCP's warning of a missing process group."""
     with warnings.catch_warnings():
         yield
 
 
 def state_of(step):
-    # Beside tensors what schedulers and samplers have.
+    # Beside tensors, values like those of schedulers and samplers.
     return {"model": {"w": torch.full((50,), float(step))}, "lr": {"last": [0.5, step], "seen": step}}
 
 
 def saved(folder, *steps, keep=2):
-    """Save those steps in turn."""
+    """Save these steps in turn; return the checkpoints."""
     checkpoints = Checkpoints(str(folder), keep, None)
     checkpoints.newest()
     for step in steps:
@@ -53,7 +53,7 @@ def saved(folder, *steps, keep=2):
 
 
 def loaded(folder, keep=2):
-    """Return the step of the newest checkpoint, all of whose state has to be that step's."""
+    """Return the step of the newest checkpoint; check that all of its state is of that step."""
     checkpoints = Checkpoints(str(folder), keep, None)
     path = checkpoints.newest()
     if path is None:
@@ -105,7 +105,7 @@ def test_a_rank_that_is_ahead_has_begun_the_next_one_which_stays(folder):
     (first,) = folder.iterdir()
     ahead = folder / first.name.replace("01-", "03-")
     ahead.mkdir()
-    (folder / "step-000000002-00000000").mkdir()  # cut off, by ranks of before
+    (folder / "step-000000002-00000000").mkdir()  # cut off, by earlier ranks
     checkpoints.save(2, state_of(2))
     checkpoints.finish()
     assert steps_in(folder) == [1, 2, 3]
@@ -138,7 +138,7 @@ def test_what_is_made_like_a_shard_is_one_and_takes_its_values():
         torch.distributed.init_process_group("gloo")
         layer = fully_shard(torch.nn.Linear(3, 2))
         weight = layer.weight.detach()
-        # As a GPU's is copied, which asks for page-locked memory besides.
+        # Like the copy of a GPU's shard, which also asks for page-locked memory.
         copy = torch.empty_like(weight, device="cpu")
         copy.copy_(weight, non_blocking=True)
         return type(copy) is type(weight), torch.equal(copy.to_local(), weight.to_local())
@@ -185,7 +185,7 @@ def test_one_that_was_cut_off_is_not_taken_and_goes(folder, name):
 
 
 def killed_at(number, folder):
-    """Save step 2 in place of step 1, and be killed before the ``number``th thing is done to a file there."""
+    """Save step 2 in place of step 1; kill this process before the ``number``th operation on a file there."""
     counted = itertools.count(1)
 
     def look(event, arguments):
@@ -216,7 +216,7 @@ def test_a_process_that_is_killed_at_any_moment_leaves_a_whole_one(folder):
             break
         assert process.exitcode == -signal.SIGKILL
 
-    # First the old one counts, then the new one.
+    # At first the old checkpoint counts, then the new one.
     assert steps == sorted(steps)
     assert steps[0] == 1
     assert steps[-1] == 2
@@ -247,9 +247,9 @@ def test_a_full_disk_is_reported_and_costs_no_other_checkpoint(tiny_disk):
 
 
 def send_in_turn(folder):
-    """Be a rank on a node of its own, which sends at other times than the other one.
+    """Run as a rank on its own node, which sends at other times than the other node.
 
-    Return the steps that were whole in the store after each save, and those that are left here.
+    Return the steps that were complete in the store after each save, and the steps that remain here.
     """
     from torch import distributed
 
@@ -309,7 +309,7 @@ def test_checkpoints_none_of_which_is_whole_are_reported_and_stay_until_a_new_on
 
 
 def agree(folder):
-    """Be a rank with a folder of its own, as with a store; lack a file of the newest checkpoint on rank 1."""
+    """Run as a rank with a folder of its own, as with a store; return its newest checkpoint and its steps."""
     from torch import distributed
 
     from nbtorchjob.runtime.api.dcp import Checkpoints

@@ -1,4 +1,4 @@
-"""Libraries that draw in a notebook's page, on a rank: rank 0's cell draws it, else each writes text."""
+"""Libraries that draw in a notebook, on ranks: rank 0's cell shows the output; otherwise ranks write text."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ RANK = "from nbtorchjob.runtime.api import displays as frontend; frontend.instal
 
 
 def run(code, **env):
-    """Return what ``code`` writes to stdout and to stderr where there is no page."""
+    """Return what ``code`` writes to stdout and to stderr without a page."""
     env = {**{name: value for name, value in os.environ.items() if name != "MPLBACKEND"}, **env}
     done = subprocess.run(
         [sys.executable, "-c", RANK + code], capture_output=True, text=True, check=True, env=env
@@ -59,7 +59,7 @@ def test_what_is_displayed_is_written():
 
 
 def shown(code, folder, rank="0"):
-    """Return the bundles that a rank has its cell show, and what it writes to stdout and stderr."""
+    """Return the bundles that a rank sends to its cell, and what it writes to stdout and stderr."""
     path = folder / "events.jsonl"
     shutil.rmtree(folder / "round-0", ignore_errors=True)
     (folder / "round-0").mkdir()
@@ -85,7 +85,7 @@ def test_rank_0_has_its_cell_draw_figures(folder):
     for bundle in (first, changed):
         assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
     assert first != changed
-    assert texts == ("[1]\n", "")  # as in a script, which may save it afterwards
+    assert texts == ("[1]\n", "")  # stays open as in a script, which may save it afterwards
 
 
 def test_figures_that_a_cell_leaves_open_are_drawn_at_its_end_and_closed(folder):

@@ -1,4 +1,4 @@
-"""The numbers that a node shares with its ranks: all of a job are told at one call, that none has passed."""
+"""The numbers that a node shares with its ranks: all ranks leave at one call, which none has passed."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ fork = multiprocessing.get_context("fork")
 
 
 def call_until_told(folder, rank, pauses, answers):
-    """Be a rank that steps until it is told, and tell at which call it was."""
+    """Step as a rank until told to leave; put the number of that call into ``answers``."""
     points.begin(folder, rank)
     calls = 1
     while not points.leaving():
@@ -26,7 +26,7 @@ def call_until_told(folder, rank, pauses, answers):
 
 
 class Ring(Alone):
-    """The peers of one node among several that share what they say."""
+    """The peers of one node, with words that all nodes share."""
 
     def __init__(self, said, nodes):
         self.said, self.nodes = said, nodes
@@ -44,7 +44,7 @@ def test_all_ranks_are_told_at_one_call_that_none_has_passed(folder, monkeypatch
     for node in range(nodes):
         (folder / str(node)).mkdir()
         departures.append(Departure(str(folder / str(node)), node, 0, 2, Ring(words, nodes)))
-        # Nodes are ahead and behind, and their ranks stumble.
+        # Some nodes are faster than others, and some ranks pause at times.
         for at in range(2):
             pauses = [0.0001 * (node + 1), 0.0, 0.003 * at]
             ranks.append(
@@ -72,7 +72,7 @@ def test_all_ranks_are_told_at_one_call_that_none_has_passed(folder, monkeypatch
 
 
 class Other(Alone):
-    """A node whose ranks ask, or leave already."""
+    """Peers with ranks that ask whether to leave, or that leave already."""
 
     def __init__(self, *, asks=False, leaves=None):
         self.asks, self.leaves = asks, leaves

@@ -1,4 +1,4 @@
-"""What a rank's processes report is numbered, whichever of them does it."""
+"""All processes of a rank number their reports in one sequence."""
 
 import json
 import multiprocessing
@@ -10,7 +10,7 @@ from nbtorchjob.runtime.api.report import report
 
 @pytest.fixture
 def facts(folder, monkeypatch):
-    """Be rank 1 in round 5; return what reads what was reported."""
+    """Make this process rank 1 of round 5; return a function that reads its facts."""
     path = folder / "events.jsonl"
     (folder / "round-5").mkdir()
     place = {"EVENTS": str(path), "FOLDER": str(folder), "ROUND": "5"}
@@ -24,7 +24,7 @@ def worker(many):
         report(decoded=n)
 
 
-# As text: a spawned process finds these tests only where the checkout is on its path.
+# As text: a spawned process can import these tests only if the checkout is on its path.
 TWICE = "from nbtorchjob.runtime.api.report import report; report(decoded=0); report(decoded=1)"
 
 

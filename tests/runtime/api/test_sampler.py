@@ -21,7 +21,7 @@ def of_all(ranks, length, batch_size, **options):
 
 
 def trained(samplers):
-    """Return each global batch that ranks train on in an epoch, in the order of their shares."""
+    """Return the global batches that ranks train on in an epoch, each in the order of its shares."""
     length, batch_size = samplers[0].length, samplers[0].batch_size
     batches: dict[int, dict[int, int]] = {}
     for sampler in samplers:
@@ -73,7 +73,7 @@ def test_an_iteration_begins_behind_what_was_trained_on():
     (sampler,) = of_all(1, 10, 4)
     whole = list(sampler)
     ahead = iter(sampler)
-    next(ahead)  # as a loader's workers fetch ahead
+    next(ahead)  # as a loader's workers prefetch
 
     sampler.advance()
     assert list(sampler) == whole[1:]
@@ -134,7 +134,7 @@ def test_a_rank_without_a_process_group_is_told_to_make_one(monkeypatch):
 
 
 class Noise:
-    """Samples that aren't the same twice."""
+    """Samples that differ on each access."""
 
     def __len__(self):
         return 12
@@ -145,7 +145,7 @@ class Noise:
 
 @pytest.fixture
 def workers_of_a_loader():
-    """Give back the signal by which torch looks after a loader's workers."""
+    """Restore the handler of SIGCHLD, by which torch watches a loader's workers."""
     before = signal.getsignal(signal.SIGCHLD)
     yield
     signal.signal(signal.SIGCHLD, before)

@@ -1,4 +1,4 @@
-"""What a node posts to Kubeflow's trainer."""
+"""The status that a node posts to Kubeflow's trainer."""
 
 import http.server
 import json
@@ -19,7 +19,7 @@ from tests.backends.kubernetes.stage import until
 
 
 class Trainer:
-    """A server with TLS that answers with ``code``, and keeps what is posted."""
+    """A TLS server that answers with ``code``, and keeps each post."""
 
     def __init__(self, folder):
         self.code, self.location = 200, ""
@@ -112,7 +112,7 @@ def test_a_new_round_begins_anew(poster, trainer):
     poster.note(reported(0, loss=2.0, **{"x" * 65: 1.0}))
     until(lambda: trainer.posts)
     poster.note(reported(0, round_=1, epoch=1, epochs=4, most=float("inf")))
-    poster.note(reported(9, round_=0, loss=1.0))  # read late
+    poster.note(reported(9, round_=0, loss=1.0))  # arrives late
     poster.finish()
 
     (_, _, first), (_, _, last) = trainer.posts
@@ -123,7 +123,7 @@ def test_a_new_round_begins_anew(poster, trainer):
 
 
 def test_what_was_refused_is_posted_again_and_that_it_is_refused_is_told_once(trainer, monkeypatch, tmp_path):
-    monkeypatch.setattr(trainerstatus, "_EVERY_S", 0.0)  # else a test would wait for seconds
+    monkeypatch.setattr(trainerstatus, "_EVERY_S", 0.0)  # otherwise the test would wait for seconds
     trainer.code, poster = 403, Poster()
     poster.start()
     poster.note(reported(0, loss=2.0))
@@ -163,7 +163,7 @@ def test_forged_facts_of_ranks_neither_stop_what_is_posted_nor_lead_it_elsewhere
     os.close(write)
 
     with open(read, "rb") as file:
-        assert good in file.read()  # what comes after them is told as ever
+        assert good in file.read()  # a fact after the forged ones passes as usual
     assert {post[:2] for post in trainer.posts} == {("/namespaces/a/trainjobs/b/status", "Bearer of the job")}
     assert trainer.posts[-1][2]["metrics"] == [{"name": "loss", "value": "0.5"}]
 

@@ -1,4 +1,4 @@
-"""Trainings that go on with another number of ranks, on real ranks: the loss is that of one process."""
+"""Trainings that go on with another number of real ranks: the loss is that of one process."""
 
 import collections
 import functools
@@ -14,21 +14,21 @@ from nbtorchjob import Elastic, GlobalBatchSampler, JobSpec, ResumableTraining, 
 from tests.patience import LIMIT
 from tests.runtime.trained import STEPS, curve, train
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-# Of a machine with fewer cores than ranks.
+# The warning comes on a machine with fewer cores than ranks.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nproc_per_node=. is more than")]
 
 sharded = pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="needs torch 2.6")
 
-# In float32 sums of gradients depend on how ranks divide a batch, in the last digit, and so do 15 steps.
+# In float32, sums of gradients, and so 15 steps, depend in the last digit on how ranks divide a batch.
 BOUNDS = {"float64": 1e-12, "float32": 1e-5}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """Return the losses of a single process that nothing disturbs."""
+    """Return a function that returns the losses of one undisturbed process."""
 
     @functools.cache
     def losses(dtype, microbatch_size):
@@ -99,7 +99,7 @@ def alone(folder=None, optimizers=sgd, microbatch_size=None, **options):
 
 
 def losses(folder, optimizers, *, zeroed_first, until=None):
-    """Train for two epochs, or until a step is over; return the losses."""
+    """Train for two epochs, or save at step ``until`` and stop a step later; return the losses."""
     training, model, items, loader = alone(folder, optimizers, every=None)
     values = []
     for _ in training.epochs(2):
@@ -172,7 +172,7 @@ def test_a_notebook_saves_nothing_and_counts_what_was_trained_on():
 
 
 class Counter:
-    """An object whose state is whatever it was given."""
+    """An object with any given state."""
 
     def __init__(self, state):
         self.state = state
@@ -185,9 +185,9 @@ class Counter:
 
 
 def interrupted(folder, left=lambda training, stage: None, **options):
-    """Train for three epochs of five steps, until ``left`` says to leave; return what was seen of each step.
+    """Train for three epochs of five steps, or until ``left`` returns True; return the steps and the epochs.
 
-    It is asked at each stage: ahead of a step, behind it, and behind an epoch's scheduler.
+    The loop calls ``left`` at each stage: ahead of a step, behind it, and behind an epoch's scheduler.
     """
     tail = Counter({"epochs": []})
     torch.manual_seed(0)
@@ -222,7 +222,7 @@ def interrupted(folder, left=lambda training, stage: None, **options):
 
 
 def saves_at(step, stage):
-    """Have a training save at a stage, and leave both of its loops."""
+    """Return a function that saves a training at a stage, and then makes it leave both of its loops."""
 
     def left(training, now):
         if (training.step, now) == (step, stage):
@@ -311,7 +311,7 @@ def test_others_get_their_whole_state_whatever_a_new_one_has(folder, fresh):
 
 
 def keep_own_place(folder, place=None, backend="gloo"):
-    """Save another place on each rank, or load it and return it."""
+    """Save a different place on each rank, or load it; return the states."""
     from torch import distributed
 
     from nbtorchjob import GlobalBatchSampler, ResumableTraining
@@ -357,7 +357,7 @@ def test_ranks_save_where_their_process_group_is_for_gpus_alone_as_that_of_nccl(
 
 
 def break_then_raise(folder):
-    """Save and leave the loop on both ranks after a step; later save within one, and raise on rank 1."""
+    """Save after a step and leave the loop, on both ranks; later save within a step, and raise on rank 1."""
     from torch import distributed
 
     from nbtorchjob import GlobalBatchSampler, ResumableTraining

@@ -1,4 +1,4 @@
-"""What a node tells of the files of its ranks: a whole checkpoint, and events for TensorBoard, once each."""
+"""A node reports its ranks' files: a complete checkpoint and events for TensorBoard, once each."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.backends.kubernetes.stage import until
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    """Return a node's folder; its checkpoints are in the folder ``saved``."""
+    """Return a node's folder, with checkpoints in its subfolder ``saved``."""
     monkeypatch.setenv(facts.EVENTS, str(tmp_path / "events"))
     monkeypatch.setenv(injected.FOLDER, str(tmp_path))
     monkeypatch.setenv(checkpoints.CHECKPOINTS, str(tmp_path / "saved"))

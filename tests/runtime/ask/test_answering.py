@@ -1,4 +1,4 @@
-"""A node's socket: what may be asked there, and that nothing asked there, or by whom, is its end."""
+"""A node's socket: the questions that it answers; no question and no client ends the node."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ KEY = questions.node_key(b"k" * 32, "run", 0)
 
 @pytest.fixture
 def node(folder):
-    """Return what has a node answer with these handlers, and what connects to it."""
+    """Return a function that answers as a node with these handlers; it returns a function that connects."""
 
     def serve(**handlers):
         answering.serve(str(folder), KEY, handlers)
@@ -84,7 +84,7 @@ def test_a_question_is_answered_with_records(node):
 def test_the_socket_is_for_this_user_and_may_lie_deep(node, folder):
     deep = folder / ("d" * 120)
     deep.mkdir()
-    (deep / questions.SOCKET).touch()  # as an earlier attempt leaves one
+    (deep / questions.SOCKET).touch()  # left by an earlier attempt
     answering.serve(str(deep), KEY, {"echo": echo})
 
     mode = (deep / questions.SOCKET).stat().st_mode
@@ -149,7 +149,7 @@ def test_who_has_another_key_is_refused_and_does_not_believe_it(node):
     assert ask(connect(), key=other).trouble == (
         "the answer isn't from a node of this job: it isn't signed with this job's key"
     )
-    with connect() as peer:  # who doesn't look at what it is told
+    with connect() as peer:  # a client that doesn't check the node's messages
         number = json.loads(peer.recv(4096)[36:])["number"]
         messages = Messages(other)
         messages.read(bytearray(messages_of(other, {"number": number})), 4096)
@@ -202,8 +202,8 @@ def test_an_answer_that_was_overheard_is_not_believed_again(node):
 @pytest.mark.parametrize(
     "sent",
     [
-        b"\xff" * 100,  # a length beyond all bounds
-        questions.Messages(KEY).write({"question": "echo"}, 4096),  # in the place of another message
+        b"\xff" * 100,  # a length over every limit
+        questions.Messages(KEY).write({"question": "echo"}, 4096),  # in place of another message
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2,
     ],
 )

@@ -1,4 +1,4 @@
-"""A node's files, as it names them."""
+"""A node's files, by the names that it gives them."""
 
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ def listed(below):
 
 @pytest.fixture
 def artifacts(tmp_path, monkeypatch):
-    """Return what ranks write to, in a home that is a link to another disk."""
+    """Return the folder of the ranks' artifacts, in a home that is a link to another disk."""
     (tmp_path / "disk" / "artifacts-1" / "runs" / "3").mkdir(parents=True)
     (tmp_path / "home").symlink_to(tmp_path / "disk")
     monkeypatch.setenv(FOLDER, str(tmp_path / "home"))

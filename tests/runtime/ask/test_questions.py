@@ -1,4 +1,4 @@
-"""What leads to a node's socket from within its container."""
+"""The program that leads to a node's socket from within its container."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ from nbtorchjob.runtime.start import boot
 from tests.backends.kubernetes.nodes import KEY, Node, pack
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OWN = questions.node_key(KEY, "", 0)
@@ -29,7 +29,7 @@ OWN = questions.node_key(KEY, "", 0)
 
 @pytest.fixture(params=[True, False], ids=["far", "here"])
 def payload(folder, request):
-    """Return a payload's program."""
+    """Return the path of a payload's program."""
     path = folder / "job.pyz"
     path.write_bytes(program.archive(far=request.param))
     return path
@@ -37,7 +37,7 @@ def payload(folder, request):
 
 @pytest.fixture
 def temp(folder):
-    """Return where the container's files are."""
+    """Return the container's temporary folder."""
     path = folder / "tmp"
     path.mkdir()
     return path
@@ -45,7 +45,7 @@ def temp(folder):
 
 @pytest.fixture
 def node(temp):
-    """Have a node answer, beside one that has ended."""
+    """Start answering as a node, beside the socket of a node that has ended."""
     for name in ("nbtorchjob-gone", "nbtorchjob-here"):
         (temp / name).mkdir()
     gone = socket.socket(socket.AF_UNIX)
@@ -56,7 +56,7 @@ def node(temp):
 
 @contextmanager
 def leading(temp, payload, seconds=1000):
-    """Run what leads to the node, in a Python that has no more than its own library."""
+    """Run the program that leads to the node, in a Python with only the standard library."""
     command = [sys.executable, "-S", "-c", questions.PROGRAM, str(payload), str(seconds)]
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(temp)}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -106,7 +106,7 @@ def test_both_ends_may_write_at_once(temp, payload):
     listener.listen()
     heard = bytearray()
 
-    def node():  # which reads nothing while it writes, as all nodes
+    def node():  # like all nodes, reads nothing while it writes
         peer, _ = listener.accept()
         with peer:
             peer.settimeout(LIMIT / 4)

@@ -1,4 +1,4 @@
-"""The cache of data: what a job uses stays, what nobody uses for long goes, and what goes to make room."""
+"""The data cache: what a job uses stays, what nobody uses for long goes, and the oldest goes to make room."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ DAY = 24 * 3600.0
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a cache's folder, in which read-only data lies as nodes leave it."""
+    """Yield a cache's folder; make its data writable afterwards, because nodes leave data read-only."""
     (tmp_path / "cache").mkdir()
     yield tmp_path / "cache"
     for at, _, _ in os.walk(tmp_path):
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 
 def put(folder, where, size=1000, days=0.0):
-    """Put data into a cache that was used so many days ago; return where it lies."""
+    """Put data, last used that many days ago, into a cache; return its path."""
     path = cache.place(str(folder), where, "1")
     os.makedirs(f"{path}/deep")
     with cache.alone(path, lambda: None) as lock:
@@ -68,7 +68,7 @@ def test_what_was_used_longest_ago_makes_room(folder, monkeypatch):
     assert trimmed(folder, needs=11_000, free=10_500, monkeypatch=monkeypatch) == ["three", "two", "one"]
     for days, where in ((3, "three"), (1, "one"), (2, "two")):
         put(folder, where, days=days)
-    # A cache takes half of its disk at most.
+    # A cache takes at most half of its disk.
     assert trimmed(folder, needs=3_000, free=10_000, total=10_000, monkeypatch=monkeypatch) == ["three"]
     assert left(folder) == ["two", "one"]
 

@@ -1,4 +1,4 @@
-"""Where data comes from: the web with all its failings, the Hub with and without its library."""
+"""Sources of data: the web with all its failures, and the Hub with and without its library."""
 
 import contextlib
 import errno
@@ -27,17 +27,17 @@ COMMIT = "c" * 40
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``BLOB`` as it is told to; ``requests`` are the paths and headers that it has seen."""
+    """A server of ``BLOB`` and ``files`` that records paths and headers in ``requests``."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[tuple[str, dict[str, str]]] = []
-        self.cuts = 0  # connections that are cut in the middle
+        self.cuts = 0  # how many responses to cut in the middle
         self.etag = '"one"'
         self.ranges = True
         self.status = 200
-        self.busy: list[tuple[int, str]] = []  # statuses of the next files, and after how long to try again
-        self.listing = b""  # what the Hub's API says, if that isn't the files
+        self.busy: list[tuple[int, str]] = []  # the next files' statuses and Retry-After headers
+        self.listing = b""  # the Hub API's answer, if not the list of files
         self.token = ""
         self.files = {"train.json": b"train", "data/part-0.bin": BLOB, "data/old.h5": b"old"}
         self.location = ""
@@ -141,7 +141,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def let_go():
-    """Let go of the data that this process, as a node, would keep in its cache until it ends."""
+    """Release the cached data that this process, as a node, would hold until it ends."""
     yield
     while provide._used:
         provide._used.pop().close()
@@ -188,7 +188,7 @@ def test_a_file_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path):
     begins = [headers.get("Range") for headers in server.gets("/blob.bin")[2:]]
     assert begins == [None, "bytes=150000-", "bytes=225000-", "bytes=262500-"]
 
-    server.ranges, server.cuts = False, 1  # then it begins anew
+    server.ranges, server.cuts = False, 1  # without ranges, the download starts over
     assert fetched(Web(server.url("blob.bin")), tmp_path / "b")[1] == {"blob.bin": BLOB}
 
 
@@ -233,7 +233,7 @@ def test_a_server_that_is_not_there_may_be_there_later(server):
 
 
 class Waits(threading.Event):
-    """What a source waits by, which takes no time and is written down."""
+    """An event by which a source waits: it returns at once and records the seconds."""
 
     def __init__(self):
         super().__init__()
@@ -280,7 +280,7 @@ def test_a_connection_that_breaks_as_it_is_read_is_no_disk_that_breaks(server, t
             raise breaks[0]
         return piece
 
-    monkeypatch.setattr(HTTPResponse, "read", broken)  # no server can have a connection end so
+    monkeypatch.setattr(HTTPResponse, "read", broken)  # no server can break a connection like this
     entry = {"name": "web", "where": server.url("blob.bin")}
     with pytest.raises(DataError, match=r"--data web: .*blob\.bin was cut off: ") as raised:
         provide.provide(header(tmp_path, entry), str(tmp_path), 0)
@@ -352,7 +352,7 @@ def test_a_file_of_the_hub_that_is_cut_off_goes_on_where_it_stopped(server, tmp_
 
 def test_a_hub_that_is_busy_or_unclear_may_be_better_later(server, library, tmp_path):
     source = source_of("hf://datasets/org/squad", library)
-    server.files.update({f"{number:060}": b"" for number in range(20)})  # a longer list is cut in the middle
+    server.files.update({f"{number:060}": b"" for number in range(20)})  # a longer list, so that it is cut
     server.cuts = 1
     assert len(source.look().files) == 23
 
@@ -439,7 +439,7 @@ def test_an_object_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path, mo
             raise ConnectionResetError("cut off")
         return cat(fs, path, start=start, end=end, **options)
 
-    monkeypatch.setattr(type(fs), "cat_file", flaky)  # a store at the moment that a connection is cut
+    monkeypatch.setattr(type(fs), "cat_file", flaky)  # a store that loses the connection
     assert fetched(Store("memory://bucket/blob.bin"), tmp_path / "one")[1] == {"blob.bin": BLOB}
     assert [begins.count(begin) for begin in (160_000, 200_000, 280_000)] == [1, 2, 2]
     assert fetched(Store("memory://bucket"), tmp_path / "all")[1] == {"blob.bin": BLOB, "none": b""}
@@ -520,7 +520,7 @@ def test_half_a_fetch_is_not_there_and_the_next_one_completes_it(server, tmp_pat
 @pytest.mark.parametrize("cluster", [False, True])
 def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, facts, monkeypatch, cluster):
     monkeypatch.setenv(STREAM, "1") if cluster else monkeypatch.delenv(STREAM, raising=False)
-    # Another host may have room, but there is no other than this machine.
+    # Another host of a cluster may have room, but locally there is only this machine.
     code = exits.INFRASTRUCTURE_ERROR if cluster else exits.CONFIG_ERROR
     entry = {"name": "web", "where": server.url("blob.bin")}
     usage = shutil.disk_usage(tmp_path)

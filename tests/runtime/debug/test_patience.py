@@ -13,7 +13,7 @@ from nbtorchjob.runtime.look import recorder
 
 @pytest.fixture
 def pending(monkeypatch):
-    """Have one call pend that may wait for half an hour, and return what keeps its time."""
+    """Make one call pending, with a timeout of half an hour; return the object that watches its timeout."""
     call = Collective(4, "all_reduce", time.time(), done=False, timeout=1800.0)
     monkeypatch.setattr(recorder, "counts", lambda: {"0": (4, 3)})
     monkeypatch.setattr(recorder, "open_calls", lambda: [call])
@@ -37,7 +37,7 @@ def test_who_waits_for_the_one_call_that_pends_waits_for_it_by_name(pending, mon
     began = time.monotonic()
     with pending._within("operation", timedelta(seconds=1800)):
         monkeypatch.setattr(time, "monotonic", lambda: began + 1)
-        assert pending._late() is None  # seen first a second after it began
+        assert pending._late() is None  # first seen a second after it began
         monkeypatch.setattr(time, "monotonic", lambda: began + 1800.5)
         late = pending._late()
     assert late is not None
@@ -45,14 +45,14 @@ def test_who_waits_for_the_one_call_that_pends_waits_for_it_by_name(pending, mon
 
 
 def test_only_ranks_of_the_same_round_put_a_time_out_off():
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a pool's, of all its jobs
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a pool's, for all its jobs
     mine, peer, other = (
         Patience(f"127.0.0.1:{store.port}", round_, lambda error: None) for round_ in (8, 8, 7)
     )
     peer.installed = other.installed = True
     late = ("all_reduce #4", time.monotonic(), 1.0)
 
-    with other.stopped(0):  # and its rank may be killed there
+    with other.stopped(0):  # its rank may be killed meanwhile
         assert not mine._put_off(late)
         with peer.stopped(1):
             assert mine._put_off(late)

@@ -1,4 +1,4 @@
-"""What a value was, in a line: of its class only the repr is run, and whatever that does is survived."""
+"""A value in one line: of its class only the repr runs, and whatever that does is survived."""
 
 import collections
 import enum
@@ -139,7 +139,7 @@ class Exits:
 
 
 class Lies(type):
-    """Answers for its classes, wrongly, or not at all."""
+    """A metaclass that raises when its classes are inspected."""
 
     def __getattribute__(cls, name):
         raise AssertionError(name)
@@ -157,7 +157,7 @@ class Lying(metaclass=Lies):
 
 
 class Asked:
-    """Whose attributes mustn't be read, ``__class__`` neither."""
+    """An object with attributes that must not be read, not even ``__class__``."""
 
     def __getattribute__(self, name):
         raise AssertionError(name)
@@ -313,7 +313,7 @@ def test_frames_of_libraries_have_none():
 
 
 class Blocks:
-    """Whose repr ends only once the test has."""
+    """An object with a repr that blocks until the test is over."""
 
     over = threading.Event()
 
@@ -338,7 +338,7 @@ def test_a_repr_that_blocks_is_left_behind():
 
     before, slow, after = frame.variables
     assert slow == ("slow", SLOW)
-    assert before[1] in ("1", SLOW)  # on a machine that is busy
+    assert before[1] in ("1", SLOW)  # on a busy machine
     assert after[1] in ("2", SLOW)
 
 

@@ -1,4 +1,4 @@
-"""Which code a node ends with, by how its ranks or its peers ended."""
+"""A node's exit code, by how its ranks or its peers ended."""
 
 import signal
 

@@ -25,7 +25,7 @@ def test_a_write_that_a_full_disk_cut_short_is_made_again_in_the_ballasts_room(p
     def cut(fd, data):
         return write(fd, data[: next(room) or len(data)])
 
-    monkeypatch.setattr(os, "write", cut)  # no disk is full to a byte
+    monkeypatch.setattr(os, "write", cut)  # no real disk is full to a byte
     facts.append(str(path), {"event": "RankFailed", "rank": 1})
 
     assert json.loads(path.read_text().splitlines()[-1]) == {"event": "RankFailed", "rank": 1}

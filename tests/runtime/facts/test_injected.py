@@ -1,4 +1,4 @@
-"""Where a node stands, from the environment that each operator gives it."""
+"""A node's place in its job, from the environment that each operator sets."""
 
 import socket
 import time
@@ -44,9 +44,9 @@ def test_a_nodes_number_comes_from_each_operators_variable(name, env):
     [
         ({}, 1),
         ({"NBTORCHJOB_FAILURES": "2", "NBTORCHJOB_IGNORED": "1"}, 4),  # an Indexed Job
-        ({"NBTORCHJOB_FAILURES": "0", "NBTORCHJOB_IGNORED": ""}, 1),  # what a Job doesn't say
+        ({"NBTORCHJOB_FAILURES": "0", "NBTORCHJOB_IGNORED": ""}, 1),  # a Job that leaves the second one empty
         ({"NBTORCHJOB_RESTARTS": "2"}, 3),  # Volcano
-        ({"NBTORCHJOB_ATTEMPT": "2"}, 2),  # where we start them
+        ({"NBTORCHJOB_ATTEMPT": "2"}, 2),  # if we start the attempts
     ],
 )
 def test_which_attempt_it_is_comes_from_whoever_starts_them(variables, number, env):

@@ -1,4 +1,4 @@
-"""What a job asks for is installed beside what is there already, and nothing else is."""
+"""A node installs what a job asks for beside the packages that it has, and nothing else."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from tests.environment.installed import install
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Put back what an installation changes."""
+    """Restore what an installation changes."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -27,7 +27,7 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def index(folder, monkeypatch):
-    """Return a folder that packages come from."""
+    """Return the folder from which packages come."""
     path = folder / "index"
     path.mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(path))
@@ -94,7 +94,7 @@ def test_what_the_image_has_is_not_installed_again(folder, index):
 
 
 def test_where_there_is_no_installer_that_is_said(folder, monkeypatch):
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)  # this Python has pip
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)  # hides pip, which this Python has
     monkeypatch.setenv("PATH", "")
 
     assert "neither pip nor uv; install uv where the notebook runs" in str(refused(folder, "rich"))
@@ -178,7 +178,7 @@ def test_an_index_that_hangs_is_left_in_time_and_may_be_tried_again(folder, monk
 
         assert "pip didn't install nbtj-none within 0.5 s (--env NBTORCHJOB_INSTALL_WITHIN=S" in str(error)
         assert error.again
-        assert not refused(folder, "nbtj-none").again  # nobody would
+        assert not refused(folder, "nbtj-none").again  # without retries, nothing would try again
 
 
 def test_jobs_of_this_machine_share_what_was_installed_once(folder, index):
@@ -217,7 +217,7 @@ def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(f
 
     path = [*sys.path]
     pod("a", node=1)
-    assert not (folder / "store").exists()  # one of its nodes keeps it
+    assert not (folder / "store").exists()  # only one node of a job stores the packages
     first = pod("b")
     wheel_path.unlink()
 
@@ -226,8 +226,8 @@ def test_from_a_store_the_next_job_takes_what_was_installed_and_needs_no_index(f
     assert os.listdir(folder / "c") == ["packages"]
     assert sorted(os.listdir(later)) == sorted(os.listdir(first))
     old, new = (os.stat(f"{folder}/nbtj_fresh.py").st_mtime for folder in (first, later))
-    assert int(old) == int(new)  # else its bytecode would be out of date
-    with pytest.raises(packages.InstallError):  # of another user's job
+    assert int(old) == int(new)  # otherwise its bytecode would be out of date
+    with pytest.raises(packages.InstallError):  # a job of another user
         pod("d", secret=b"t" * 32)
     (kept,) = (folder / "store" / stock.FOLDER).iterdir()
     whole = kept.read_bytes()
@@ -299,7 +299,7 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/of/the/image.pem")
-    # This Python has pip, and this machine may have uv.
+    # Hide pip, which this Python has, and uv, which this machine may have.
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(packages, "find_spec", lambda name: None)
     digest, machine = hashlib.sha256(UV.encode()).hexdigest(), os.uname().machine
@@ -341,10 +341,10 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypa
     asked.unlink()
     install(folder / "image", "nbtj-b", "1.0", "nbtj_b.py")
     with monkeypatch.context() as patch:
-        patch.syspath_prepend(folder / "image")  # which uv wouldn't see
+        patch.syspath_prepend(folder / "image")  # a folder that uv wouldn't see
         patch.setenv("PYTHONPATH", str(folder / "image"))
         assert provide(folder / "more", "nbtj-b")
     assert not asked.exists()
     monkeypatch.delenv("UV_FIND_LINKS")
-    refused(folder / "other", "nbtj-none")  # by pip, which knows of an index
+    refused(folder / "other", "nbtj-none")  # by pip, which has an index
     assert not asked.exists()

@@ -16,7 +16,7 @@ from nbtorchjob.runtime.store.payload import CONTENT, HEADER, SHIPPED, Payload, 
 
 @pytest.fixture
 def node(folder, monkeypatch):
-    """Return a node's folder; it works in an image's folder beside it."""
+    """Return a node's folder; the working directory is an image's folder beside it."""
     (folder / "image").mkdir()
     (folder / "node").mkdir()
     monkeypatch.chdir(folder / "image")
@@ -58,7 +58,7 @@ def test_files_lie_in_the_working_folder_to_be_read(node, image):
     assert (image / "configs/a").read_bytes() == b"12"
     assert (image / "deep/er/run").read_bytes() == b"345"
     assert (mode(image / "configs/a"), mode(image / "deep/er/run")) == (0o444, 0o555)
-    lay(node, row("configs/a", b"12"), content=b"12")  # as on a volume that another node shares
+    lay(node, row("configs/a", b"12"), content=b"12")  # as on a volume that nodes share
     assert (os.getcwd(), notices(node)) == (str(image), [])
     assert sorted(path.name for path in image.rglob("*")) == ["a", "configs", "deep", "er", "run"]
 
@@ -96,7 +96,7 @@ def test_what_was_there_stays_and_ranks_work_beside_it(obstacle, node, image, mo
     (image / "data" / "big").write_text("big")
     (image / "configs").mkdir()
     why = obstacle(image)
-    if obstacle is read_only:  # whoever runs the tests may be root, who can write anywhere
+    if obstacle is read_only:  # the tests may run as root, who can write anywhere
         monkeypatch.setattr(os, "access", lambda path, how: False)
     before = {path: path.read_bytes() for path in image.parent.rglob("*") if path.is_file()}
 
@@ -185,7 +185,7 @@ def test_on_the_notebooks_machine_files_are_there_until_they_change(node, image)
 
     os.chdir(image)
     small.unlink()
-    lay(node, *rows, content=b"12")  # the next attempt, over what the last one left
+    lay(node, *rows, content=b"12")  # the next attempt, over the files of the last one
     assert (work / "small").read_text() == "12"
     assert notices(node)[1].endswith("small is gone since the job was sent")
     assert not small.exists()

@@ -1,4 +1,4 @@
-"""Labs: ranks that stay, the turns that they run, and who may interrupt or end them; real nodes."""
+"""Labs on real nodes: ranks that stay, the turns that they run, and who may interrupt or end them."""
 
 import os
 import random
@@ -31,7 +31,7 @@ count = 0
 
 @pytest.fixture(scope="module")
 def lab():
-    """Yield a lab of two ranks, which all that is done to it leaves usable."""
+    """Yield a lab of two ranks; check afterwards that it is still usable."""
     with Lab(BEGINS, nproc=2) as lab:
         lab.base()
         yield lab
@@ -77,7 +77,7 @@ def test_the_agent_sleeps_through_short_cells_and_looks_after_long_ones(lab):
         return int(fields[fields.index("voluntary_ctxt_switches:") + 1])
 
     agent = lab.gives("os.getppid() if os.getppid() != 1 else 0")
-    while not len(list(Path(f"/proc/{agent}/task").iterdir())) > 2:  # the ranks' template is between
+    while not len(list(Path(f"/proc/{agent}/task").iterdir())) > 2:  # skip the ranks' template process
         agent = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
     process = Path(f"/proc/{agent}/task/{agent}")
     began, before = time.monotonic(), waits()
@@ -87,12 +87,12 @@ def test_the_agent_sleeps_through_short_cells_and_looks_after_long_ones(lab):
     before = waits()
     lab.gives("time.sleep(0.5)")
 
-    assert short < 15 + 2 * seconds  # it looks each second anyway
+    assert short < 15 + 2 * seconds  # the agent looks each second anyway
     assert waits() - before >= 3
 
 
 def test_a_child_that_ends_while_an_exception_is_told_ends_no_rank(lab):
-    # As torch does for a loader's workers: wherever the main thread is.
+    # A signal handler raises wherever the main thread is, like torch's handler for a loader's workers.
     error = lab.fails("""
 import signal
 def raises(*_): raise RuntimeError("a worker ended")
@@ -147,7 +147,7 @@ def test_what_a_cell_does_to_its_process_is_put_right(lab, spoils):
 
 
 def interrupted(lab, **how):
-    """Interrupt a cell that has begun; return the ranks where that was its end."""
+    """Interrupt a cell that has begun; return the ranks on which that ended it."""
     round_ = lab.take(lab.cell("print('on')\nwhile True: time.sleep(0.001)"), **how)["round"]
     lab.until(lambda: lab.log(round_) and lab.log(round_, 1))
     assert lab.ask("interrupt", round=round_) == {"interrupted": [0, 1]}
@@ -193,7 +193,7 @@ def test_a_process_that_is_spawned_knows_what_came_along_with_later_cells(lab):
     round_ = lab.take(sent, ranks=[0])["round"]
     assert lab.over(round_) == []
     assert lab.value(round_) == [15, 16]
-    # A cell of its own uses them in such a process, too.
+    # A cell of the lab uses them in such a process, too.
     lab.run("def last(n): return outer(n) * 2", ranks=[0])
     use = "with multiprocessing.get_context('spawn').Pool(1) as pool: found = pool.map(last, range(2))\nfound"
     assert lab.gives(use, ranks=[0]) == [30, 32]
@@ -427,7 +427,7 @@ def test_nodes_run_the_same_turns_in_the_same_order():
     with Lab("import os, time", nodes=2) as lab:
         base = lab.base()
         total = "data.sum() + int(os.environ['RANK'])"
-        data = numpy.random.default_rng(0).random(3_000_000)  # more than is sent at once
+        data = numpy.random.default_rng(0).random(3_000_000)  # more than nodes send at once
         sums = lab.take(lab.cell(total, {"data": data, "os": os}), all_ranks=True)["round"]
         assert lab.over(sums) == []
         assert [lab.value(sums, rank) for rank in range(2)] == [data.sum(), data.sum() + 1]
@@ -443,7 +443,7 @@ def test_nodes_run_the_same_turns_in_the_same_order():
         words = overheard(lab.port, base)
         assert words
         assert [word for word in words if len(word) > 500 or b"secret" in word] == []
-        for number in range(80):  # so that what all have taken is tidied up
+        for number in range(80):  # enough that nodes remove payloads that all have taken
             last = lab.take(lab.cell(f"number = {number}"))["round"]
         assert lab.over(last) == []
         lab.ask("end")
@@ -460,7 +460,7 @@ def test_somebody_else_who_writes_where_nodes_meet_ends_a_lab_in_clear_words(wor
         running = lab.take(lab.cell("import time\ntime.sleep(1000)"))["round"]
         lab.until(lambda: len(lab.facts("RankBegan", round=running)) == 2)
         store = torch.distributed.TCPStore("127.0.0.1", lab.port, is_master=False)
-        with suppress(RuntimeError):  # the first words may have ended the lab by now, and its store with it
+        with suppress(RuntimeError):  # the first words may have ended the lab and its store by now
             for word in words:
                 store.set(f"nbtorchjob/lab/{base}/{word.format(running)}", "forged")
 
@@ -510,7 +510,7 @@ def test_a_full_disk_costs_a_lab_turns_and_no_rank(small_disk):
         lab.base()
         kept = lab.gives("kept")
         messages = []
-        for room in range(9):  # pages: for none, some or all of a turn's files
+        for room in range(9):  # free pages: for none, some or all of a turn's files
             (lab.folder / "node-0" / "filler").unlink(missing_ok=True)
             lab.over(lab.take(lab.cell(f"fill({room})"))["round"])
             try:

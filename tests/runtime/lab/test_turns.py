@@ -1,4 +1,4 @@
-"""What a rank does between its node's word and the user's code, without a node."""
+"""The code of a rank between its node's order and the user's code, without a node."""
 
 import signal
 import sys
@@ -11,7 +11,7 @@ from nbtorchjob.runtime.lab.turns import COUNT, ROUND, SIGNAL, Interrupts
 
 @pytest.fixture
 def handlers():
-    """Put the handlers of signals back."""
+    """Restore the signal handlers."""
     before = {number: signal.getsignal(number) for number in (SIGNAL, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -19,13 +19,13 @@ def handlers():
 
 
 class At:
-    """Interrupts round 7 as the ``moment``-th function is called or comes back, below ``guarded`` itself."""
+    """A profile function that interrupts round 7 at the ``moment``-th call or return below ``guarded``."""
 
     def __init__(self, numbers, moment):
         self.numbers, self.left = numbers, moment
 
     def __call__(self, frame, event, what):
-        # What is called for guarded's own frame, Python calls with another one here than it would.
+        # In guarded's own frame, the signal handler would get another frame than without a profiler.
         if event in ("call", "return") and frame.f_code is not Interrupts.guarded.__code__:
             self.left -= 1
             if self.left == 0:
@@ -52,7 +52,7 @@ def test_an_interrupt_at_any_moment_ends_the_code_of_its_turn_or_nothing(handler
         if at.left > 0:
             break
         outcomes.append(type(exc))
-        assert exc is not None or (value == "value" and ran)  # one that comes before the code ends isn't lost
+        assert exc is not None or (value == "value" and ran)  # an interrupt before the code ends isn't lost
         assert interrupts.guarded(8, code) == ("value", None)
         assert signal.getsignal(signal.SIGINT) not in ran
 

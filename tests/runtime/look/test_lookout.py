@@ -37,7 +37,7 @@ from tests.runtime import hangs
 from tests.runtime.hangs import LONG, Stuck, begin
 from tests.runtime.sampled import needs_records, sampled
 
-# As in a notebook, whose functions no node can import.
+# Pickle these modules' functions by value, as a notebook's: no node can import them.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 cloudpickle.register_pickle_by_value(hangs)
 
@@ -45,7 +45,7 @@ SINCE = 1e9
 
 
 class Rank(threading.Thread):
-    """Answers a node as a rank would, from this process."""
+    """A thread that answers a node as a rank would."""
 
     def __init__(self, folder, pending=(), counts=(1, 0)):
         super().__init__(daemon=True)
@@ -55,7 +55,7 @@ class Rank(threading.Thread):
         self.start()
 
     def run(self):
-        with self.node, self.node.makefile("r") as questions, suppress(OSError):  # its node ends
+        with self.node, self.node.makefile("r") as questions, suppress(OSError):  # raised when its node ends
             for line in questions:
                 question, number = line.split()
                 sample = {"sample": samples.RankSample(0, "runs").to_json()}
@@ -70,7 +70,7 @@ class Rank(threading.Thread):
 
 @pytest.fixture
 def told(folder, monkeypatch):
-    """Return a function that returns what has been told, once there are so many samples."""
+    """Return a function that returns the emitted facts, once there are ``number`` of them."""
     path = folder / "events.jsonl"
     monkeypatch.setenv(EVENTS, str(path))
 
@@ -88,7 +88,7 @@ def told(folder, monkeypatch):
 
 @pytest.fixture
 def look_out(folder):
-    """Return a function that has a node look at this process as its rank 0."""
+    """Yield a function that makes a node look at this process as its rank 0."""
     ends = []
 
     def start(*, hang_after=0.0, peers=None, **rank):
@@ -105,7 +105,7 @@ def look_out(folder):
 
 
 class Peers(Alone):
-    """Writes down what it is asked to tell the others."""
+    """Peers that record why this node wants a sample from them."""
 
     def __init__(self):
         self.told = []
@@ -195,7 +195,7 @@ def test_a_node_tells_its_sample_to_one_that_gathers_them_and_gathers_them_itsel
 def test_another_nodes_wish_is_answered_before_ranks_end(look_out, told):
     peers = Peers()
     lookout, _ = look_out(peers=peers)
-    lookout._wanted = "timeout"  # as it stands while the thread that looks has yet to wake
+    lookout._wanted = "timeout"  # as set while the thread that looks has yet to wake
     peers.on_end()
     assert [fact.why for fact in told(1)] == ["timeout"]
     peers.on_end()
@@ -280,13 +280,13 @@ def test_those_who_ask_while_another_is_answered_are_answered_together(look_out,
 
 
 def line_of_thread(thread):
-    """Return the line of code that a thread is at."""
+    """Return the line of code that a thread is executing."""
     frame = sys._current_frames()[thread.ident]
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
 
 
 def one_of_each_kind():
-    """Have ranks that do different things, while rank 0 waits for them."""
+    """Do something different on each rank, while rank 0 waits for the others."""
     rank = int(os.environ["RANK"])
     if rank == 4:
         return
@@ -308,7 +308,7 @@ def mine():
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Return a sample of ranks that do one thing each."""
+    """Return a sample of ranks that each do something different."""
     (fact,) = sampled(one_of_each_kind, nproc=5, hang_after=1).values()
     return fact.samples
 
@@ -361,20 +361,20 @@ def test_a_rank_that_is_stopped_or_has_returned_is_called_so(ranks):
     assert [rank.state for rank in (ranks[2], ranks[4])] == ["stopped", "ended"]
     assert ranks[4].threads == ()
     last_seen = [frame.name for thread in ranks[2].threads for frame in thread.frames]
-    assert last_seen in ([], ["one_of_each_kind"])  # it may be stopped before it was first asked
+    assert last_seen in ([], ["one_of_each_kind"])  # the rank may stop before its node first asks it
     assert ranks[4].note == "it has returned"
 
 
 @pytest.mark.torch
 def test_threads_of_interest_are_the_users_and_those_that_work_for_him(ranks):
     assert [thread.name for thread in ranks[3].threads] == ["main", "mine"]
-    # As torch names it: older versions give it the name of the rank's own main thread.
+    # The name that torch sets: older versions use the name of the rank's own main thread.
     assert re.fullmatch("child processes: 1 pt_(data_worker|main_thread) sleeping", ranks[3].note)
     assert ranks[3].threads[0].frames[0].line.startswith("next(iter(DataLoader(")
 
 
 def rank_1_prints():
-    """Have rank 0 wait for rank 1, which prints."""
+    """Print on rank 1, while rank 0 waits for it."""
     if begin() == 1:
         while True:
             print("on it", flush=True)

@@ -1,4 +1,4 @@
-"""Something is done in the main thread, or not at all."""
+"""A rank's profiler, and actions that run in the main thread or not at all."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ from tests.patience import LIMIT
 
 
 class Asked(threading.Thread):
-    """Has something done from a thread."""
+    """A thread that asks the main thread to run an action."""
 
     def __init__(self, act, seconds):
         super().__init__(daemon=True)
@@ -32,7 +32,7 @@ class Asked(threading.Thread):
 
 
 def spin(thread):
-    """Run Python until a thread has ended."""
+    """Run Python code until a thread has ended."""
     while thread.is_alive():
         pass
 
@@ -89,7 +89,7 @@ def test_it_is_done_between_two_operations_that_wait_in_python():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if not asked:
                 asked.append(Asked(threading.current_thread, LIMIT))
-            time.sleep(0.1)  # an operation that waits, for longer than it takes to ask again
+            time.sleep(0.1)  # an operation that waits longer than the thread takes to ask again
             return func(*args, **(kwargs or {}))
 
     asked: list[Asked] = []
@@ -139,7 +139,7 @@ def test_it_waits_for_the_end_of_an_operation_in_which_another_one_asks():
 
 
 def test_it_is_done_where_a_backward_pass_comes_back_to_python():
-    def _engine_run_backward():  # as torch's own, in which a rank waits for others
+    def _engine_run_backward():  # named like torch's own, in which a rank waits for others
         asked = Asked(threading.current_thread, LIMIT)
         while asked.found is None:
             time.sleep(0.001)
@@ -157,10 +157,10 @@ def test_an_exception_of_a_signals_handler_is_the_main_threads():
 
 
 def told(folder):
-    """Multiply until the profile of rank 3 is told; return that."""
+    """Multiply until the profile of rank 3 is written; return it."""
     path, x = written(str(folder), TOLD, 3), torch.ones(64, 64)
     until = time.monotonic() + LIMIT
-    x @ x  # once at least: a refusal may be there at once
+    x @ x  # at least once: a refusal may be written at once
     while not os.path.exists(path) and time.monotonic() < until:
         x @ x
         time.sleep(0.001)
@@ -193,7 +193,7 @@ def test_its_trace_and_its_main_threads_stacks_are_written(folder, capfd):
 
 
 def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
-    """Two profiles begin and end within one range: torch would write its end to what the first one freed."""
+    """Profile twice within one range: torch would write the range's end to memory that the first freed."""
     profiler, ranges = Profiler(), torch.autograd.profiler.record_function
     marks = []
     for name in ("outer", "next"):
@@ -214,7 +214,7 @@ def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
 
 @pytest.fixture
 def default_device():
-    """Have each operation ask torch's mode for new tensors first, as ``set_default_device`` does."""
+    """Set a default device, so that each operation asks torch's mode for new tensors first."""
     torch.set_default_device("cpu")
     yield
     torch.set_default_device(None)
@@ -271,7 +271,7 @@ def test_no_memory_without_an_accelerator(folder):
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """Return what is asked of a CUDA that there isn't, as torch's own functions would take it."""
+    """Fake CUDA's memory records; return the arguments of each call, bound to torch's own signature."""
     asked = []
     real = inspect.signature(torch.cuda.memory._record_memory_history)
 

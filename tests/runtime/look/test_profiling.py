@@ -1,4 +1,4 @@
-"""A node has a rank profiled, and what comes of it is sent in pieces."""
+"""A node profiles a rank, and sends the result in pieces."""
 
 import base64
 import gzip
@@ -16,7 +16,7 @@ ASKED = {"question": "profile", "rank": 1, "seconds": 0.5, "memory": False}
 
 
 class Ranks:
-    """Stands for the ranks of a node: one that is asked writes at once, or ends."""
+    """A stub of a node's ranks: a rank writes its profile as soon as it is asked, or ends."""
 
     def __init__(self, folder, record=None, trace=b"", refuses=""):
         self.folder, self.told, self.trace, self.refuses = str(folder), record, trace, refuses
@@ -95,5 +95,5 @@ def test_one_at_a_time(folder):
     next(first)
 
     assert [*one.answer(ASKED)] == [{"trouble": "a rank of its node is being profiled already"}]
-    first.close()  # as whoever asked has left
+    first.close()  # as when the client leaves
     assert "told" in next(one.answer(ASKED))

@@ -1,4 +1,4 @@
-"""What is told of a process's groups: those that it is in, and what it has left."""
+"""Records of a process's groups: those that it is in, and those that it has left."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from tests.runtime.sampled import needs_records
 
 @pytest.fixture
 def world():
-    """Return a function that makes the default group, of this process alone."""
+    """Yield a function that makes the default group, of this process alone."""
 
     def begin():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -26,7 +26,7 @@ def world():
 
 
 def told():
-    """Return what is told of each group: its ranks, its backend, what the code calls it, and its calls."""
+    """Return each group's ranks, its backend, what the code calls it, and its calls."""
     return {
         group.name: (group.ranks, group.backend, group.label, [(call.op, call.done) for call in group.calls])
         for group in recorder.groups()
@@ -85,9 +85,9 @@ def test_a_new_group_has_no_call_of_one_that_had_its_name(world):
 
 
 def entry(name, number, *, done=True, peer=False, since=1.0):
-    """Return the record of a call in the default group, as NCCL makes them."""
+    """Return the record of a call in the default group, as NCCL makes it."""
     return {
-        "pg_id": 99,  # no number that gloo has given
+        "pg_id": 99,  # a number that gloo hasn't assigned
         "process_group": ["0", "default_pg"],
         "profiling_name": f"nccl:{name}",
         "collective_seq_id": 0 if peer else number,
@@ -141,7 +141,7 @@ def test_calls_that_nccl_made_as_one_end_with_that(names, peer, done, world, ncc
     world()
     dist.barrier()
     for number in (1, 2):
-        # torch leaves them so; only what stands for all of them is ever done.
+        # torch leaves these calls pending; only the call that stands for all of them ever completes.
         nccls += [entry(name, number, done=False, peer=peer) for name in names]
         nccls += [entry("coalesced", number, done=done or number == 1, peer=peer)]
 

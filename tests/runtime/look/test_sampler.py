@@ -1,4 +1,4 @@
-"""A rank answers its node, and nothing of that is seen by the code that it runs."""
+"""A rank answers its node, and the code that it runs sees nothing of that."""
 
 import json
 import os
@@ -25,13 +25,13 @@ from nbtorchjob.runtime.look.sampler import Sampler, bounded
 from tests.patience import LIMIT
 from tests.runtime.sampled import needs_records
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
 def node(folder):
-    """Return the node's end of the connection to this process, which is rank 3."""
+    """Yield the node's end of the connection to this process, which is rank 3."""
     with socket.socket(socket.AF_UNIX) as listener:
         questions.within(str(folder), sampler.SOCKET, listener.bind)
         listener.listen()
@@ -71,7 +71,7 @@ def test_a_rank_waits_in_its_first_init_process_group(node, monkeypatch):
     waited = []
 
     def ask():
-        for number in range(1, 1000):  # the main thread may have yet to come to where it waits
+        for number in range(1, 1000):  # the main thread may not be waiting yet
             connection.sendall(b"pulse %d\n" % number)
             said(lines)
             waited.append(said(lines)["waits"])
@@ -92,7 +92,7 @@ def test_a_file_that_took_the_number_of_its_socket_is_left_alone(node):
     users, other = socket.socketpair()
     with users, other:
         os.dup2(users.fileno(), fd)
-        with suppress(BrokenPipeError):  # it may have looked before it has waited at all
+        with suppress(BrokenPipeError):  # the thread may notice the other file before its first wait
             connection.sendall(b"pulse 1\n")
         assert lines.readline() == ""  # the thread has ended
         other.setblocking(False)
@@ -111,7 +111,7 @@ def unix_sockets():
 
 
 def look():
-    """Return what code can see of what answers for its rank."""
+    """Return what code can see of the sampler in its rank."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR1,))
     dist.init_process_group("gloo")
     for _ in range(recorder.SIZE + 10):
@@ -149,7 +149,7 @@ def test_code_sees_nothing_of_it_and_the_recorder_is_on():
 
 
 def recorded():
-    """Return how many calls are known of more that were made."""
+    """Make 30 calls; return how many of them are recorded."""
     dist.init_process_group("gloo")
     for _ in range(30):
         dist.all_reduce(torch.ones(1))

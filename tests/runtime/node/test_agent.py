@@ -1,4 +1,4 @@
-"""A signal waits until torch has started processes, wherever it comes."""
+"""A signal that comes while torch starts processes is deferred, wherever it comes."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import torch.distributed.elastic.multiprocessing as elastic
 
 from nbtorchjob.runtime.node.agent import until_started
 
-# pickle imports a function's module, and tells of no exception there but that it failed.
+# pickle imports a function's module, and replaces an exception raised there with its own error.
 OF_IT = "def of_it(*_):\n    pass\nof_it.__module__ = 'kills_once'\n"
 KILLS_ONCE = (
     "import os, signal, kept\nif os.getpid() == %d:\n    os.kill(%d, signal.SIGTERM)\nof_it = kept.of_it\n"
@@ -18,7 +18,7 @@ KILLS_ONCE = (
 
 @pytest.fixture
 def rank(folder, monkeypatch):
-    """Yield a function that sends SIGTERM to who pickles it; put handlers back in the end."""
+    """Yield a function that sends SIGTERM to the process that pickles it; restore the handlers afterwards."""
     (folder / "kept.py").write_text(OF_IT)
     (folder / "kills_once.py").write_text(KILLS_ONCE % (os.getpid(), os.getpid()))
     monkeypatch.syspath_prepend(str(folder))

@@ -1,4 +1,4 @@
-"""Nodes that are told to end: real agents and ranks, and what becomes of what these save."""
+"""Nodes that are told to end: real agents and ranks, and what becomes of the ranks' checkpoints."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from tests.backends.kubernetes.nodes import Node, kill, pack
 from tests.backends.kubernetes.stage import until
 from tests.ports import free_port
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
 def start(folder):
-    """Start two nodes that run ``fn``, with checkpoints in ``folder / "store"``; they end with the test."""
+    """Yield a function that starts two nodes that save to ``folder / "store"``; end them afterwards."""
     started = []
 
     def nodes(fn, *args):
@@ -73,7 +73,7 @@ def test_nodes_that_are_killed_as_they_send_leave_the_last_whole_checkpoint(fold
 
 
 class Ring(Alone):
-    """The peers of a node: whether the others have sent what was saved there, and what one has decided."""
+    """The peers of a node: whether they have sent what was saved there, and what one of them has decided."""
 
     def __init__(self, others_sent, decided):
         self.others_sent, self.decided = others_sent, decided

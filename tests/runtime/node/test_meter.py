@@ -1,4 +1,4 @@
-"""What a node uses is read from the kernel's files and NVML, and told rarely."""
+"""A node reads what it uses from the kernel's files and NVML, and reports it rarely."""
 
 import ctypes.util
 import json
@@ -20,7 +20,7 @@ MEMINFO = "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:   12000000
 
 @pytest.fixture
 def roots(folder):
-    """A machine of 16 GB, 4 of them used, without cgroups."""
+    """Return the roots of a machine of 16 GB, 4 of them used, without cgroups."""
     write(folder / "proc/meminfo", MEMINFO)
     (folder / "cgroup").mkdir()
     return Roots(str(folder / "proc"), str(folder / "cgroup"), str(folder))
@@ -47,7 +47,7 @@ def test_of_nested_cgroups_the_one_counts_that_is_full_first(roots, folder):
     group(folder / "cgroup/kubepods/pod", 2 * GB, GB + 5, inactive=5)
     memory = Memory(roots)
 
-    assert memory.read() == (GB, 2 * GB)  # as full as the other, and below it
+    assert memory.read() == (GB, 2 * GB)  # the same room as in its parent: the inner group counts
     group(folder / "cgroup/kubepods", 4 * GB, 3 * GB + 1)
     assert memory.read() == (3 * GB + 1, 4 * GB)
 
@@ -66,7 +66,7 @@ def test_version_1_is_read_as_well(roots, folder):
     write(folder / "cgroup/memory/a/memory.limit_in_bytes", GB)
     write(folder / "cgroup/memory/a/memory.usage_in_bytes", 700)
     write(folder / "cgroup/memory/a/memory.stat", "inactive_file 1\ntotal_inactive_file 200\n")
-    write(folder / "cgroup/memory/memory.limit_in_bytes", 9223372036854771712)  # as for none
+    write(folder / "cgroup/memory/memory.limit_in_bytes", 9223372036854771712)  # the value for no limit
     write(folder / "cgroup/cpu/a/cpu.cfs_quota_us", 50_000)
     write(folder / "cgroup/cpu/a/cpu.cfs_period_us", 100_000)
 
@@ -153,7 +153,7 @@ def test_a_short_job_tells_nothing_and_a_long_one_now_and_then(meter, told):
     ]
     [use] = told()[0]["uses"]
     assert (use["rank"], use["running"], use["tasks"]) == (4, 1, 16)
-    assert [told()[at]["uses"][0]["worked"] for at in (0, 1)] == [2, 0]  # their CPU time stands still
+    assert [told()[at]["uses"][0]["worked"] for at in (0, 1)] == [2, 0]  # the CPU time stands still
     assert told()[0]["memory"] == 4_000_000 * 1024
 
 
@@ -165,7 +165,7 @@ def test_memory_that_rises_fast_is_told_at_once(meter, told, folder):
     assert [record["memory"] for record in told()] == [5_000_000 * 1024]
     write(folder / "proc/meminfo", MEMINFO.replace("12000000", "3000000"))
     meter(4)
-    write(folder / "proc/meminfo", MEMINFO.replace("12000000", "2800000"))  # a little, but nearly full
+    write(folder / "proc/meminfo", MEMINFO.replace("12000000", "2800000"))  # a small rise, but nearly full
     meter(5)
 
     assert [record["seq"] for record in told()] == [0, 1, 2]
@@ -181,7 +181,7 @@ def test_when_its_ranks_have_ended_nothing_is_told(meter, told, folder):
 
 
 class StandIn:
-    """NVML's functions, as ctypes would call them: two GPUs, the second of which can't be asked."""
+    """A stub of NVML's functions, as ctypes calls them: two GPUs, of which the second can't be read."""
 
     def nvmlDeviceGetCount_v2(self, count):
         count._obj.value = 2

@@ -1,4 +1,4 @@
-"""An agent that torch keeps waiting for ranks that are dead."""
+"""An agent that torch keeps waiting for dead ranks."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from tests.backends.kubernetes.nodes import KEY, Node
 from tests.patience import LIMIT
 from tests.programs import program
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -51,13 +51,13 @@ def test_a_node_ends_though_torch_never_notices_that_its_ranks_are_dead(retry, p
 def test_a_call_that_comes_back_in_time_is_left_alone(monkeypatch):
     monkeypatch.setattr(
         "nbtorchjob.runtime.node.processes.LIMIT_S", 1.0
-    )  # no torch need be given ten seconds here
+    )  # instead of the ten seconds for a real torch
     stuck, seconds = threading.Event(), threading.Semaphore(0)
     watchdog = Watchdog(stuck.set, seconds.release)
     child = subprocess.Popen(["true"])
     child.wait()
     assert not alive(child.pid)
-    for _ in range(4):  # each call of its own, none longer than a second
+    for _ in range(4):  # separate calls, none longer than a second
         with watchdog.over([child.pid]):
             seconds.acquire()
     assert not stuck.is_set()

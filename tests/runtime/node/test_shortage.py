@@ -1,4 +1,4 @@
-"""A node whose machine refuses it something says what, how much it may have, and what to do."""
+"""A node reports what its machine refuses it, how much it may have, and what to do."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ from nbtorchjob.state.failure import Cause, of_agent_error
 from nbtorchjob.state.text import facts
 from tests.backends.kubernetes.nodes import Node, pack
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OTHER_USER = 61_234  # root may start any number of processes
@@ -37,7 +37,7 @@ def rank():
 
 @pytest.fixture
 def ended(folder):
-    """Return a function that runs a node of a few ranks by a command, and gives its code and its facts."""
+    """Yield a function that runs a node of a few ranks by a command; it returns the exit code and node."""
     nodes = []
 
     def run(*command, nproc=2, **env):
@@ -53,13 +53,13 @@ def ended(folder):
 
 
 def permitted(*command):
-    """Skip the test where this machine doesn't permit a command."""
+    """Skip the test if this machine doesn't permit a command."""
     if not shutil.which(command[0]) or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip(f"{command[0]} isn't permitted here")
 
 
 def told(node, code):
-    """Return how a job's failure reads, and its budget, from what its only node has said."""
+    """Return the text of a job's failure, and its budget, from the facts of its only node."""
     (fact,) = node.facts("NodeFailed")
     ending = [factlines.from_json(fact), ev.NodeExited(fact["time"], 0, code=code), ev.Closed(fact["time"])]
     state = reduce(apply, ending, JobState(JobInfo("job")))
@@ -99,7 +99,7 @@ def test_a_user_who_may_start_no_more_processes_is_told_how_many_there_may_be(en
 
 @pytest.fixture
 def few_processes():
-    """Yield a cgroup of a few processes, of version 1 or 2."""
+    """Yield a cgroup, of version 1 or 2, that allows only a few processes."""
     root = Path("/sys/fs/cgroup")
     group = (root / "pids" if (root / "pids").is_dir() else root) / f"nbtorchjob-test-{os.getpid()}"
     try:
@@ -189,7 +189,7 @@ def test_a_full_disk_is_the_one_with_the_least_room_where_the_error_names_no_fil
     monkeypatch.setattr(os, "statvfs", lambda place: full if place == str(folder) else real(place))
     monkeypatch.setenv("NBTORCHJOB_FOLDER", str(folder))
 
-    # What a write raises; a temporary folder would be looked for elsewhere, as this one is full.
+    # As a write raises it: for a temporary file, Python would look for another folder, as this one is full.
     assert (
         shortage.limit_met(OSError(errno.ENOSPC, "full")) == f"{folder} is full: 0 bytes of 9 bytes are free"
     )

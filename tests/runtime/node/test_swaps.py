@@ -1,4 +1,4 @@
-"""A node and its rank change the code together: what fails on the way ends neither, nor has one wait."""
+"""A node and its rank change the code together: a failure on the way neither ends nor blocks them."""
 
 import errno
 import json
@@ -33,12 +33,12 @@ fork = multiprocessing.get_context("fork")
 
 
 def pack(text, id_="s1", *, within=60, **more):
-    """Return what somebody sends who asks for a swap."""
+    """Return the payload of a client's request for a swap."""
     return packed(text, id=id_, within=within, by="", text=text, diff="", **more)
 
 
 class Asked(Question):
-    """What somebody asks a node, who has said all of it at once and stays."""
+    """A question from a client that has sent all of it at once and stays connected."""
 
     def __init__(self, id_, data):
         dict.__init__(self, id=id_, size=len(data))
@@ -58,7 +58,7 @@ class Store(dict):  # type: ignore[type-arg]
 
 
 class Job:
-    """A node of one rank, which steps in a thread until it ends."""
+    """A node with one rank that steps in a thread until the node ends."""
 
     def __init__(self, folder, space, *, keeps=True):
         self.space, self.files = space, folder / "files"
@@ -86,11 +86,11 @@ class Job:
         try:
             while not self._ends.wait(0.001):
                 self.swaps.look(set(), False)
-        except Exception as exc:  # would end a node
+        except Exception as exc:  # would end a real node
             self.failed.append(exc)
 
     def swap(self, text, id_="s1", **more):
-        """Return what the node says of a swap."""
+        """Return the node's answer to a swap."""
         _, answer = self.swaps.swap(Asked(id_, pack(text, id_, **more)))
         return answer
 
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_after_that_is_a_notice(job, space, folder):
     assert (answer["outcome"], space["lr"]) == ("swapped", 2)
     assert "node 0 can't keep swap 1" in facts(folder, "Notice")[0]["text"]
     assert [fact["number"] for fact in facts(folder, "Swapped")] == [1]
-    # The next one has its own number: another node has the first, and gives it to this one later.
+    # The next swap has its own number: another node has the first, and sends it to this node later.
     assert job.swap("lr = 3", "s2")["number"] == 2
     assert [os.path.basename(path) for path in swapping.earlier(str(folder / "swaps"))] == ["2.payload"]
     assert job.swaps.kept.count() == 0
@@ -211,7 +211,7 @@ def test_a_local_module_comes_along_and_goes_with_a_swap_that_is_refused(job, sp
     files = [("losses_a.py", "lr = 3"), ("words.txt", "a")]
     assert job.swap("import losses_a\nlr = losses_a.lr", "s2", files=files)["outcome"] == "swapped"
     assert space["lr"] == 3
-    # A later attempt finds it where all is new.
+    # A later attempt gets the module in a new folder.
     shutil.rmtree(folder / "files")
     Kept(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None)
     assert (folder / "files" / "losses_a.py").read_text() == "lr = 3"
@@ -225,9 +225,9 @@ def test_a_local_module_comes_along_and_goes_with_a_swap_that_is_refused(job, sp
 
 
 def keep(node, folder, barrier, answers):
-    """Be one of several nodes that keep swaps at one moment."""
+    """Run as one of several nodes that keep swaps at the same moment."""
     kept = Kept(node, str(folder / str(node)), str(folder / "files"), KEY)
-    kept._first = True  # as where one round's first node is still about it, and the next one's begins
+    kept._first = True  # as while one round's first node still keeps swaps, and the next round's begins
     source = folder / "source"
     trouble = []
     for _ in range(200):
@@ -284,7 +284,7 @@ def test_nodes_whose_hosts_mounted_the_secret_at_different_times_begin_with_the_
     (folder / "1" / "mounted" / "3.payload").write_bytes(b"signed by nobody")
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
     earlier = swapping.earlier
-    # Nodes are processes, each with a folder of its own.
+    # Real nodes are processes, each with a folder of its own.
     monkeypatch.setattr(
         swapping, "earlier", lambda path: earlier(path.format(threading.current_thread().name))
     )
@@ -313,7 +313,7 @@ def test_a_device_in_the_place_of_an_earlier_attempts_swap_is_not_read(folder, m
     mounted = folder / "mounted"
     mounted.mkdir()
     (mounted / "..data").write_bytes(pack("lr = 1"))
-    (mounted / "1.payload").symlink_to("..data")  # as a Secret's files are
+    (mounted / "1.payload").symlink_to("..data")  # like the files of a mounted Secret
     (mounted / "2.payload").symlink_to("/dev/null")
     monkeypatch.setenv(injected.SWAPS, str(mounted))
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))

@@ -1,4 +1,4 @@
-"""Memory of a GPU in a pickle. Here the host stands in for one; `make gpu` tries the same on a real one."""
+"""GPU memory in a pickle. Here the host stands in for a GPU; `make gpu` tests the same on a real one."""
 
 import pickle
 
@@ -15,7 +15,7 @@ def dump(value):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """Take tensors of the host for those of a device of this name."""
+    """Return a function that makes tensors of the host pass for tensors of the named device."""
 
     def call(device):
         monkeypatch.setattr(memory, "_device", lambda tensor: device)
@@ -27,7 +27,7 @@ def test_tensors_of_a_gpu_share_there_what_they_shared(on_a_gpu):
     on_a_gpu("cpu")
     base = torch.arange(12.0)
     data, buffers = dump([base, base.view(3, 4)[1:], base[2::3], torch.zeros(3)])
-    base.zero_()  # what travels is a copy
+    base.zero_()  # the pickle contains a copy
 
     whole, rows, strided, apart = pickle.loads(data, buffers=buffers)
 

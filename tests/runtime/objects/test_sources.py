@@ -1,4 +1,4 @@
-"""Code from another Python, compiled from its source: here a Python that claims to be another one."""
+"""Code from another Python, compiled from its source: this Python claims to be another version."""
 
 import dataclasses
 import datetime
@@ -79,7 +79,7 @@ def sent(monkeypatch, value, **options):
 def arrived(monkeypatch, value):
     """Pickle a value as Python 3.99 would, and load it here."""
     data = sent(monkeypatch, value)
-    monkeypatch.setattr("nbtorchjob.runtime.objects.rebuilt._tagged", {})  # its classes are made anew
+    monkeypatch.setattr("nbtorchjob.runtime.objects.rebuilt._tagged", {})  # so that its classes are made anew
     return pickle.loads(data)
 
 
@@ -118,7 +118,7 @@ def test_bytecode_of_another_python_is_never_made_into_code(notebook, monkeypatc
     data = sent(monkeypatch, names["f"])
     monkeypatch.setattr(
         "nbtorchjob.runtime.objects.rebuilt.same", None
-    )  # whose code is replaced by what came
+    )  # the function that would take the received code
 
     assert pickle.loads(data)(1) == [12, 13]
 

@@ -1,4 +1,4 @@
-"""What a job in a pool leaves among the files of its node, and what it has changed there."""
+"""Files that a job in a pool leaves on its node, and files that it has changed there."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from nbtorchjob.runtime.pool.ground import Ground
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Return a home with a file of the image's, beside a temporary folder with the node's own one."""
+    """Return a home with a file of the image, beside a temporary folder with the node's own folder."""
     home, own = tmp_path / "home", tmp_path / "tmp" / "nbtorchjob-1"
     (home / "of-image").mkdir(parents=True)
     (home / "of-image" / "file").write_text("as it was")
@@ -157,7 +157,7 @@ os.chdir(home)
 
 
 def in_a_pod(tmp_path, text):
-    """Run lines in file systems and shared memory of their own; return what they print."""
+    """Run lines with their own mounts and shared memory; return the lines that they print."""
     begin = ["unshare", "--mount", "--ipc", "--propagation", "private"]
     if subprocess.run([*begin, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this user may not have file systems of its own")
@@ -165,7 +165,7 @@ def in_a_pod(tmp_path, text):
 
 
 def printed(begin, *words):
-    """Return the lines that a program prints; ``begin`` is what starts Python, the last word its argument."""
+    """Return the lines that a program prints; ``begin`` precedes Python, the last word is its argument."""
     *script, folder = words
     command = [*begin, sys.executable, "-c", "".join(script), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -192,7 +192,7 @@ except PermissionError:
 
 
 def test_what_lies_in_a_folder_that_a_job_has_closed_is_removed(tmp_path):
-    begin = ["setpriv", "--bounding-set=-all"] if os.getuid() == 0 else []  # a root that may do no more
+    begin = ["setpriv", "--bounding-set=-all"] if os.getuid() == 0 else []  # root without capabilities
 
     (tmp_path / "home").mkdir()
     assert printed(begin, WITHOUT_RIGHTS, tmp_path / "home") == ["[] []"]

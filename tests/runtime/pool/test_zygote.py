@@ -28,7 +28,7 @@ home, key = sys.argv[1], bytes.fromhex(sys.argv[2])
 zygote.stand("", os.path.join(home, "round-1"), key, 1, "127.0.0.1:1", 1, lambda rank: None)
 """
 A_SIGNAL_IN_THE_FORK = "os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))"
-# The rank is gone before the zygote looks, which so finds both that it has returned and that it has ended.
+# The rank is gone before the zygote looks, so the zygote finds the rank both returned and ended.
 A_RANK_THAT_IS_FASTER = """
 signal.pause = lambda: os.kill(os.getpid(), signal.SIGKILL)
 begin = zygote._Zygote._begin
@@ -41,12 +41,12 @@ zygote._Zygote._begin = begin_and_wait
 
 @pytest.fixture
 def spoken(tmp_path):
-    """Return what starts a zygote and speaks with it as its node does."""
+    """Yield a function that starts a zygote and talks to it as its node does."""
     started: list[subprocess.Popen[bytes]] = []
     opened = ExitStack()
 
     def start(first):
-        """Return what it says of a job, and then of clearing that."""
+        """Return the zygote's records of a job, and then of clearing up after it."""
         (tmp_path / f"round-{ROUND}").mkdir()
         (tmp_path / "round-1").mkdir()
         Page.create(str(tmp_path / f"round-{ROUND}"), 1)

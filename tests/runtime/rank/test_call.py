@@ -15,7 +15,7 @@ from nbtorchjob.runtime.rank import call
 
 @pytest.fixture(autouse=True)
 def main(monkeypatch):
-    """Put the tests' own ``__main__`` and arguments back: a rank gets others."""
+    """Restore the tests' own ``__main__`` and arguments: a rank gets others."""
     for name in ("__main__", "__mp_main__"):
         monkeypatch.setitem(sys.modules, name, sys.modules["__main__"])
     monkeypatch.setattr(sys, "argv", sys.argv)

@@ -23,7 +23,7 @@ def step(optimizer, *schedulers):
 
 
 def rates(make, change, steps=8, lr=1.0):
-    """Return the learning rates of steps, of which the fourth begins with what ``change`` does."""
+    """Return the learning rate of each step; ``change`` applies before the fourth."""
     optimizer = torch.optim.SGD(parameters(), lr=lr)
     scheduler, out = make(optimizer), []
     for at in range(steps):
@@ -57,7 +57,7 @@ SCHEDULERS = {
 }
 
 
-# torch 2.4's own SequentialLR names the epoch.
+# SequentialLR of torch 2.4 passes the epoch itself.
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_schedule_goes_on_from_the_new_learning_rate(name):
@@ -70,7 +70,7 @@ def test_a_schedule_goes_on_from_the_new_learning_rate(name):
     assert back == plain
 
 
-# torch 2.4's own SequentialLR names the epoch.
+# SequentialLR of torch 2.4 passes the epoch itself.
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_schedule_of_a_learning_rate_in_a_tensor_goes_on_from_the_new_one(name):

@@ -1,4 +1,4 @@
-"""What a process that a rank's code starts has of the cells, and of what was swapped in since."""
+"""The names of cells, and of later swaps, in a process that a rank's code starts."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def started(tmp_path):
-    """Return what gives the globals of a process that a call's rank starts."""
+    """Yield a function that returns the globals of a process that a call's rank starts."""
 
     def start(call):
         path = tmp_path / "payload"
@@ -31,7 +31,7 @@ def started(tmp_path):
 
 @pytest.fixture
 def swap(tmp_path, monkeypatch):
-    """Return what has a rank swap a cell in."""
+    """Return a function that makes a rank swap in a cell."""
     kept = tmp_path / "kept"
     kept.mkdir()
     monkeypatch.setenv(points.KEPT_AT, str(kept))

@@ -127,7 +127,7 @@ os.kill(os.getpid(), 9)
 
 
 def by_stream(log):
-    """Return what a log has of stdout and of stderr, by its index; what has no mark counts as stderr."""
+    """Return a log's stdout and stderr, divided by its index; bytes without a mark count as stderr."""
     data, at, parts = log.read_bytes(), 0, {False: b"", True: b""}
     lines = log.with_name(log.name + stream.TIMES).read_bytes().splitlines()
     known = [mark for mark in map(stream.read_mark, lines) if mark is not None]

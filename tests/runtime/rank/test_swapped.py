@@ -1,4 +1,4 @@
-"""What a cell of definitions changes in a rank's ``__main__``, whose functions and classes stay."""
+"""Changes that a cell of definitions makes in a rank's ``__main__``; its functions and classes stay."""
 
 import ast
 import decimal
@@ -72,7 +72,7 @@ def space():
 
 @pytest.fixture
 def pack(tmp_path):
-    """Return what writes the payload of a swap, as a host does."""
+    """Return a function that writes the payload of a swap, as a host does."""
 
     def write(text, namespace=(), assumes=(), **more):
         (tmp_path / "swaps").mkdir(exist_ok=True)
@@ -203,7 +203,7 @@ def test_what_the_notebook_has_comes_along_where_the_rank_has_none(space, pack):
     exec(compile("def helper(x):\n    return x + scale", "<notebook>", "exec"), notebook)
     changed(space, pack("def loss(x):\n    return helper(x)", notebook, ["scale"]))
 
-    assert space["loss"](1) == 3  # by the rank's own scale
+    assert space["loss"](1) == 3  # with the rank's own scale
 
 
 def test_code_that_runs_is_replaced_from_its_next_call_on(space, pack):
@@ -314,7 +314,7 @@ def test_an_edited_module_that_ranks_import_from_where_it_lies_is_refused(space,
     with pytest.raises(CannotSwapError, match=r"swapped_losses.py has changed since the ranks imported it"):
         Change(space).prepare(path)
     del sys.modules["swapped_losses"]
-    Change(space).prepare(path)  # a rank that hasn't imported it has it as it is now
+    Change(space).prepare(path)  # a rank that hasn't imported the module gets it as it is now
     del sys.modules["swapped_losses"]
 
 

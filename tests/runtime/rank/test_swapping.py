@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 
 class Node:
-    """The node of a rank whose main thread is ``rank``; what it decides the test says."""
+    """The node of one rank: a test makes its decisions, and runs the rank's code in threads."""
 
     def __init__(self, folder, space):
         self.folder, self.space = folder, space
@@ -31,7 +31,7 @@ class Node:
         self.threads = []
 
     def offer(self, number, text, *, or_back=False):
-        """Have the rank swap at its next point."""
+        """Offer the rank a swap at its next point."""
         payload = packed(
             text, or_back=or_back, assumes=[n for n in ("gate", "lr", "torch") if n in self.space]
         )
@@ -43,7 +43,7 @@ class Node:
         self.page[TRIAL if verdict in (STAYS, BACK) else VERDICT] = number * STEP + verdict
 
     def start(self, function):
-        """Run what the rank does in a thread."""
+        """Run the rank's code in a thread."""
         self.threads.append(threading.Thread(target=function, daemon=True))
         self.threads[-1].start()
 
@@ -77,7 +77,7 @@ def test_a_rank_that_is_slow_to_prepare_goes_on_though_another_verdict_stands_th
     node.decide(1, DROP)
     node.page.release(SWAP)
     node.offer(2, "lr = 2")
-    node.decide(2, DROP)  # it didn't come to that one either
+    node.decide(2, DROP)  # the rank didn't reach this swap either
     node.page.release(SWAP)
     node.space["gate"].set()
     node.join()
@@ -90,7 +90,7 @@ def test_what_was_on_trial_is_settled_before_another_swap(node):
     node.decide(1, GO)
     node.point.passed()
     node.wait(1, CHANGED)
-    node.decide(1, BACK)  # on another rank it raised; this one calls nothing of it, and comes to no point
+    node.decide(1, BACK)  # another rank raised; this one calls none of the new code, and reaches no point
     node.page.release(SWAP)
     node.offer(2, "lr = lr + 10")
     node.start(node.point.passed)

@@ -1,4 +1,4 @@
-"""A store for nodes to meet in."""
+"""A store in which nodes meet."""
 
 import pytest
 

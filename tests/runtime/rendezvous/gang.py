@@ -12,7 +12,7 @@ KEY = b"k" * 32
 
 
 def serve(port: int = 0) -> TCPStore:
-    """Start a store for nodes to meet in, at any port unless one is given."""
+    """Start a store in which nodes meet, at ``port`` or, by default, at any free one."""
     return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
 
 
@@ -38,8 +38,8 @@ def join(
 ) -> Peers:
     """Return a node on the store.
 
-    ``asking``, ``watching`` and ``beating`` change how its three connections act: the one that its main
-    thread asks by, the one that listens for news, and the one that beats, by default as the second.
+    ``asking``, ``watching`` and ``beating`` change how its three connections act: the one of its main
+    thread, the one that listens for news, and the one for heartbeats, by default as the second.
     """
     return Peers(
         asking(connect(store)),

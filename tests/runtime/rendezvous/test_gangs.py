@@ -1,4 +1,4 @@
-"""Nodes that end together: real agents and ranks, with a node or a rank taken away from them."""
+"""Nodes that end together: real agents and ranks, of which a test kills a node or a rank."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from nbtorchjob.runtime.store.frames import LogPiece
 from tests.backends.kubernetes.nodes import KEY, Node, children, kill
 from tests.ports import free_port
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ QUICK = f"silence={SILENCE},last_call_timeout=1,keep_alive_interval=1,keep_alive
 
 @pytest.fixture
 def start(folder):
-    """Start the nodes of a job that runs ``fn``; they end with the test."""
+    """Yield a function that starts the nodes of a job that runs ``fn``; they end with the test."""
     started, ports = [], []
 
     def nodes(fn, *args, nnodes=2, nproc=1, retry=None, all_ranks=False, command=(), **launch):
@@ -57,7 +57,7 @@ def start(folder):
         )
 
     def another(index, **env):
-        """Start one more node of the job, as an operator that has lost one does."""
+        """Start one more node of the job, as an operator does when it has lost one."""
         started.append(node(index, ports[-1], **env))
         return started[-1]
 
@@ -68,7 +68,7 @@ def start(folder):
 
 
 def together(node, nodes):
-    """Whether the ranks of all nodes have met: of an elastic job some may begin before the others come."""
+    """Return whether the ranks of all nodes have met; in an elastic job some may begin before others join."""
     begun = node.facts("WorkersStarted")
     if not begun or begun[-1]["world_size"] != nodes:
         return False
@@ -89,14 +89,14 @@ def ends(nodes):
 
 
 def taken_away(node):
-    """End all of a node's processes at once, as when its host is gone."""
+    """Kill all processes of a node at once, as when its host is gone."""
     (agent,) = children(node.process.pid)
     kill(node.process.pid)
     kill(agent)
 
 
 def failing_on(nodes, how, waiting):
-    """Fail on some nodes as ``how`` says; the ranks of the others wait."""
+    """Fail with ``how`` on some nodes; on the others wait, in a collective or asleep."""
     dist.init_process_group("gloo")
     print("ready", flush=True)
     if os.environ["NBTORCHJOB_NODE"] in nodes:
@@ -192,7 +192,7 @@ def test_a_host_that_answers_no_more_is_gone_too(start):
 
 
 def sum_up(stop):
-    """Meet the others until the file ``stop`` is there; give how many they are."""
+    """Meet the others until the file ``stop`` exists; return the number of ranks."""
     dist.init_process_group("gloo")
     print("ready", flush=True)
     while True:
@@ -229,7 +229,7 @@ def test_an_elastic_job_goes_on_without_a_node(work, how, folder, start):
     assert nodes[0].value() == 1
 
 
-# A node is told of the loss just as it asks the store who waits to join.
+# The node gets the signal of a loss just as it asks the store how many nodes wait to join.
 TOLD_MEANWHILE = """
 import os, runpy, signal, sys
 del sys.argv[0]
@@ -258,7 +258,7 @@ def test_word_of_a_loss_that_comes_after_a_collective_has_failed_is_a_loss_still
 
 
 def step_until_joined(folder):
-    """Step, and save where ranks leave, until a node that joined has made some steps, too."""
+    """Step until a node that joined has made some steps, too; save the step when ranks leave."""
     dist.init_process_group("gloo")
     print("ready", flush=True)
     saved, ranks = folder / "saved", dist.get_world_size()
@@ -301,7 +301,7 @@ def count_until(stop):
 
 @pytest.mark.parametrize(
     ("index", "variables", "number", "code"),
-    # A Job tells one of the lost node's number how often that has failed; a spare has a number of its own.
+    # A Job gives a pod of the lost node's index its number of failures; a spare has an index of its own.
     [(1, {"NBTORCHJOB_FAILURES": "1"}, 2, exits.OK), (1, {}, 2, exits.OK), (2, {}, 1, exits.CANCELLED)],
     ids=["a Job's", "a PyTorchJob's", "spare"],
 )
@@ -319,7 +319,7 @@ def test_a_node_in_place_of_a_lost_one_is_an_attempt_on_every_rank_and_a_spare_o
     assert nodes[0].wait() == exits.OK
     assert (nodes[0].value(0), new.until(lambda node: node.facts("ValueReady")).value(1)) == (number, number)
     if code:
-        new.process.terminate()  # it waits for that: its Job counts what ended well
+        new.process.terminate()  # a spare waits for SIGTERM: its Job counts the nodes that succeeded
     assert new.wait() == code
 
 

@@ -1,4 +1,4 @@
-"""The process groups of a rank's code, with real ranks of one node or two."""
+"""The process groups of a rank's code, with real ranks on one node or two."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ from nbtorchjob.runtime import torch_versions
 from tests.patience import LIMIT
 from tests.ports import free_port
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -35,7 +35,7 @@ def results(fn, *args, launch):
 
 
 def met():
-    """Meet the others; give the store that they share, and whether somebody had been there."""
+    """Meet the others; return the store that they share, and whether ranks had used it before."""
     dist.init_process_group("gloo")
     store = distributed_c10d._get_default_store()
     known = store.check(["been here"])
@@ -75,7 +75,7 @@ def test_ranks_that_were_restarted_meet_in_an_empty_store(nodes):
 
 
 def linger_on_rank_0(folder):
-    """Say whether rank 1 was done with its init while rank 0 was still at it."""
+    """Delay the init of rank 0; return there whether rank 1 finished its own meanwhile."""
     mark, marks = Path(folder) / "rank-1", []
     connect = distributed_c10d._new_process_group_helper
 
@@ -116,7 +116,7 @@ def test_ranks_may_meet_at_a_place_of_their_own(launch, url, port):
 
 
 def pretend():
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers it
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
     met()
     dist.destroy_process_group()
     dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=64)
@@ -154,7 +154,7 @@ def test_where_the_ranks_meet_is_there_when_rank_0_has_left(launch, tmp_path):
 
 
 def return_first_on_rank_0():
-    """Have rank 1 wait for what rank 0 has only begun, and then for what it never will."""
+    """On rank 1, wait for an operation that rank 0 has only begun, and then for one that it never begins."""
     met()
     total = torch.ones(1)
     if dist.get_rank() == 0:

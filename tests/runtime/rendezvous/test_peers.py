@@ -1,4 +1,4 @@
-"""How nodes hear of each other, over a store of their own."""
+"""How nodes learn about each other, over a store of their own."""
 
 import json
 import math
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def gangs(store):
-    """Make the gangs of nodes 0 and 1 in round 7; how what node 1 asks and watches goes may be said."""
+    """Yield a function that makes nodes 0 and 1 in round 7; ``asking`` and ``watching`` are for node 1."""
     members = []
 
     def two(*, hosted=False, asking=None, watching=None, **configs):
@@ -116,7 +116,7 @@ def test_a_loss_isnt_told_where_another_word_stands(gangs):
 
 
 class Kept:
-    """A connection of one node to the store, of which a test decides how some of it goes."""
+    """A node's connection to the store, with some methods replaced by the test."""
 
     def __init__(self, store, **otherwise):
         self._store, self._otherwise = store, otherwise
@@ -134,7 +134,7 @@ def kept(otherwise):
 
 
 def leaving_on_bye():
-    """Return what makes a store go as soon as this node has said that it has read the last word."""
+    """Return an event, and the methods of a store that is gone once the node has read the last word."""
     gone = threading.Event()
 
     def say(method, key, value):
@@ -340,7 +340,7 @@ def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(st
         for future in waiting:
             future.result(LIMIT)
     words = words_of(store)
-    assert words.check([END])  # which a node that gave up waiting doesn't say
+    assert words.check([END])  # a node that gave up waiting wouldn't set it
     assert words.get(END) == b"0"
     with ThreadPoolExecutor(len(peers)) as pool:
         pool.map(Peers.close, peers)
@@ -358,7 +358,7 @@ def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, s
     one.show_sample({**record, "node": 0})
     eventually(lambda: (folder / "events.jsonl").exists() and len(told()) == 2)
     assert sorted(told(), key=lambda word: word["node"]) == [{**record, "node": 0}, record]
-    for before in (32, 48):  # a mark, a nonce: whoever reads the store without the key sees nothing else
+    for before in (32, 48):  # behind the mark, and the nonce, nothing can be read without the key
         with pytest.raises(zlib.error):
             zlib.decompress(store.get(f"{PREFIX}/7/seen/1")[before:])
     other.show_sample({**record, "time": 6.0})
@@ -379,7 +379,7 @@ def test_one_node_gathers_what_all_do_and_leaves_nothing_of_it_behind(gangs, sto
     other.on_gather = lambda give: None
     assert list(one.gather(0.2)) == []
     assert time.monotonic() - began < LIMIT
-    assert store.num_keys() <= keys + 4  # news, and beats
+    assert store.num_keys() <= keys + 4  # news and heartbeats
 
 
 def words_of(store):
@@ -434,7 +434,7 @@ def test_a_node_that_has_heard_that_ranks_ask_doesnt_wake_all_again(gangs, store
 
 
 def silent(method, key, value):
-    """Set all but the signs of life of a node."""
+    """Set every key except a node's heartbeats and its goodbye."""
     if "beat" not in key and "bye" not in key:
         method(key, value)
 

@@ -1,4 +1,4 @@
-"""How a node arrives at its job's store: while the store goes, comes late, or is of a job that is over."""
+"""How a node joins its job's store: one that goes away, comes late, or belongs to a job that is over."""
 
 import select
 import socket
@@ -39,7 +39,7 @@ def test_who_comes_to_a_job_that_is_over_ends_as_it_did(word, code, store):
 def test_a_node_passes_by_a_job_that_had_its_name_before_and_still_ends(name, store, monkeypatch):
     former = gang.serve()
     SignedStore(former, b"o" * 32).below(PREFIX).set(name, "0")
-    places = [former.port, former.port, store.port]  # as a name may lead to pods of both
+    places = [former.port, former.port, store.port]  # as a name may resolve to pods of both jobs
     monkeypatch.setattr(rendezvous, "_await", lambda *_: (("127.0.0.1", places.pop(0)), "127.0.0.1"))
     monkeypatch.setattr(rendezvous, "_AGAIN_S", 0.0)
 
@@ -49,9 +49,9 @@ def test_a_node_passes_by_a_job_that_had_its_name_before_and_still_ends(name, st
 
 
 def test_the_name_of_node_0_may_be_unknown_again_once_it_has_answered(store, monkeypatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restored, as ``dynamic`` sets it
     known = socket.getaddrinfo
-    # torch asks the system itself, which knows no such name.
+    # torch asks the system's resolver itself, which doesn't know the name.
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda _, *more, **options: known("127.0.0.1", *more, **options)
     )
@@ -61,7 +61,7 @@ def test_the_name_of_node_0_may_be_unknown_again_once_it_has_answered(store, mon
 
 
 class Cut(socketserver.ThreadingTCPServer):
-    """Passes all on to the store at a port, but cuts one connection once ``left`` bytes have gone there."""
+    """A proxy of the store at a port that cuts one connection after ``left`` bytes to the store."""
 
     daemon_threads = True
 
@@ -89,10 +89,10 @@ class Passing(socketserver.BaseRequestHandler):
                         return
 
 
-# torch greets with 10 bytes (2.13); what is asked comes behind them.
+# torch 2.13 sends a greeting of 10 bytes, and then its requests.
 @pytest.mark.parametrize("after", [10, 60, 120])
 def test_a_store_that_goes_while_a_node_arrives_is_that_of_a_node_0_to_be_replaced(after, store, monkeypatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restored, as ``dynamic`` sets it
     with Cut(store.port, after) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         peers = meet(server.server_address[1]).peers
@@ -103,7 +103,7 @@ def test_a_store_that_goes_while_a_node_arrives_is_that_of_a_node_0_to_be_replac
 
 
 def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restored, as ``dynamic`` sets it
     old = gang.serve()
     port = old.port
     SignedStore(old, KEY).below(PREFIX).set(END, str(exits.INFRASTRUCTURE_ERROR))
@@ -120,7 +120,7 @@ def test_who_comes_early_waits_for_the_next_node_0(monkeypatch):
 
 
 def test_who_takes_a_lost_nodes_place_while_its_gang_still_ends_waits_for_the_next_one(monkeypatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restored, as ``dynamic`` sets it
     old = gang.serve()
     port = old.port
     SignedStore(old, KEY).below(PREFIX).set("was/0", "7")

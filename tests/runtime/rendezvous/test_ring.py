@@ -1,4 +1,4 @@
-"""When nodes beat and look at each other, in a time of its own."""
+"""When nodes send heartbeats and look at each other's, by a simulated clock."""
 
 import random
 import threading
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 
 
 class Store:
-    """What nodes wrote, and how often they asked."""
+    """A store that counts its nodes' calls."""
 
     def __init__(self):
         self.calls = 0
@@ -33,7 +33,7 @@ class Store:
 
 
 class Node:
-    """A node whose clock goes a little wrong, and that comes a little late to what it does."""
+    """A node that has a slightly wrong clock and acts slightly late."""
 
     def __init__(self, ring, seed):
         self.ring = ring
@@ -81,7 +81,7 @@ def test_news_wake_all_who_wait_however_many_there_were_before(store):
 
     def listen(number):
         news = News(connect(store))
-        news.wait()  # the newest one, for who came late
+        news.wait()  # a latecomer gets the newest
         ready.wait(LIMIT)
         news.wait()
         heard.append(number)

@@ -1,4 +1,4 @@
-"""A store that anybody may write to: what isn't the job's own is an error before it is looked at."""
+"""A store that anybody can write: a value that isn't the job's own is an error before it is used."""
 
 import base64
 import os
@@ -21,7 +21,7 @@ from nbtorchjob.runtime.rendezvous.signed import SignedStore
 from nbtorchjob.runtime.start import node as start
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-STATE = "torch.rendezvous.job"  # torch's own name for it
+STATE = "torch.rendezvous.job"  # torch's own key for its state
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ READERS = {
 
 
 def of_part(store, name):
-    """Return what the job itself wrote by that name where other rounds of it meet."""
+    """Return the value that the job wrote by that name in another part of its store."""
     SignedStore(store, KEY).below("nbtorchjob/lab/1").set(name, "1")
     return store.get(f"nbtorchjob/lab/1/{name}")
 
@@ -146,14 +146,14 @@ def written_by_another_user(name):
     ids=["state", "word", "state of who has the key"],
 )
 def test_nothing_in_the_store_of_a_rendezvous_is_unpickled(attack, folder, monkeypatch):
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # it sets it
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restored, as ``dynamic`` sets it
     monkeypatch.setattr(rendezvous, "_FORMER_S", 0.0)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     attack(store, str(folder / "code ran"))
 
     def meet(left):
         met = dynamic(f"127.0.0.1:{store.port}", "job", (2, 2), None, {"is_host": 0}, KEY)
-        left.callback(met.peers.close)  # else a thread outlives the store, and its library says so
+        left.callback(met.peers.close)  # else a thread outlives the store, and its library logs that
         met.next_rendezvous()
 
     with ExitStack() as left, pytest.raises((PeersEnded, RendezvousStateError)) as caught:
@@ -162,7 +162,7 @@ def test_nothing_in_the_store_of_a_rendezvous_is_unpickled(attack, folder, monke
     assert list(folder.iterdir()) == []
 
 
-# --- what the nodes know of each other --------------------------------------------------------------
+# --- what nodes know of each other ------------------------------------------------------------------
 
 
 def a_state(seed):
@@ -185,7 +185,7 @@ def test_the_state_of_a_rendezvous_comes_back_as_it_was(seed):
     assert vars(rendezvous.decode(text)) == vars(state)
     assert (
         rendezvous.encode(rendezvous.decode(text)) == text
-    )  # torch compares what it wrote with what it reads
+    )  # torch compares the text it wrote with the text it reads
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.start import boot
 from tests.patience import LIMIT
 
-# In place of a payload: says who runs it and with which signals blocked, and exits with 7.
+# In place of a payload: prints its process id and whether SIGTERM is blocked, and exits with 7.
 PAYLOAD = b"""import os, signal, sys
 print(os.getpid(), signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
 sys.exit(7)
@@ -23,7 +23,7 @@ sys.exit(7)
 
 @pytest.fixture
 def mounted(folder):
-    """A folder as a pod has it mounted, with this text as its job.pyz."""
+    """Return a folder as a pod has it mounted, with the source of ``boot`` as its job.pyz."""
     shutil.copy(boot.__file__, folder / "job.pyz")
     return folder
 

@@ -1,4 +1,4 @@
-"""Where compilers keep things: what torch takes by default, and what a node has them take."""
+"""Cache folders of compilers: torch's default, and those that a node sets."""
 
 import os
 import tempfile

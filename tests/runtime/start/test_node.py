@@ -1,4 +1,4 @@
-"""What a node gives its ranks."""
+"""What a node sets up for its ranks."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import pytest
 from nbtorchjob.runtime.facts import exits
 from tests.backends.kubernetes.nodes import Node, pack
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -31,7 +31,7 @@ def test_libraries_are_told_what_to_do_and_ranks_are_forked_by_a_socket_of_the_n
     node.end()
     assert re.fullmatch(rf"{node.temp}/nbtorchjob-\w+/compiled/inductor", compiled)
     assert stat.filemode(mode) == "srw-------"
-    # A value of one's own wins.
+    # The environment's own value wins.
     assert nccl == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_ENABLE_MONITORING": "1",

@@ -1,4 +1,4 @@
-"""Whatever ranks write, in whatever pieces it is read: the host gets the same bytes."""
+"""Whatever ranks write, and in whatever pieces it is read, the host gets the same bytes."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from nbtorchjob.runtime.store.frames import Fact, LogPiece, Output, Parser, Valu
 KEY = b"k" * 32
 ROUND = 1763737000
 
-# Bytes that decide how a line is written, and any others.
+# Bytes that affect how a line is written, and any others.
 odd = st.lists(
     st.one_of(
         st.sampled_from([b"\r", b"\n", b"\r\n", b"\r\r\n", b"\0", b"\xff", b"0.1.2 x", b"\x1b[0m"]),
@@ -23,7 +23,7 @@ odd = st.lists(
 
 
 def through_containerd(text):
-    """Return the lines as a log stream has them: of a carriage return before a newline, one is lost."""
+    """Return the lines as a log stream has them, without one carriage return before a newline."""
     assert text == b"" or text.endswith(b"\n")
     return [line[:-1] if line.endswith(b"\r") else line for line in text.split(b"\n")[:-1]]
 

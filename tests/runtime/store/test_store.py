@@ -1,4 +1,4 @@
-"""A value that is too big for the log lies whole in the store, or says why it doesn't."""
+"""A value that is too big for the log: the store holds it whole, or a message states why not."""
 
 import pytest
 
@@ -12,7 +12,7 @@ KEY = b"k" * 32
 
 @pytest.fixture
 def value(folder):
-    """A file that is too big for the log."""
+    """Return the path of a file that is too big for the log."""
     path = folder / "rank-0.value"
     path.write_bytes(b"x" * (store.BY_LOG + 1))
     return str(path)

@@ -1,4 +1,4 @@
-"""Each way to hang is told by its rank and its line, or with "unsure"."""
+"""Each way to hang is diagnosed with its rank and its line, or as "unsure"."""
 
 from dataclasses import replace
 from functools import reduce
@@ -42,7 +42,7 @@ def cell(number):
 
 
 def stack(number, *below):
-    """Return a thread whose innermost frame of the user's is in that line of the cell."""
+    """Return a thread with the user's innermost frame in that line of the cell."""
     files = [(C10D, name) if "/" not in name else tuple(name.split(" ")) for name in below]
     return (Thread("MainThread", (cell(number), *(Frame(file, 9, name) for file, name in files))),)
 
@@ -71,7 +71,7 @@ def absent(number, line=3, *below, state=RUNS):
 
 
 def said(*samples, world=4, facts=(), time=NOW, over=False):
-    """Return what is said of samples of one node."""
+    """Return the diagnosis of samples of one node."""
     info = JobInfo("job", sources={CELL: ("Cell In[3]", "\n".join(LINES))})
     started = ev.WorkersStarted(1.0, 0, 0, 0, tuple(range(world)), world)
     sampled = ev.Sampled(time, 0, 0, "quiet", samples)
@@ -119,7 +119,7 @@ AWAY = [
     (rank(2, ENDED, note="exit code 0"), f"rank 2 {WAITED}; it has returned"),
     (rank(2, ENDED, note="it has returned; child processes: 1 worker sleeping"), "; it has returned"),
     (rank(2, ENDED, note="signal 9"), f"rank 2 {WAITED}; it has ended (signal 9)"),
-    (rank(2, RUNS, stack(3)), f"rank 2 {WAITED}"),  # it has no group at all
+    (rank(2, RUNS, stack(3)), f"rank 2 {WAITED}"),  # the rank has no group at all
 ]
 
 
@@ -142,7 +142,7 @@ def test_points_at_the_line_and_tells_what_was():
 def test_tells_how_a_rank_left():
     died = ev.RankExited(120.0, 0, 2, 0, 0, signal=9)
     failed = ev.RankFailed(120.0, 0, 2, 0, 0, Error("ValueError", "no", time=120.0))
-    late = ev.RankExited(150.0, 0, 1, 0, 0, signal=15)  # as all are ended then
+    late = ev.RankExited(150.0, 0, 1, 0, 0, signal=15)  # as the job ends all ranks then
 
     assert "it has ended (killed by SIGKILL)" in describe(said(*OTHERS, facts=[died, late]))
     assert "it has failed (ValueError)" in describe(said(*OTHERS, facts=[failed]))
@@ -181,7 +181,7 @@ DIFFERENT = [
         waiting(2, "all_reduce", "all_reduce", sizes=((4,),), dtypes=("float64",)),
         "rank 2 entered all_reduce float64[4], but",
     ),
-    # It went on: a broadcast's root waits for nobody.
+    # Rank 2 went on: a broadcast's root waits for nobody.
     (waiting(2, "all_reduce", "broadcast", "barrier", line=4), "rank 2 entered broadcast, but"),
 ]
 
@@ -284,7 +284,7 @@ COMPILES = Frame(SITE + "torch/_dynamo/convert_frame.py", 9, "compile")
 
 
 def waits_for_a_tensor(number, groups, *above):
-    """Return a rank that waits in a collective of a DTensor's or of compiled code."""
+    """Return a rank that waits in a collective of a DTensor or of compiled code."""
     waits = Frame(FUNCTIONAL, 9, "wait_tensor", WAIT_TENSOR), Frame(SITE + "torch/_ops.py", 9, "redispatch")
     return rank(number, RUNS, (Thread("main", (cell(2), *above, *waits)),), groups)
 
@@ -308,10 +308,10 @@ def test_who_saves_after_its_calls_are_done_does_not_hang():
 
 
 UNSURE = [
-    # No sample of a rank; an old one; one that says nothing.
+    # No sample of rank 3; one without its calls.
     (waiting(0), waiting(1), waiting(2)),
     (waiting(0), waiting(1), waiting(2), rank(3, RUNS, stack(3), (), "its recorder can't be read")),
-    # All are there.
+    # All ranks are in the call.
     (*OTHERS, waiting(2)),
     # gloo doesn't record a receive.
     (
@@ -325,7 +325,7 @@ UNSURE = [
         waiting(2),
         rank(3, RUNS, stack(6, "recv"), default(*calls("all_reduce", done=1))),
     ),
-    # Nor what irecv returned.
+    # Nothing shows for which rank the handle of an irecv waits.
     (waiting(0), waiting(1), waiting(2), absent(3, 5)),
     (absent(0, 5), absent(1, 4), absent(2, 4), absent(3, 4)),
 ]
@@ -427,12 +427,12 @@ def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long
 
 
 def transfer(op, peer, *, done=False):
-    """Return a group of a pipeline's two stages, and NCCL's record of one's call."""
+    """Return a group of a pipeline's two stages, with NCCL's record of one stage's call."""
     return Group("pp", (0, 2), (Collective(8, op, 95.0, done, p2p=True, peer=peer),), "nccl", "mesh_pp")
 
 
 def test_who_receives_with_nccl_isnt_named_and_who_has_yet_to_send_is_unsure():
-    """Ranks 0 and 1 are the first stage, 2 and 3 the second; 2 stands where it needs what rank 0 sends."""
+    """Ranks 0 and 1 are the first stage, 2 and 3 the second; rank 2 waits for data from rank 0."""
     first, second = (
         Group(name, ranks, calls("all_reduce")) for name, ranks in (("a", (0, 1)), ("b", (2, 3)))
     )
@@ -498,7 +498,7 @@ def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(wor
 
 
 def failed(number, many, ranks=(0, 1, 2)):
-    """Return what is known of a rank whose last call of so many failed, and which has left its group then."""
+    """Return a rank's sample and failure, in call number ``many``; without ``ranks`` it left its group."""
     closed = Error("RuntimeError", "Connection closed by peer [10.0.0.3]:4242", time=NOW)
     made = (Collective(seq, "all_reduce", 100.0 + seq, done=True) for seq in range(1, many + 1))
     groups = default(*made, ranks=ranks)

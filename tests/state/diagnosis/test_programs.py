@@ -26,7 +26,7 @@ SKIP, OTHER, SIZE, AWAY, SLEEP, LEAVE, STOP, HOLD, EXTRA = range(9)
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a group, which its rank may wait for later; or one of those below."""
+    """A call in a group; if ``later``, its rank goes on, and waits for it later."""
 
     group: int
     op: str
@@ -36,19 +36,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for the oldest call, or for the newest, that was made for later and not waited for."""
+    """A wait for the oldest, or the newest, pending call that was made for later."""
 
     newest: bool
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Do something else, that takes for ever."""
+    """Something else, which never ends."""
 
 
 @dataclass
 class Call:
-    """A call that a rank has made, at a time."""
+    """A call that a rank has made at ``time``."""
 
     step: Step
     time: float
@@ -69,7 +69,7 @@ class Rank:
         return self.program[self.at] if self.at < len(self.program) else None
 
     def go(self, time: float) -> bool:
-        """Go on by a step; return whether it could."""
+        """Go on by a step; return whether that was possible."""
         step = self.step
         if step is None or isinstance(step, Elsewhere):
             return False
@@ -99,7 +99,7 @@ class Rank:
 
 @st.composite
 def programs(draw):
-    """Return the ranks after they have run as far as they come, the planted one, and what was planted."""
+    """Return ranks that have run as far as they can, their groups, the divergent rank, and its divergence."""
     world = draw(st.integers(3, 5))
     every = tuple(range(world))
     some = st.sets(st.sampled_from(every), min_size=2).map(lambda ranks: tuple(sorted(ranks)))
@@ -136,7 +136,7 @@ def _plant(program, at, what, op):
 
 
 def _run(ranks, groups):
-    """Have each rank go on until none gets any further."""
+    """Run all ranks until none can go on."""
     for rank in ranks:
         rank.program += [Wait(False)] * sum(isinstance(step, Step) and step.later for step in rank.program)
     time, moved = NOW - 60, True
@@ -146,7 +146,7 @@ def _run(ranks, groups):
         for number, members in enumerate(groups):
             for calls in zip(*(ranks[member].made.get(number, []) for member in members), strict=False):
                 if len({_alike(call.step) for call in calls}) > 1:
-                    break  # nor do those behind it end
+                    break  # later calls don't end either
                 for call in calls:
                     moved |= not call.done
                     call.done = True

@@ -1,4 +1,4 @@
-"""Samples of ranks that really hung (torch 2.13, gloo): the rank and the line are those that were planted."""
+"""Samples of ranks that really hung (torch 2.13, gloo): the diagnosis has the planted rank and line."""
 
 import json
 from dataclasses import replace

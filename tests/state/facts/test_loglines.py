@@ -34,7 +34,7 @@ def test_a_line_has_the_time_by_which_it_was_whole():
         LogLine(1.0, 0, b"one\n"),
         LogLine(2.0, 0, b"two\n"),
         LogLine(3.0, 0, b"three\n"),
-        LogLine(3.0, 0, b"four\n"),  # a clock that was set back turns no lines round
+        LogLine(3.0, 0, b"four\n"),  # a clock that was set back reorders no lines
     ]
 
 

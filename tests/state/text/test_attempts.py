@@ -1,4 +1,4 @@
-"""What was tried, what it used up and what comes next, in words."""
+"""Attempts, the budgets that they used up, and the next one, in words."""
 
 from dataclasses import replace
 from functools import reduce

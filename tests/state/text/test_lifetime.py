@@ -1,6 +1,6 @@
 """How long a job may run, and how long and where it is kept.
 
-How far a job is, and for how long nothing was heard of it, in words.
+How far a job is, and for how long it has been silent, in words.
 """
 
 from dataclasses import replace
@@ -116,7 +116,7 @@ MET = [ev.NodeMeets(5.0 + node, node) for node in (0, 1)]
 WORKERS = [ev.WorkersStarted(7.5, node, 0, 0, (node,), 2) for node in (0, 1)]
 TWO = "installing 2 packages (a 1, b 2)"
 GIB = 1 << 30
-# Began with 90 GiB from the attempt before.
+# It began with 90 GiB from the attempt before.
 FETCH = ev.Fetching(4.0, 0, "web", done=902 * GIB // 10, size=100 * GIB, began=2.0, had=90 * GIB)
 GB = 10**9
 HALF = ev.Fetching(12.0, 0, "squad", GB, 2 * GB, began=2.0)  # 10 s for a gigabyte
@@ -143,7 +143,7 @@ def startup_job(*known, fewest=2):
         ([NODES[0], replace(HALF, done=2 * GB)], "fetching squad: 2.0 GB of 2.0 GB"),
         ([NODES[0], replace(HALF, waits=True)], "waiting for another node to fetch squad"),
         (
-            [*NODES, HALF, replace(HALF, node=1, done=GB // 2)],  # the slowest is told
+            [*NODES, HALF, replace(HALF, node=1, done=GB // 2)],  # the slowest node counts
             "fetching squad: 500 MB of 2.0 GB, 30 s left on 2 of 2 nodes",
         ),
         ([NODES[0], HALF, ev.Fetched(13.0, 0, "squad", 2 * GB, 3, "the cache")], "importing torch"),

@@ -1,4 +1,4 @@
-"""Ranks at one place are told of once, with the user's own lines marked and libraries' frames folded."""
+"""Ranks at one place are shown once, with the user's own lines marked and libraries' frames folded."""
 
 from dataclasses import replace
 from functools import reduce

@@ -1,4 +1,4 @@
-"""What is said of swaps of a job's code."""
+"""Texts about swaps of a job's code."""
 
 from functools import reduce
 from pathlib import Path
@@ -93,5 +93,5 @@ def test_a_job_is_like_one_that_it_was_retried_from_as_swapped():
 
 
 def compared(*states):
-    """Return in which respect the code of two jobs differs."""
+    """Return the aspect in which the code of two jobs differs."""
     return next(aspect for aspect in comparison.aspects(states, ["a", "b"]) if aspect.key == "code")

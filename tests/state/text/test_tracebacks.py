@@ -32,7 +32,7 @@ def test_without_the_source_the_nodes_line_is_used():
     expected = "File <cell-3>:9, in train\n----> 9 step()\nValueError: no"
 
     assert frames_text(error) == expected
-    assert frames_text(error, SOURCES) == expected  # line 9 isn't in the cell: an older text
+    assert frames_text(error, SOURCES) == expected  # the cell's text, an older one, has no line 9
 
 
 def test_of_a_nodes_own_error_the_heading_has_the_first_line():

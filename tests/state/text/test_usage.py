@@ -1,4 +1,4 @@
-"""Of what a job uses the one thing that matters is told, and before an end how memory rose."""
+"""The one fact about a job's usage that matters, and how memory rose before an end."""
 
 from functools import reduce
 
@@ -63,7 +63,7 @@ def test_memory_that_has_stopped_rising_is_not_told():
     assert usage.matters(job(*loads)) == "memory 5.4 of 8 GB on node 0, and rising"
     assert usage.matters(job(*loads, *constant(5.4))) == ""
     assert usage.matters(job(*full, *constant(7.4))) == "memory 7.4 of 8 GB on node 0"
-    # Of a long job fewer times are kept than one a minute.
+    # Of a long job, fewer than one measurement a minute is kept.
     seldom = [used(100.0 * n, level) for n, level in enumerate([3, 4, 5])]
     assert usage.matters(job(*seldom)) == "memory 5.0 of 8 GB on node 0, and rising"
 
@@ -88,12 +88,12 @@ def test_gpus_that_are_idle_are_told():
         "GPUs idle 62 % of the time"
     )
     assert usage.matters(job(*(gpus(t, 0.9 * t) for t in range(0, 200, 10)))) == ""
-    assert usage.matters(job(gpus(0, 0), gpus(20, 0))) == ""  # that's too soon to say
-    assert usage.matters(job(*(gpus(t, 0.0, memory=1) for t in range(0, 200, 10)))) == ""  # nobody's
+    assert usage.matters(job(gpus(0, 0), gpus(20, 0))) == ""  # too soon to tell
+    assert usage.matters(job(*(gpus(t, 0.0, memory=1) for t in range(0, 200, 10)))) == ""  # an unused GPU
 
 
 def trains(time, *, since, gpu=0):
-    """What is told of a GPU that is busy, and has something in its memory, since then."""
+    """Return the use of a GPU that has been busy, with data in its memory, since ``since``."""
     memory = GB if time >= since else 1
     return GpuUse(gpu, max(0.0, time - since), time, memory, 80 * GB)
 
@@ -124,12 +124,12 @@ COMPUTES = Frame("/env/site-packages/torch/nn/functional.py", 9, "linear")
     [
         ([LOADER, COMPUTES], 185.0, ": rank 0 waits for data"),
         ([LOADER, LOADER], 185.0, ": ranks 0-1 wait for data"),
-        ([REDUCES, LOADER], 185.0, ": rank 1 waits for data"),  # and the other one for that rank
+        ([REDUCES, LOADER], 185.0, ": rank 1 waits for data"),  # rank 0 waits for rank 1
         ([REDUCES, COMPUTES], 185.0, ": rank 0 waits in all_reduce"),
         ([REDUCES, REDUCES], 185.0, ": ranks 0-1 wait in all_reduce"),
         ([MEETS, COMPUTES], 185.0, ": rank 0 waits in init_process_group"),
         ([COMPUTES, COMPUTES], 185.0, ""),
-        ([LOADER, LOADER], 100.0, ""),  # that was a while ago
+        ([LOADER, LOADER], 100.0, ""),  # the sample is old
         ([], 185.0, ""),
     ],
 )
@@ -153,7 +153,7 @@ def test_more_threads_than_cores_are_told():
 
     assert usage.matters(job(*events)) == "CPU: 2 ranks × 8 threads on 2 cores"
     assert usage.matters(job(*events[:2])) == ""
-    waiting = [crowd(10.0 * n, 5, worked=8) for n in range(3)]  # some for others of them, at each moment
+    waiting = [crowd(10.0 * n, 5, worked=8) for n in range(3)]  # at each moment some wait for others
     assert usage.matters(job(*waiting)) == "CPU: 2 ranks × 8 threads on 2 cores"
     turns = [crowd(10.0 * n, 1, worked=8) for n in range(3)]
     assert usage.matters(job(*turns)) == ""
@@ -175,7 +175,7 @@ def test_an_end_for_memory_says_how_it_rose_before():
         *rising(2.1, 7.9)
     )
     assert "Memory was at 7.9 of 8 GB, 1.0 s before." in killed(*rising(7.9, 7.9))
-    assert "Memory had risen" in killed(*rising(2.1, 7.9), reason="")  # SIGKILL, and nobody says why
+    assert "Memory had risen" in killed(*rising(2.1, 7.9), reason="")  # SIGKILL, without a reason
     assert "Memory " not in killed(*rising(1, 3), reason="")
     assert "Memory " not in killed()
 
@@ -218,7 +218,7 @@ def busy(time, cpu, gpu, node=0):
 def test_a_course_has_a_curve_for_each_node():
     courses = dict(usage.courses(job(busy(0.0, 0, 0, 1), busy(60.0, 90.0, 15.0, 1), used(0.0, 1))))
 
-    assert courses == {  # of the other node there is a single point
+    assert courses == {  # node 0 has a single point
         "Memory in GB": {"node 1": [(0.0, 2.0), (1.0, 4.0)]},
     }
     later = job(*(busy(60.0 * n, 90.0 * n, 15.0 * n, 1) for n in range(3)))

@@ -56,7 +56,7 @@ def recoverable(number, at, message="the disk is away", log="epoch 0\n"):
 
 
 def evicted(number, at):
-    """Return an attempt whose node 1 was evicted four seconds later."""
+    """Return an attempt in which node 1 was evicted four seconds later."""
     pod = f"attempt-{number}"
     return [
         *begun(number, at),

@@ -1,4 +1,4 @@
-"""Where a chart draws which value."""
+"""How a chart draws values, and where."""
 
 import math
 import re
@@ -99,7 +99,7 @@ def test_several_lines_are_told_apart_without_their_colours():
     four = curves({name: [(0, 1.0), (1, 2.0)] for name in "abcd"})
 
     patterns = re.findall(r"\.line\d\{stroke-dasharray:([\d ]+)\}", four.svg)
-    assert len(patterns) == len({*patterns}) == 3  # the first is drawn through
+    assert len(patterns) == len({*patterns}) == 3  # the first line is solid
     assert "dasharray" not in one.svg
 
 

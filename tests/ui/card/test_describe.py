@@ -1,4 +1,4 @@
-"""All that is known of one job.
+"""The full description of one job.
 
 ``GOLDEN=write pytest tests/ui/card/test_describe.py`` writes ``golden/described.*`` anew: read the diff.
 """
@@ -124,7 +124,7 @@ def test_many_attempts_are_told_up_to_a_bound():
 
     assert part(described(state, 71000.0), "Attempts")[-1] == "  and 20 earlier ones"
     assert len(html.encode()) < 100_000
-    assert html.count("Last lines of attempt") == 9  # the newest goes on
+    assert html.count("Last lines of attempt") == 9  # the newest still runs
 
 
 def test_hostile_text_stays_text():

@@ -1,4 +1,4 @@
-"""What makes a card live. What the script does is seen in a browser: ``tests/browser/test_card.py``."""
+"""The script that makes a card live; ``tests/browser/test_card.py`` runs it in a browser."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from nbtorchjob.ui.card import view
 
 
 def given(info):
-    """Return what the script is told."""
+    """Return the argument of the script."""
     match = re.search(
         r"document\.currentScript\.parentElement, (\{.*\})\)</script>$", view.script(info, OFFERS)
     )

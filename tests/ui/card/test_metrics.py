@@ -1,4 +1,4 @@
-"""What a chart shows, as numbers."""
+"""A job's metrics: their summary, their curves, and a table of their values."""
 
 import math
 import re
@@ -48,7 +48,7 @@ def test_a_metric_that_stays_the_same_is_worth_no_chart():
 
 
 def over_rounds(*rounds):
-    """Return what a rank reported in each round."""
+    """Return a rank's reports in each round."""
     points = Series()
     for round_, reports in rounds:
         for seq, report in enumerate(reports):

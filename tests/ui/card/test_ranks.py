@@ -1,4 +1,4 @@
-"""The ranks side by side: made of what they report, and judged by what is usual among them."""
+"""The ranks side by side, by their reports; each is judged by what is usual among them."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.ui.card.retried import begun, evicted, job
 
 
 def running(many, round_=0):
-    """Return a job of one node whose ranks have started at 1000."""
+    """Return a job of one node with ranks that started at 1000."""
     info = JobInfo("swift-otter", created=990.0, nproc_per_node=many)
     started = ev.WorkersStarted(1000.0, 0, 0, round_, tuple(range(many)), many)
     return all_of(JobState(info), ev.NodeStarted(995.0, 0, "here"), started)
@@ -25,19 +25,19 @@ def all_of(state, *facts):
 
 
 def steps(rank, many, pace=0.5, round_=0, **more):
-    """Return one report a step; the first comes at 1000."""
+    """Return a report for each step; the first comes at 1000."""
     return [ev.Reported(1000.0 + n * pace, rank, round_, n, {"step": float(n), **more}) for n in range(many)]
 
 
 def together(many, *, but=()):
-    """Return a job whose ranks have reported 20 steps each, but for what the ranks in ``but`` report."""
+    """Return a job with 20 reported steps for each rank, except for the ranks' reports in ``but``."""
     but = dict(but)
     reports = [report for rank in range(many) for report in but.get(rank, steps(rank, 20))]
     return all_of(running(many), *reports)
 
 
 def cells(state, now=1010.0):
-    """Return the title of each cell, and what stands in it."""
+    """Return the title and the text of each cell."""
     return re.findall('<span title="([^"]*)"[^>]*>(..?)</span>', ranks.html(state, now))
 
 
@@ -142,7 +142,7 @@ def test_a_rank_without_a_report_in_this_round_says_so():
 
 
 def test_a_lost_node_is_lost_and_who_failed_of_that_hasnt_failed():
-    """Node 1 is killed: rank 0's collective breaks, and it waits for the next round."""
+    """Node 1 is killed: rank 0's collective breaks, and rank 0 waits for the next round."""
     lost = Error("DistBackendError", "Connection closed by peer", time=1010.0)
     nodes = [ev.WorkersStarted(1000.0, node, 0, 0, (node,), 2) for node in (0, 1)]
     starts = [ev.NodeStarted(995.0, node, f"host-{node}") for node in (0, 1)]

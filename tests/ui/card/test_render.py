@@ -1,4 +1,4 @@
-"""The card and its plain text, for each way a job can stand.
+"""The card and its plain text, for each state of a job.
 
 ``GOLDEN=write pytest tests/ui/card/test_render.py`` writes ``golden/`` anew: read the diff.
 """
@@ -192,7 +192,7 @@ CASES = {
 
 
 def crowd():
-    """Return the state whose card is the biggest: all that comes from outside is long and hostile."""
+    """Return the state with the biggest card: every text from outside is long and hostile."""
     colours = "".join(f"\x1b[3{n % 8}m&<" for n in range(200))
     text = f"{colours}\n" * 60 + "🦦&" * 3000 + "\n"
     ranks = range(64)
@@ -213,7 +213,7 @@ def crowd():
 
 
 class Tags(HTMLParser):
-    """Collects what a card is made of, and that every tag is closed."""
+    """A parser that collects what a card consists of, and checks that every tag is closed."""
 
     def __init__(self, html):
         super().__init__()
@@ -266,7 +266,7 @@ def test_the_card_is_made_of_what_the_sanitiser_keeps(name):
     assert tags.tags <= {
         *("div", "span", "b", "pre", "details", "summary", "progress", "img", "ul", "li"),
         *("table", "tr", "th", "td", "button", "a", "time"),
-        "style",  # which it drops: what holds the layout is inline
+        "style",  # the sanitiser drops it: the layout's styles are inline
     }
     assert tags.attributes <= {"class", "style", "open", "max", "value", "src", "width", "height", "alt"} | {
         *("tabindex", "title", "cellpadding", "data-commandlinker-command", "data-commandlinker-args"),

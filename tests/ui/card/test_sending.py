@@ -1,4 +1,4 @@
-"""What a cell shows while its job is prepared and sent."""
+"""The output of a cell while its job is prepared and sent."""
 
 import threading
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Stopped ranks are told once where nothing that was written can be updated."""
+"""Stopped ranks are reported once if the output can't update what it has written."""
 
 from functools import reduce
 

@@ -1,4 +1,4 @@
-"""What a card offers of swaps: the values that a running job's code reads, and a cell that was edited."""
+"""Swaps that a card offers: of the values that a running job's code reads, and of an edited cell."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""A failure's frames in the card, with what their variables were folded below each."""
+"""A failure's frames in the card, with the variables of each folded below it."""
 
 import re
 from html import escape

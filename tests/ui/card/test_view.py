@@ -1,4 +1,4 @@
-"""A job in its cell, against a job whose every wait is written down before."""
+"""A job in its cell: a fake job, with a script for every wait."""
 
 import itertools
 
@@ -28,7 +28,7 @@ def log(text, offset=0, round_=0, rank=0):
 
 
 class Waits:
-    """Each wait takes its whole time, and ends as the script says: with facts, or an interrupt."""
+    """A job with waits that take their whole time, and end as scripted: with facts or an interrupt."""
 
     name = "swift-otter"
 
@@ -62,7 +62,7 @@ class Clock:
 
 
 class Seen:
-    """Writes down when what was drawn."""
+    """A display that records what it drew, and when."""
 
     tells = True
 
@@ -223,7 +223,7 @@ def test_a_terminal_shows_what_a_job_printed_that_ended_at_once():
 
 
 class Output:
-    """Stands for one output of a cell."""
+    """A fake for one output of a cell."""
 
     def __init__(self):
         self.bundles: list[dict[str, str]] = []
@@ -241,7 +241,7 @@ class Output:
 @pytest.fixture
 def output(monkeypatch):
     output = Output()
-    monkeypatch.setattr(IPython.display, "display", output)  # which outside of a kernel has no outputs
+    monkeypatch.setattr(IPython.display, "display", output)  # without a kernel it has no outputs
     return output
 
 
@@ -392,7 +392,7 @@ def test_silence_says_once_what_a_job_waits_for_and_where_a_rank_is_stopped(caps
 
 
 class OnLab(Waits):
-    """What runs on a lab: it is interrupted rather than cancelled."""
+    """A turn on a lab, which is interrupted rather than cancelled."""
 
     name = "lab#2"
     info = JobInfo("lab#2")

@@ -174,10 +174,10 @@ def test_two_charts_are_as_wide_as_they_stand_side_by_side_and_their_legends_fit
 
     assert len(charts) == 2
     for chart in charts:
-        assert 'viewBox="0 0 450 200"' in chart  # in a card of 800 px either has half of that
+        assert 'viewBox="0 0 450 200"' in chart  # in a card of 800 px each has half the width
         names = re.findall(r'<text x="([\d.]+)" y="16" font-weight="bold">([^<]*)', chart)
         assert names[0][1] == named
-        assert float(names[-1][0]) + 6.2 * len(names[-1][1]) < 450 - 39  # where the axis has its name
+        assert float(names[-1][0]) + 6.2 * len(names[-1][1]) < 450 - 39  # the axis has its name there
     (alone,) = drawn(render.html("sweep", RUNS[:2], NOW))
     assert 'viewBox="0 0 720 200"' in alone
 
@@ -220,7 +220,7 @@ def test_a_picture_of_many_runs_has_the_best_one():
 
     assert "loss of 300 of 1,001 runs, lowest to highest, by a, b, c" in picture
     assert picture.count("<polyline") == 300
-    assert picture.count('stroke="rgb(9,105,218)"') == 1  # that of the lowest value
+    assert picture.count('stroke="rgb(9,105,218)"') == 1  # the run with the lowest loss
 
 
 def test_a_metric_that_is_bigger_than_a_float_is_no_point_of_a_sparkline():

@@ -1,4 +1,4 @@
-"""A server's TLS, for those who need it."""
+"""Fixtures of the API tests: a server's TLS."""
 
 import shutil
 import ssl
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def tls(tmp_path):
-    """Return a server's TLS, whose certificate authority lies in ``ca.crt``."""
+    """Return a server's TLS context; its certificate authority is ``ca.crt`` in ``tmp_path``."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"

@@ -1,4 +1,4 @@
-"""Asking the API, asking again, and what must not happen twice."""
+"""API requests and their retries, and effects that must not happen twice."""
 
 import asyncio
 import json
@@ -56,11 +56,11 @@ async def test_retry_after_is_heeded(server, client, monkeypatch):
     real = asyncio.sleep
 
     async def sleep(seconds):
-        if sys._getframe(1).f_globals["__name__"] == api_client.__name__:  # others follow jobs
+        if sys._getframe(1).f_globals["__name__"] == api_client.__name__:  # other modules follow jobs
             waits.append(seconds)
         await real(0)
 
-    # Seconds that a server asks for are whole ones, and where they are waited out is all that shows them.
+    # Retry-After is in whole seconds, and only the client's sleep shows how long it waits.
     monkeypatch.setattr(asyncio, "sleep", sleep)
     busy = Reply(429, b"Too many requests", {"Retry-After": "3"})
     date = Reply(429, b"Too many requests", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
@@ -115,7 +115,7 @@ async def test_an_answer_of_another_shape_is_refused_in_one_line(server, client,
 
 @scripted
 async def test_an_answer_that_comes_a_byte_at_a_time_is_given_up(server, client, monkeypatch):
-    # A minute else, and nothing that a user could set.
+    # The default is a minute, and users can't set it.
     defaults = connection.Request.__new__.__defaults__ or ()
     monkeypatch.setattr(connection.Request.__new__, "__defaults__", (*defaults[:-1], 0.2))
 
@@ -331,7 +331,7 @@ def test_a_fork_has_a_client_of_its_own():
 
 @pytest.fixture
 def haste(monkeypatch):
-    """Wait for hundredths of the time that a person does."""
+    """Shorten the waits for a silent server, and for the small request that tests it."""
     monkeypatch.setattr(api_client, "_SILENT_S", 0.03)
     monkeypatch.setattr(api_client, "_SMALL_S", 0.3)
 
@@ -345,7 +345,7 @@ async def test_a_server_that_lets_connect_and_says_nothing_is_away(server, clien
 
     with pytest.raises(UnreachableError, match=r"doesn't answer \(timed out\)"):
         await client.unless_away(client.get(POD))
-    assert len(came) == 2  # it was asked something small, too
+    assert len(came) == 2  # the second one carries the small request
     for writer in came:
         writer.close()
     deaf.close()
@@ -383,7 +383,7 @@ async def test_a_server_that_has_answered_is_waited_for_though_it_says_nothing_f
     server.on("/version", status(503, "etcd is gone"))
 
     first = await client.get(POD)
-    asyncio.get_running_loop().call_later(0.1, back.set)  # thrice as long as one that isn't known has
+    asyncio.get_running_loop().call_later(0.1, back.set)  # thrice the limit of an unknown server
 
     assert await client.unless_away(client.get(POD), patient=True) == first
 

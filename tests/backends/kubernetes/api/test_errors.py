@@ -1,4 +1,4 @@
-"""Every refusal that a real cluster gave says in one line what was wrong and what to do."""
+"""Each refusal recorded on a real cluster becomes one line: what was wrong, and what to do."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ JOB = Target(PYTORCHJOBS, "team", "train")
 
 pytestmark = pytest.mark.skipif(not RECORDED.is_dir(), reason="no recordings beside the checkout")
 
-# What the line must contain, by recording.
+# Words that the line must contain, by recording.
 EXPECTED = {
     "400-fieldvalidation-strict": ["(400)", 'unknown field "spec.typo"'],
     "401-bad-token": ["credentials", "log in again"],
@@ -67,7 +67,7 @@ EXPECTED = {
 
 
 def target(path):
-    """Return what a recorded request was about."""
+    """Return the target of a recorded request."""
     parts = [part for part in urlsplit(path).path.split("/") if part]
     group, version, rest = (
         ("", parts[1], parts[2:]) if parts[0] == "api" else (*[*parts, "", ""][1:3], parts[3:])
@@ -80,7 +80,7 @@ def target(path):
 
 
 def recorded(path):
-    """Return the error for a recorded answer, or None for one that is no refusal."""
+    """Return the error for a recorded answer, or None if the answer isn't a refusal."""
     record = json.loads(path.read_text())
     answer = record.get("response") or {}
     if not isinstance(answer.get("status"), int) or answer["status"] < 400:

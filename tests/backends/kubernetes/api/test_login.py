@@ -25,7 +25,7 @@ FOUND = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a", "uid": "a"
 
 
 def attempt(client=None, **environment):
-    """Ask a cluster for a pod, and give what it raises."""
+    """Ask a cluster for a pod; return the text of the error that this raises."""
 
     async def work():
         used = client or Client(pause=0.001)
@@ -41,7 +41,7 @@ def attempt(client=None, **environment):
 
 @pytest.fixture
 def login_command(tmp_path):
-    """Return a login command that says what lies in the file ``token``, or fails where there is none."""
+    """Return a kubeconfig user with a login command that prints the file ``token``, or fails without it."""
     token, script = tmp_path / "token", tmp_path / "login"
     script.write_text(
         f"#!{sys.executable}\n"
@@ -231,7 +231,7 @@ async def test_no_proxy_leads_to_this_machine(server, client, monkeypatch):
 async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, monkeypatch, tmp_path, tls):
     (tmp_path / "token").write_text("of-the-pod")
     (tmp_path / "namespace").write_text("team\n")
-    # Where Kubernetes mounts it is no place for a test to write to.
+    # A test can't write to the folder in which Kubernetes mounts the account.
     monkeypatch.setattr(login, "ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
 
@@ -250,7 +250,7 @@ async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, m
 
 
 _PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nnot one\n-----END CERTIFICATE-----\n").decode()
-# Words of kubernetes 37, aiohttp 3, PyYAML 6 and Python for these faults.
+# How kubernetes 37, aiohttp 3, PyYAML 6 and Python word these faults.
 _LIBRARIES = re.compile(
     r"Errno|object|NoneType|_ssl\.c|Invalid kube-config|does not exists|Expect\w+ (key|value)|indices|<stream"
 )
@@ -273,7 +273,7 @@ def exec_(command):
 
 
 def said(text_or_config, monkeypatch, tmp_path, context=None):
-    """Return what a login says with this kubeconfig."""
+    """Return the error message of a login with this kubeconfig."""
     text = text_or_config if isinstance(text_or_config, str) else yaml.safe_dump(text_or_config)
     (tmp_path / "kubeconfig").write_text(text)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
@@ -316,7 +316,7 @@ def said(text_or_config, monkeypatch, tmp_path, context=None):
         ),
         (config(exec_("no-such-login")), "logs in with no-such-login, which isn't installed: install it"),
         (config(exec_("./no-such-login")), "logs in with ./no-such-login, which isn't installed"),
-        # What only the loader finds out.
+        # A fault that only the loader finds.
         (
             config(cluster={"server": "https://h", "certificate-authority-data": _PEM}),
             "`kubectl --context c version`",

@@ -1,4 +1,4 @@
-"""Of many logs most share their connections, where the server speaks HTTP/2."""
+"""Most of many logs share connections if the server speaks HTTP/2."""
 
 import asyncio
 import resource
@@ -22,7 +22,7 @@ LOG = Target(PODS, "ns", "p", "log")
 
 @pytest.fixture
 def serving(tls, tmp_path, monkeypatch):
-    """Return what runs a coroutine function with a server and a client of it."""
+    """Return a function that runs a coroutine function with a server and a reader of its logs."""
 
     def run(test, make=MultiplexedServer, base="", **options):
         async def work():
@@ -45,7 +45,7 @@ def serving(tls, tmp_path, monkeypatch):
 
 
 class Reader:
-    """Opens logs, which stay open until the test ends."""
+    """A reader that keeps its logs open until the test ends."""
 
     def __init__(self, client, stack):
         self.client = client
@@ -56,7 +56,7 @@ class Reader:
         return await self._stack.enter_async_context(log)
 
     async def shared(self):
-        """Open as many as have connections of their own, and then one more."""
+        """Open as many logs as get connections of their own, then one more; return the last."""
         await asyncio.gather(*[self.open() for _ in range(APART)])
         return await self.open()
 
@@ -210,7 +210,7 @@ def test_a_connection_that_has_died_without_a_word_is_found_out(serving, monkeyp
     async def test(server, reader):
         server.on(LOG.path, Stream([], HANG))
         answer = await reader.shared()
-        await asyncio.sleep(0.2)  # it gives signs of life all the while
+        await asyncio.sleep(0.2)  # the server answers pings all the while
         server.links[0].flush = lambda: None
         with pytest.raises(UnreachableError):
             await whole(answer)

@@ -1,4 +1,4 @@
-"""Which proxy leads to an API server."""
+"""The choice of the proxy to an API server."""
 
 import re
 
@@ -36,7 +36,7 @@ def environment(monkeypatch):
         ("https://localhost:6443", "", False),
         ("https://127.0.0.1:6443", "", False),
         ("https://[::1]:6443", "", False),
-        ("http://10.1.2.3:8001", "", False),  # HTTPS_PROXY isn't for those
+        ("http://10.1.2.3:8001", "", False),  # HTTPS_PROXY doesn't apply to http
     ],
 )
 def test_it_is_found_as_kubectl_finds_it(server, except_for, proxied, monkeypatch):
@@ -73,7 +73,7 @@ def test_one_of_the_settings_of_macos_is_not_named_after_the_kubeconfig(monkeypa
     monkeypatch.delenv("HTTPS_PROXY")
     monkeypatch.setattr(
         proxies, "getproxies", lambda: {"https": "http://corp:3128"}
-    )  # as urllib has them there
+    )  # as urllib returns them on macOS
 
     assert proxies.to_server(SERVER) == "http://corp:3128"
     assert "(the system's settings)" in proxies.named("http://corp:3128", SERVER)

@@ -1,4 +1,4 @@
-"""One list and watch for all: what a subscriber hears, whatever becomes of the watch."""
+"""One list and watch for all subscribers: the changes that each receives, however the watch ends."""
 
 import asyncio
 import json
@@ -48,13 +48,13 @@ async def take(changes, count):
 
 
 async def hear(reflector, count, api=PODS, wants=everything, fields=""):
-    """Subscribe, give the first changes, and leave."""
+    """Subscribe, return the first changes, and unsubscribe."""
     async with aclosing(reflector.subscribe(api, wants, fields=fields)) as changes:
         return await take(changes, count)
 
 
 def versions(server):
-    """Return from where each watch went on; "list" for a list."""
+    """Return the resourceVersion from which each watch started; "list" for a list."""
     return [one.query.get("resourceVersion", "list") for one in server.asked]
 
 
@@ -217,7 +217,7 @@ async def test_a_silent_connection_is_cut(server, client):
 
 @scripted
 async def test_a_watch_without_any_word_is_not_trusted(server, client):
-    """A server that was set back waits for a resourceVersion from the future, in silence."""
+    """A server that was reset to an earlier state waits silently for a resourceVersion from the future."""
     server.on(PATH, listing(version="99"), Stream([]), listing(pod("a"), version="5"), watching())
 
     assert (await hear(Reflector(client, "ns"), 2))[-1] == ("ADDED", "a", "1")

@@ -1,4 +1,4 @@
-"""What waits for a slow subscriber: of each object the newest state, and when it was first deleted."""
+"""A slow subscriber's queue: the newest state of each object, and when the object was first deleted."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def test_only_the_newest_state_waits_and_an_object_that_is_new_stays_new(slow):
     assert changes == [Change(ADDED, pod("b", 2)), Change(ADDED, pod("a", 3))]
 
 
-# Recorded with Kubernetes 1.36: 5 s until :26, and as its containers had ended 0 s until :25.
+# Recorded with Kubernetes 1.36: 5 s until :26, then, once its containers had ended, 0 s until :25.
 def test_a_pod_that_was_deleted_and_has_ended_was_deleted_first(slow):
     asked, gone = pod("a", 2, **deleted(26, 5)), pod("a", 4, **deleted(25, 0))
     changes = taken(slow, (MODIFIED, asked), (MODIFIED, gone), (DELETED, gone))

@@ -1,4 +1,4 @@
-"""What isn't a Kubernetes API is told in one line, wherever one asks, in bounded memory."""
+"""A server that isn't a Kubernetes API is reported in one line everywhere, in bounded memory."""
 
 import pytest
 from hypothesis import given
@@ -14,16 +14,16 @@ from nbtorchjob.frontends.cli import main
 from tests.backends.kubernetes import wrong
 from tests.backends.kubernetes.recordings import Recording, scenarios
 
-MOST = 100 << 20  # bytes: what is taken of a page, and of smaller ones
+MOST = 100 << 20  # bytes: an upper bound for one page and its retries as smaller pages
 
 
 @pytest.fixture
 def far(tmp_path, monkeypatch):
-    """Return what serves a wrong answer as a cluster where jobs were sent to."""
+    """Return a function that serves a wrong answer as a cluster to which jobs were sent."""
     remember(Scope("far", "ml"))
 
     def serve(name, **more):
-        # Half a minute of tries else, and a minute for each, and nothing that a user could set.
+        # The defaults are half a minute of tries and a minute for each, and users can't set them.
         monkeypatch.setattr(client, "_PATIENCE_S", 0.1)
         if name == "a byte now and then":
             defaults = connection.Request.__new__.__defaults__ or ()
@@ -34,7 +34,7 @@ def far(tmp_path, monkeypatch):
 
 
 def one_line(text):
-    """Hold what a person is told to one line, in plain letters."""
+    """Check that an output is one short, printable line; return the line."""
     [line] = text.splitlines()
     assert len(line) < 400
     assert line.isprintable()
@@ -63,7 +63,7 @@ def test_one_that_says_what_is_served_is_one_line_too(name, far, capfd):
 
 
 def paths_in(obj, path=()):
-    """Yield where something stands in an object, but for its kind and names of keys."""
+    """Yield the path of each value in an object, its own first."""
     yield path
     items = obj.items() if isinstance(obj, dict) else enumerate(obj) if isinstance(obj, list) else ()
     for key, value in items:
@@ -71,7 +71,7 @@ def paths_in(obj, path=()):
 
 
 def changed(obj, path, value):
-    """Return a copy of an object with something else at a place."""
+    """Return a copy of an object with another value at a path."""
     if not path:
         return value
     copy = dict(obj) if isinstance(obj, dict) else list(obj)

@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens, and the Roles and RoleBindings that tests create like anybody else."""
+"""Authentication and authorization: bearer tokens, and the Roles and RoleBindings that tests create."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from tests.backends.kubernetes.cluster.store import Store
 
 ADMIN = "admin"
 ANONYMOUS = "system:anonymous"
-# The operators: they ask without a connection, so none of their requests is counted or troubled.
+# The operators. They use no connection, so their requests are neither counted nor hit by faults.
 CONTROLLER = "system:controller"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What somebody wants to do; `resource` may be of a group that isn't served."""
+    """A user's request, allowed or not; `resource` may be of a group that isn't served."""
 
     verb: str
     group: str
@@ -26,14 +26,14 @@ class Attempt:
 
 @dataclass
 class Access:
-    """The tokens known, and the rules bound to the users behind them."""
+    """The known tokens, and the rules bound to their users."""
 
     store: Store
     tokens: dict[str, str] = field(default_factory=dict)
     attempts: dict[str, list[Attempt]] = field(default_factory=lambda: defaultdict(list))
 
     def user(self, header: str) -> str:
-        """Return the user behind an Authorization header; 401 for a token nobody knows (any more)."""
+        """Return the user of an Authorization header; refuse an unknown or expired token with 401."""
         if not header:
             return ANONYMOUS
         user = self.tokens.get(header.removeprefix("Bearer ").strip())
@@ -42,7 +42,7 @@ class Access:
         return user
 
     def allows(self, user: str, attempt: Attempt) -> bool:
-        """Say whether a RoleBinding of the namespace gives this to the user."""
+        """Return whether a RoleBinding of the namespace allows this to the user."""
         if user in (ADMIN, CONTROLLER):
             return True
         bindings = self.store.list(BINDINGS, attempt.namespace) if attempt.namespace else []
@@ -58,7 +58,7 @@ class Access:
         return obj.get("rules", []) if obj else []
 
     def check(self, user: str, resource: Resource, attempt: Attempt) -> None:
-        """Refuse what the user may not do, in the server's words; before it is known whether it is served."""
+        """Refuse what the user may not do, in the server's words, even if the resource isn't served."""
         self.attempts[user].append(attempt)
         if self.allows(user, attempt):
             return
@@ -72,7 +72,7 @@ class Access:
 
 
 def _called(subject: Object) -> str:
-    """Return the user that a subject is; of a ServiceAccount as the API server calls it."""
+    """Return the user name of a subject; for a ServiceAccount, the name that the API server gives it."""
     if subject.get("kind") == "ServiceAccount":
         return f"system:serviceaccount:{subject['namespace']}:{subject['name']}"
     return str(subject.get("name"))

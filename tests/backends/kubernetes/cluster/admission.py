@@ -1,4 +1,4 @@
-"""What a new or changed object must pass: names, schemas, defaults, webhooks, quota."""
+"""The admission of new and changed objects: names, schemas, defaults, webhooks, quota."""
 
 import re
 
@@ -22,7 +22,7 @@ LABEL_RULE = (
     "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
 )
 ANNOTATIONS_LIMIT = 256 * 1024
-# etcd's limit of a request; built-in objects are stored more tightly than JSON and hardly meet it.
+# etcd's limit of a request; built-in objects are stored more compactly than JSON and hardly reach it.
 STORE_LIMIT = 1_572_864
 
 
@@ -50,7 +50,7 @@ class Admission:
         return obj
 
     def _check_security(self, call: Call, obj: Object) -> None:
-        """Refuse a pod that the namespace's level forbids; of a Job's pods only warn."""
+        """Refuse a pod that the namespace's level forbids; for a Job's pods, only warn."""
         space = self._store.find(NAMESPACES, "", call.namespace) if call.resource in (PODS, JOBS) else None
         level = ((space or {}).get("metadata", {}).get("labels") or {}).get(podsecurity.LABEL)
         if level is None:
@@ -77,7 +77,7 @@ class Admission:
         return obj
 
     def _fit(self, call: Call, obj: Object) -> Object:
-        """Hold the object against its schema: defaults in, unknown fields out or refused."""
+        """Fit the object to its schema: add defaults, and drop or refuse unknown fields."""
         schema = job_schema() if call.resource == JOBS else call.resource.schema
         if schema is None:
             return obj

@@ -113,7 +113,7 @@ def _failure_policy(spec: Object) -> Iterable[Cause]:
 
 
 def changes(resource: Resource, obj: Object, before: Object) -> Iterable[Cause]:
-    """Yield what may not be changed and was."""
+    """Yield a cause for each changed field that is immutable."""
     if resource == SECRETS and before.get("immutable"):
         changed = any(obj.get(name) != before.get(name) for name in ("data", "stringData"))
         if changed or not obj.get("immutable"):
@@ -126,7 +126,7 @@ def changes(resource: Resource, obj: Object, before: Object) -> Iterable[Cause]:
 
 
 def default(resource: Resource, obj: Object) -> None:
-    """Fill in what the server does."""
+    """Fill in the server's defaults."""
     if resource == PODS:
         _default_pod(obj)
     elif resource == JOBS:
@@ -165,7 +165,7 @@ def _default_pod_spec(spec: Object) -> None:
         container.setdefault("terminationMessagePolicy", "File")
         container.setdefault("imagePullPolicy", "IfNotPresent")
         container.setdefault("resources", {})
-        # A limit is a request too, unless one is given.
+        # A limit is also the request, unless the container has one.
         if limits := container["resources"].get("limits"):
             container["resources"]["requests"] = {**limits, **container["resources"].get("requests", {})}
 

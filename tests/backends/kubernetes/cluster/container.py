@@ -20,7 +20,7 @@ NEVER_STARTED = "1970-01-01T00:00:00Z"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a container ended, as `state.terminated` shows it."""
+    """The end of a container, as `state.terminated` shows it."""
 
     code: int
     reason: str
@@ -30,7 +30,7 @@ class Ended:
     id: str
 
     def state(self) -> Object:
-        """Return the object."""
+        """Return the container's state."""
         shown: Object = {"exitCode": self.code, "reason": self.reason}
         if self.message:
             shown["message"] = self.message
@@ -46,14 +46,14 @@ class Container:
     ) -> None:
         self.id = uuid.uuid4().hex * 2
         self.log = Log(folder / "logs", self.id, ahead_s)
-        self.ahead_s = ahead_s  # of the host's clock, which stamps its log and its times
+        self.ahead_s = ahead_s  # seconds by which the host's clock, which stamps log and times, is ahead
         self.started = now(later_s=int(ahead_s))
         self.command = command
         self.over = asyncio.Event()
         self._spec, self._first = spec, first
         self._reason = ""
         self._process: Program | None = None
-        self._pending: asyncio.Task[None] | None = None  # which nobody else holds
+        self._pending: asyncio.Task[None] | None = None  # the only reference to the task
 
     async def start(self) -> None:
         """Start the process; it leads a session of its own."""
@@ -65,7 +65,7 @@ class Container:
             )
         except OSError as error:
             os.close(reader)
-            # The kernel refuses an environment that is too big after the container has been made.
+            # The kernel refuses an environment that is too big only after the container has been created.
             self.log.write(f"exec {command.argv[0]}: {os.strerror(error.errno or 0).lower()}\n".encode())
         else:
             self._listen(reader)
@@ -92,7 +92,7 @@ class Container:
         loop.add_reader(reader, read)
 
     async def wait(self) -> Ended:
-        """Wait for the end: when the first process ends, all others of the container do."""
+        """Wait for the end: all processes of the container end with the first."""
         code = 1
         if self._process is not None:
             code = await _ended(self._process)
@@ -106,10 +106,10 @@ class Container:
         return Ended(shown, reason, self._message(failed=shown != 0), self.started, ended, self.id)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the first process, which is all that a pod's end does at first.
+        """Send a signal to the first process, as the end of a pod does at first.
 
-        In a container that process is PID 1, which gets no signal that it has no handler for, except SIGKILL; but not
-        so where the pod's containers share one process namespace.
+        In a container that process is PID 1, which gets only SIGKILL and the signals that it handles. If the
+        pod's containers share one process namespace, it isn't PID 1.
         """
         process = self._process
         if process is None:
@@ -120,9 +120,9 @@ class Container:
             self._pending = asyncio.get_running_loop().create_task(self._unblocked(process, number))
 
     async def _unblocked(self, process: Program, number: int) -> None:
-        """Send a signal that came while it was blocked, if there is a handler by the time that it no longer is.
+        """Send a signal that was blocked when it came, if the process handles it once it is unblocked.
 
-        So it is for PID 1 (seen in a process namespace, Linux 6.18); a shell blocks all while it starts a program.
+        PID 1 does so (seen in a process namespace, Linux 6.18); a shell blocks all while it starts a program.
         """
         while not self.over.is_set() and not _in(process.pid, "SigCgt", number):
             if not _in(process.pid, "SigBlk", number):
@@ -132,7 +132,7 @@ class Container:
             process.send_signal(number)
 
     def kill(self, reason: str = "") -> None:
-        """Kill all of it; `reason` OOMKilled is what the kernel's killer leaves."""
+        """Kill the container; the `reason` after a kill by the kernel's OOM killer is OOMKilled."""
         self._reason = reason
         self.signal(signal.SIGKILL)
 
@@ -153,7 +153,7 @@ async def _ended(process: Program) -> int:
 
 
 def _in(pid: int, mask: str, number: int) -> bool:
-    """Return whether a process has a signal in a mask: those that it handles, or blocks."""
+    """Return whether a signal is in a process's mask of handled or blocked signals."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

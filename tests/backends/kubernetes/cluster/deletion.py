@@ -1,4 +1,4 @@
-"""Deleting: grace, finalizers, what happens to dependents, and namespaces with all that is in them."""
+"""Deletion: grace periods, finalizers, dependents, and namespaces with all that is in them."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ Place = tuple[Resource, Key]
 
 
 def delete(store: Store, resource: Resource, obj: Object, options: Object) -> Object | None:
-    """Delete as DeleteOptions say; give the object if it stays for now, None if it is gone."""
+    """Delete as DeleteOptions say; return the object if it stays for now, None if it is gone."""
     _check(resource, obj, options)
     policy = options.get("propagationPolicy") or _default_policy(resource)
     if resource == NAMESPACES:
@@ -30,19 +30,19 @@ def delete(store: Store, resource: Resource, obj: Object, options: Object) -> Ob
     marks |= _when(meta, grace)
     if grace or finalizers:
         return store.mark(resource, obj, **marks)
-    # The end of a pod is seen twice: a deletion without grace, and then the deletion.
+    # A pod's end causes two changes: a deletion timestamp without grace, and then the removal.
     store.remove(resource, store.mark(resource, obj, **marks) if resource == PODS else obj)
     return None
 
 
 def _when(meta: Object, grace: int) -> Object:
-    """Return until when it is being deleted: a shorter grace ends it sooner, a longer one changes nothing."""
+    """Return the metadata of its deletion: a shorter grace moves it up, a longer one changes nothing."""
     if "deletionTimestamp" not in meta:
         return {"deletionTimestamp": now(later_s=grace), "deletionGracePeriodSeconds": grace}
     before = meta["deletionGracePeriodSeconds"]
     if grace >= before:
         return {}
-    # What ends it at once is dated anew (recorded with 1.36: 5 s until :26, then 0 s until :25).
+    # Without grace, the deletion is dated anew (recorded with 1.36: 5 s until :26, then 0 s until :25).
     end = later(meta["deletionTimestamp"], grace - before) if grace else now()
     return {"deletionTimestamp": end, "deletionGracePeriodSeconds": grace}
 
@@ -65,12 +65,12 @@ def _check(resource: Resource, obj: Object, options: Object) -> None:
 
 
 def _default_policy(resource: Resource) -> str:
-    # A batch Job is deleted as its first version was, when nothing collected its pods.
+    # A batch Job has the default of its first version, when nothing collected its pods.
     return "Orphan" if resource == JOBS else "Background"
 
 
 def _grace(pod: Object, options: Object) -> int:
-    """Return the seconds a pod gets: none when no process of it can be running."""
+    """Return a pod's grace period in seconds: 0 if no process of it can be running."""
     ended = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
     if not pod["spec"].get("nodeName") or ended:
         return 0
@@ -97,10 +97,10 @@ def _close_namespace(store: Store, name: str) -> None:
 
 
 class Collector:
-    """The garbage collector: dependents follow their owners, or are let go.
+    """The garbage collector: it deletes dependents with their owners, or orphans them.
 
-    It keeps what it needs to know from each change, as a cluster's own does: most changes are none of its business, and
-    to look through all objects at each would take a third of a test. `lag_s` is how long it takes to begin.
+    Like a cluster's own, it keeps what it needs to know from each change: most changes don't concern it, and
+    a look at all objects at each would take a third of a test. `lag_s` is the delay before it begins.
     """
 
     def __init__(self, store: Store) -> None:
@@ -108,13 +108,13 @@ class Collector:
         self._store = store
         self._due = False
         self._living: dict[str, Place] = {}
-        # In the order in which they came to be so.
+        # Both in order of insertion.
         self._dependents: dict[Place, None] = {}
         self._leaving: dict[Place, None] = {}
         store.hooks.append(self._notice)
 
     def _notice(self, change: Change) -> None:
-        """Look again soon, if it may matter: not at once, as a write must be finished before the next one."""
+        """Note a change; collect soon if it matters, but not at once, as a write must end before the next."""
         meta, place = change.object["metadata"], (change.resource, key_of(change.object))
         here = change.type != "DELETED"
         leaving, owners = here and "deletionTimestamp" in meta, here and meta.get("ownerReferences")
@@ -137,7 +137,7 @@ class Collector:
                 _close_namespace(self._store, name)
 
     def _follow(self, resource: Resource, key: Key) -> None:
-        """Delete what has no owner left, or whose owner waits for it."""
+        """Delete an object that has no owner left, or an owner that waits for its deletion."""
         obj = self._store.find(resource, *key)
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             return
@@ -153,7 +153,7 @@ class Collector:
         return self._store.find(resource, *key)
 
     def _release(self, resource: Resource, key: Key) -> None:
-        """Take the collector's own finalizers off an owner whose dependents are gone, or have been let go."""
+        """Remove the collector's own finalizers from an owner once its dependents are gone or orphaned."""
         owner = self._store.find(resource, *key)
         mine = set(owner["metadata"].get("finalizers", ())) & {FOREGROUND, ORPHAN} if owner else None
         if not owner or not mine:

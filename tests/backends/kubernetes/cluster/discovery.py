@@ -1,4 +1,4 @@
-"""/version, /api, /apis and what stands under them."""
+"""/version, /api, /apis and the documents under them."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ def answer(path: str, resources: Iterable[Resource]) -> Object | None:
     """Return the document at a discovery path, None if there is none."""
     entries = [*resources, REVIEWS, WHO]
     parts = path.strip("/").split("/")
-    if len(parts) > 3:  # as nearly all that is asked
+    if len(parts) > 3:  # like nearly all requests
         return None
     if parts == ["version"]:
         return dict(VERSION)

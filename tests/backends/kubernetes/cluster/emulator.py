@@ -1,4 +1,4 @@
-"""The cluster as tests hold it: what they arrange, what they look at, and the faults, each a method."""
+"""The cluster as tests use it: methods that arrange it, that inspect it, and that cause faults."""
 
 import json
 import os
@@ -31,28 +31,28 @@ class Emulator(Machine):
         self._begin()
         return self
 
-    # What a test arranges.
+    # Arrangements.
 
     def namespace(self, name: str, security: str = "") -> str:
-        """Make a namespace, with what every namespace has, of a Pod Security level; give its name."""
+        """Create a namespace, with its default objects and a Pod Security level; return its name."""
         self._do(namespace, self._store, name, {podsecurity.LABEL: security} if security else {})
         return name
 
     def user(self, name: str) -> Path:
-        """Return a kubeconfig for a user with a token of their own; only `admin` may do anything yet."""
+        """Return a kubeconfig for a user, with a new token; users other than `admin` have no rights yet."""
         token = self._token(name)
         path = self._folder / f"{name}-{token}.kubeconfig"
         path.write_text(json.dumps(kubeconfig(self.url, name, token)))
         return path
 
     def kubectl_config(self) -> Path:
-        """Return a kubeconfig of an administrator that kubectl takes (`create --validate=false`: there is no OpenAPI)."""
+        """Return an administrator's kubeconfig for kubectl (`create --validate=false`: no OpenAPI)."""
         path = self._folder / "kubectl.kubeconfig"
         path.write_text(json.dumps(kubeconfig(self.admin_url, ADMIN, "in the path")))
         return path
 
     def collection(self, body: Object) -> str:
-        """Return the path where an object is created."""
+        """Return the path of the collection to which an object belongs."""
         version, kind, space = body["apiVersion"], body["kind"], body["metadata"].get("namespace", "")
         resources = [
             resource
@@ -62,7 +62,7 @@ class Emulator(Machine):
         return collection(version, resources[0].plural, space)
 
     def request(self, method: str, path: str, body: Object | None = None) -> Object:
-        """Send a request as administrator, a PATCH as a merge patch; give the answer, urllib's HTTPError if it is a refusal."""
+        """Send a request as administrator (PATCH merges); return the answer, or raise urllib's HTTPError."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.admin_url + path, data, {"Content-Type": kind}, method=method)
@@ -71,16 +71,16 @@ class Emulator(Machine):
         return answer
 
     def converse(self, talk: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
-        """Return what comes of a conversation with the API server, as the operators have it: without a connection."""
+        """Return the result of ``talk`` with a client that needs no connection, like the operators'."""
         return self._run(talk, self._inside)
 
     def expire_tokens(self, name: str) -> None:
-        """Let every token of a user be unknown: 401 from now on."""
+        """Forget every token of a user: 401 from now on."""
         kept = {token: user for token, user in self._access.tokens.items() if user != name}
         self._do(setattr, self._access, "tokens", kept)
 
     def allow(self, user: str, namespace: str, rules: list[Object]) -> None:
-        """Bind a Role of these rules to the user in a namespace."""
+        """Bind a Role with these rules to the user in a namespace."""
         group = "rbac.authorization.k8s.io"
         meta = {"name": f"{user}-{secrets.token_hex(3)}", "namespace": namespace}
         role = {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": meta, "rules": rules}
@@ -104,10 +104,10 @@ class Emulator(Machine):
             {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": spec},
         )
 
-    # What a test looks at.
+    # Inspection.
 
     def objects(self, path: str) -> list[Object]:
-        """Return what lies at the path of a namespace's collection, as a list of it does; without a request, to be asked often."""
+        """Return a namespaced collection's objects, by its path; without a request, so tests can poll."""
         base, _, rest = path.strip("/").partition("/namespaces/")
         namespace, _, plural = rest.partition("/")
         version = base.removeprefix("apis/").removeprefix("api/")
@@ -120,7 +120,7 @@ class Emulator(Machine):
         return list(self._server.requests)
 
     def attempts(self, user: str) -> list[Attempt]:
-        """Return what a user has done, or tried to."""
+        """Return a user's attempts, refused ones included."""
         return list(self._access.attempts[user])
 
     @property
@@ -129,13 +129,13 @@ class Emulator(Machine):
         return list(self._watches.open)
 
     def history(self, namespace: str) -> list[Change]:
-        """Return all that happened in a namespace, in order."""
+        """Return all changes in a namespace, in order."""
         return list(self._changes[namespace])
 
     # Faults.
 
     def cut(self, path: str = "") -> int:
-        """Break open watches and followed logs whose path matches the pattern; say how many."""
+        """Break open watches and followed logs with a path that matches the pattern; return how many."""
         return self._do(self._faults.cut, path)
 
     def trouble(self, code: int, path: str = "", *, times: int = 1, method: str = "") -> None:
@@ -144,7 +144,7 @@ class Emulator(Machine):
 
     @contextmanager
     def slow_logs(self, seconds: float) -> Iterator[None]:
-        """Have each piece of a log, of 256 KiB, take so long."""
+        """Make each 256 KiB piece of a log take this many seconds."""
         self._faults.piece_s = seconds
         try:
             yield
@@ -154,9 +154,9 @@ class Emulator(Machine):
     def meanwhile(
         self, method: str, path: str, act: Callable[[], None], *, user: str = "", after: bool = False
     ) -> None:
-        """Have something done before the next such request is carried out, or after that, before it is answered.
+        """Call ``act`` before the next such request is carried out, or after that, before it is answered.
 
-        If that raises ConnectionError, the request goes no further.
+        If ``act`` raises ConnectionError, the request goes no further.
         """
         self._do(self._faults.moments.append, Moment(user, method, re.compile(path), after, act))
 
@@ -175,16 +175,16 @@ class Emulator(Machine):
         self._run(self._server.start)
 
     def evict(self, namespace: str, *pods: str, why: tuple[str, str] = EVICTED) -> None:
-        """Take pods away for a reason that is not their own: (reason, message) of the condition DisruptionTarget."""
+        """Evict pods; ``why`` is the (reason, message) of their condition DisruptionTarget."""
         self._each(pods, lambda pod: evict(self._store, self._store.get(PODS, namespace, pod), *why))
 
     def taint(self, *keys: str) -> None:
-        """Let the host have these taints and no other, with the effect NoSchedule."""
+        """Set the host's taints to exactly these, with the effect NoSchedule."""
         taints = [{"key": key, "effect": "NoSchedule"} for key in keys]
         self.request("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": taints}})
 
     def oom_kill(self, namespace: str, *pods: str) -> None:
-        """Kill the pods' containers as the kernel does for memory."""
+        """Kill the pods' containers as the kernel's OOM killer does."""
         self._each(pods, lambda pod: self._life(namespace, pod).kill("OOMKilled"))
 
     def signal(self, namespace: str, pod: str, number: int) -> None:
@@ -192,9 +192,9 @@ class Emulator(Machine):
         self._each((pod,), lambda name: self._life(namespace, name).signal(number))
 
     def fail_pods(self, namespace: str, *pods: str, why: tuple[str, str], disrupted: str = "") -> None:
-        """End pods as the kubelet does by itself, with this reason and message: `Evicted` for their own use, and so on.
+        """End pods as the kubelet does by itself, with a reason and message: `Evicted` for their usage, say.
 
-        With `disrupted`, the reason of that condition, it isn't their own doing: their host runs short.
+        With `disrupted`, the reason of a DisruptionTarget condition, it is the host's fault: it runs short.
         """
         together = Together()
 
@@ -206,33 +206,33 @@ class Emulator(Machine):
         self._each(pods, fail)
 
     def kill_pods(self, namespace: str, *pods: str) -> None:
-        """Kill pods that have been asked to end, as when their grace period is over."""
+        """Kill pods that are being ended, as at the end of their grace period."""
         self._each(pods, lambda pod: self._life(namespace, pod).kill())
 
-    # How pods go on that wait to be told, by uid; what is gone already needn't be told.
+    # Progress of pods that wait for the test, by uid; a pod that is already gone is skipped.
 
     def at_gate(self, pod: str) -> bool:
-        """Say whether a process of the pod has come to the program `gate`, which ends when it is told to."""
+        """Return whether a process of the pod has come to the program `gate`, which ends on `open_gate`."""
         return any(life.gate.exists() for life in self._lives(pod))
 
     def open_gate(self, pod: str) -> bool:
-        """End the `gate` that runs in the pod; say whether there was one."""
+        """End the `gate` that runs in the pod; return whether one did."""
         for life in self._lives(pod):
             try:
                 gate = os.open(life.gate, os.O_WRONLY | os.O_NONBLOCK)
             except OSError:
-                return False  # nobody has come there yet
+                return False  # no process has come there yet
             try:
                 os.write(gate, b"\n")
             except BrokenPipeError:
-                return False  # it has just been killed
+                return False  # the process has just been killed
             finally:
                 os.close(gate)
             return True
         return False
 
     def end_together(self, *pods: str) -> None:
-        """Let nobody see that one of the pods' containers has ended before all of them have; keep the pods until `let_go`."""
+        """Hide the ends of the pods' containers until all have ended; keep the pods until `let_go`."""
 
         def bind() -> None:
             together = Together()
@@ -243,66 +243,66 @@ class Emulator(Machine):
         self._do(bind)
 
     def end_grace(self, pod: str) -> None:
-        """Kill a pod that has been asked to go, as when its grace period is over."""
+        """Kill a pod that is being deleted, as at the end of its grace period."""
         for life in self._lives(pod):
             self._do(life.kill)
 
     def let_go(self, pod: str) -> None:
-        """Let a pod be gone that has ended and is to be deleted."""
+        """Remove a pod that is to be deleted, once it has ended."""
         for life in self._lives(pod):
             self._do(life.let_go)
 
     def rotate_log(self, namespace: str, pod: str, container: str) -> None:
-        """Begin a new file of a container's log."""
+        """Start a new file of a container's log."""
         log = self._life(namespace, pod).log(container, previous=False)
         assert log is not None
         self._do(log.rotate)
 
     def lag_kubelet(self, seconds: float) -> None:
-        """Let the host learn so much later that a Secret or ConfigMap has changed which its pods refer to."""
+        """Delay changes of Secrets and ConfigMaps on their way to the host that runs the pods."""
         self._kubelet.cache.lag_s = seconds
 
     def lag_watches(self, seconds: float, plural: str = "") -> None:
-        """Let clients' watches, or those of one resource, be so much late; the operators' aren't."""
+        """Delay clients' watches, or those of one resource; the operators' aren't delayed."""
         self._watches.lag_s[plural] = seconds
 
     def skew_clocks(self, pods: str, seconds: float) -> None:
-        """Let the clock be so far ahead on the host of pods that start from now on and match the pattern."""
+        """Set the clock ahead on the host of pods that start from now on and match the pattern."""
         self._kubelet.clocks[pods] = seconds
 
     def slow_collection(self, seconds: float) -> None:
-        """Let what has lost its owner be removed so much later."""
+        """Delay the removal of objects that have lost their owner."""
         self._collector.lag_s = seconds
 
     def hold_pulls(self, image: str) -> None:
-        """Let an image not be there yet, and its pulls go on until they are to finish."""
+        """Make pulls of an image go on until `finish_pulls`."""
         self._do(self._kubelet.images.pulling.add, image)
 
     def finish_pulls(self, image: str) -> None:
-        """Let the image be there."""
+        """Let the pulls of an image finish."""
         self._do(self._kubelet.images.pulling.discard, image)
 
     def fail_pulls(self, image: str, message: str = "403 Forbidden") -> None:
-        """Let an image fail to be pulled from now on."""
+        """Make pulls of an image fail from now on."""
         self._do(self._kubelet.images.failing.__setitem__, image, message)
 
     def allow_pulls(self, image: str) -> None:
-        """Let it be pulled again."""
+        """Let pulls of an image succeed again."""
         self._do(self._kubelet.images.failing.pop, image, None)
 
     def hold(
         self, pods: str, message: str = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
     ) -> None:
-        """Let no pod whose name matches the pattern be scheduled."""
+        """Stop the scheduling of pods with a name that matches the pattern."""
         self._do(self._scheduler.held.__setitem__, pods, message)
 
     def release(self, pods: str) -> None:
-        """Let them be scheduled."""
+        """Schedule the pods that `hold` stopped."""
         self._do(self._scheduler.held.pop, pods, None)
         self._do(self._scheduler.look)
 
     def _each(self, pods: tuple[str, ...], function: Callable[[str], None]) -> None:
-        """Do it to all of them at once: no controller sees the first before the last."""
+        """Call ``function`` for all pods at once: no controller sees the first before the last."""
 
         def strike() -> None:
             for pod in pods:

@@ -1,4 +1,4 @@
-"""The exec subresource of pods: a command in a container's own surroundings, its streams over a websocket."""
+"""The exec subresource of pods: a command in a container's environment, its streams over a websocket."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from tests.backends.kubernetes.cluster.resources import PODS, Object
 from tests.backends.kubernetes.cluster.server import Call
 from tests.backends.kubernetes.cluster.store import Store
 
-# In the server's own order. The variants in base64 aren't served here.
+# In the server's order of preference. The emulator doesn't serve the variants in base64.
 V5, V4, V1 = "v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"
 PROTOCOLS = (V5, V4, V1)
 STDIN, STDOUT, STDERR, STATUS, CLOSE = 0, 1, 2, 3, 255
@@ -29,13 +29,13 @@ FindContainer = Callable[[str, str], "Container | None"]
 
 
 class ExecEndpoint:
-    """GET pods/NAME/exec. `find` gives the container that runs: of which pod uid, of which name?"""
+    """GET pods/NAME/exec. `find` returns the running container of a pod uid and a container name."""
 
     def __init__(self, store: Store, access: Access, faults: Faults, find: FindContainer) -> None:
         self._store, self._access, self._faults, self._find = store, access, faults, find
 
     async def serve(self, call: Call) -> web.StreamResponse:
-        """Run the command, or say why not."""
+        """Run the command, or refuse it."""
         more = Attempt("create", "", "pods/exec", call.namespace, call.name)
         self._access.attempts[call.user].append(more)
         if not self._access.allows(call.user, more):
@@ -69,7 +69,7 @@ class ExecEndpoint:
 
 
 class _Execution:
-    """One command."""
+    """One run of a command."""
 
     def __init__(
         self, socket: web.WebSocketResponse, container: Container, streams: set[str], protocol: str
@@ -78,7 +78,7 @@ class _Execution:
         self._streams, self._protocol = streams, protocol
 
     async def run(self, words: list[str]) -> Object:
-        """Run it to its end; return the Status that tells of that."""
+        """Run the command to its end; return the Status of its end."""
         with contextlib.suppress(ConnectionError):
             await _send(self._socket, STDOUT, b"")
         command = self._container.command
@@ -103,7 +103,7 @@ class _Execution:
         output = asyncio.gather(self._tell(STDOUT, process.stdout), self._tell(STDERR, process.stderr))
         try:
             await asyncio.wait({asyncio.ensure_future(process.wait()), over}, return_when="FIRST_COMPLETED")
-            # All that is in a container goes with its first process.
+            # All processes of a container end with its first.
             with contextlib.suppress(ProcessLookupError):
                 if over.done():
                     os.killpg(process.pid, signal.SIGKILL)
@@ -123,7 +123,7 @@ class _Execution:
                 stdin.write(data)
             elif (channel, data) == (CLOSE, bytes([STDIN])) and self._protocol == V5:
                 stdin.close()
-        # Whoever leaves ends stdin; the command runs on.
+        # A client that leaves closes stdin; the command runs on.
         if stdin is not None:
             stdin.close()
 

@@ -1,4 +1,4 @@
-"""What can be made to go wrong between a client and the API server."""
+"""Faults that tests cause between a client and the API server."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tests.backends.kubernetes.cluster.refusals import REASONS, Refusal
 
 @dataclass
 class Trouble:
-    """The next `times` requests that match get this answer."""
+    """An error status for the next `times` requests that match."""
 
     method: str
     path: re.Pattern[str]
@@ -23,7 +23,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Moment:
-    """What is done when the next request comes that matches: before it is carried out, or after that."""
+    """An act at the next request that matches: before it is carried out, or after that."""
 
     user: str
     method: str
@@ -34,7 +34,7 @@ class Moment:
 
 @dataclass
 class Faults:
-    """Troubles and moments to come, the streams that can be cut, and how long a piece of a log takes."""
+    """Pending troubles and moments, the streams that can be cut, and how long a piece of a log takes."""
 
     troubles: list[Trouble] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Faults:
     piece_s: float = 0.0
 
     def meet(self, method: str, path: str) -> None:
-        """Refuse this request, if trouble waits for it."""
+        """Refuse this request if a trouble matches it."""
         for trouble in self.troubles:
             if trouble.times and trouble.method in ("", method) and trouble.path.search(path):
                 trouble.times -= 1
@@ -52,7 +52,7 @@ class Faults:
 
     @contextlib.asynccontextmanager
     async def around(self, user: str, method: str, path: str) -> AsyncIterator[None]:
-        """Do what is to be done around this request; ConnectionError if it goes no further."""
+        """Call the acts before and after this request; a ConnectionError means that it goes no further."""
         faults = [
             moment
             for moment in self.moments
@@ -60,7 +60,7 @@ class Faults:
         ]
         for fault in faults:
             self.moments.remove(fault)
-        # Not in the server's own thread: what is done may ask the server.
+        # Not in the server's own thread: an act may send requests to the server.
         for fault in (fault for fault in faults if not fault.after):
             await asyncio.to_thread(fault.act)
         yield
@@ -69,7 +69,7 @@ class Faults:
 
     @contextlib.contextmanager
     def stream(self, request: web.Request) -> Iterator[None]:
-        """Let a stream be cut as long as it lasts."""
+        """Register a stream for ``cut``, as long as it lasts."""
         transport = request.transport
         assert transport is not None
         self.streams[transport] = request.path
@@ -79,7 +79,7 @@ class Faults:
             self.streams.pop(transport, None)
 
     def cut(self, path: str = "") -> int:
-        """Break the streams (watches, followed logs) whose path matches, without a goodbye; say how many."""
+        """Abort the streams (watches, followed logs) with a path that matches; return how many."""
         transports = [transport for transport, at in self.streams.items() if re.search(path, at)]
         for transport in transports:
             self.streams.pop(transport, None)

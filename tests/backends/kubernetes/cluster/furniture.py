@@ -1,4 +1,4 @@
-"""What stands in a new cluster: its node, namespaces, CRDs, Volcano's queue and Trainer's runtime."""
+"""The objects of a new cluster: its node, namespaces, CRDs, Volcano's queue and Trainer's runtime."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from tests.backends.kubernetes.cluster.store import Change, Store
 
 
 def namespace(store: Store, name: str, labels: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Make a namespace."""
+    """Create a namespace."""
     meta = {"name": name, "labels": {"kubernetes.io/metadata.name": name, **labels}}
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": meta, "spec": {"finalizers": ["kubernetes"]}}
     store.create(NAMESPACES, store.prepare(NAMESPACES, body | {"status": {"phase": "Active"}}))
@@ -38,7 +38,7 @@ def fill(store: Store, change: Change) -> None:
 
 
 def furnish(store: Store, resources: Iterable[Resource], kinds: Iterable[str], node: Object) -> None:
-    """Put in what a cluster with these operators has from the start."""
+    """Create the objects that a cluster with these operators has from the start."""
     first = {"nodes": node, "queues": _queue(), "clustertrainingruntimes": _runtime()}
     for resource in resources:
         if resource.plural in first:
@@ -47,7 +47,7 @@ def furnish(store: Store, resources: Iterable[Resource], kinds: Iterable[str], n
     for name in (name for kind in kinds for name in OPERATORS.get(kind, ())):
         crd = definitions()[name]
         bare = store.prepare(DEFINITIONS, {**crd, "spec": {}})
-        # Nobody changes a schema, so that a megabyte isn't copied.
+        # Nothing changes a schema, so its megabyte isn't copied.
         store.create(DEFINITIONS, bare | {"spec": crd["spec"]})
 
 

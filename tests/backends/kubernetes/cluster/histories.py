@@ -1,7 +1,7 @@
-"""Recorded and emulated histories brought into one form, so that they can be held against each other.
+"""Recorded and emulated histories in one form, so that they can be compared.
 
-What is kept of a job: each different list of conditions, in order. Of a pod: which node it is, and how it ended. Times, random
-names and counts of replicas, which depend on how fast things go, are not kept.
+The form keeps each different list of conditions of a job, in order, and the node and the end of a pod. It
+doesn't keep times, random names and counts of replicas, which depend on the speed of the machine.
 """
 
 import gzip
@@ -22,14 +22,14 @@ INDEXES = (
     "volcano.sh/task-index",
 )
 ROLES = ("training.kubeflow.org/replica-type", "volcano.sh/task-spec")
-# Ends that are done to a container, or are none.
+# End reasons of containers that were killed or never started.
 NOT_ITSELF = ("OOMKilled", "StartError")
 JOBS = ("pytorchjobs", "trainjobs", "jobsets", "jobs", "vcjobs")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One change: what happened to which resource, the object after it, and, if recorded, the second of it."""
+    """One change: its resource and type, the object after it, and, if recorded, its time in seconds."""
 
     resource: str
     type: str
@@ -38,16 +38,16 @@ class Event:
 
     @property
     def job(self) -> bool:
-        """Say whether it is about a job of some kind."""
+        """Return whether the object is a job of some kind."""
         return self.resource in JOBS
 
 
-Pod = tuple[str, int]  # the node, and the how manieth pod of it
+Pod = tuple[str, int]  # the node, and the number of the pod among the node's
 
 
 @dataclass(frozen=True)
 class Ending:
-    """When the container of a pod ended, its how manieth life that was, and whether its grace period was over."""
+    """The end of a container: its time, pod and life, and whether its grace period was over."""
 
     t: float
     pod: Pod
@@ -57,9 +57,9 @@ class Ending:
 
 @dataclass(frozen=True)
 class Life:
-    """One pod: its node, its last phase and reason, how its containers ended, and who took it away.
+    """One pod: its node, its last phase and reason, how its containers ended, and why it was disrupted.
 
-    `gone` pods have been asked to go; recordings end before some of them have.
+    `gone` pods are being deleted; recordings end before some of them have disappeared.
     """
 
     node: str
@@ -71,7 +71,7 @@ class Life:
 
     @property
     def over(self) -> bool:
-        """Say whether it has come to an end."""
+        """Return whether the pod has ended."""
         return self.phase in ("Succeeded", "Failed")
 
 
@@ -84,7 +84,7 @@ def recorded(folder: Path) -> list[Event]:
 
 
 def emulated(changes: Iterable[Change]) -> list[Event]:
-    """Return the emulator's history in the same words."""
+    """Return the emulator's history in the same form."""
     return [Event(_plural(change), change.type, change.object) for change in changes]
 
 
@@ -93,7 +93,7 @@ def _plural(change: Change) -> str:
 
 
 def steps(events: Iterable[Event]) -> dict[str, list[Step]]:
-    """Give, for each job object, the different states of its conditions one after the other."""
+    """Return, for each job object, the successive states of its conditions."""
     histories: dict[str, list[Step]] = {}
     for event in events:
         if event.job:
@@ -120,7 +120,7 @@ def turns(events: Iterable[Event]) -> list[float]:
 def _step(event: Event) -> Step:
     status = event.object.get("status") or {}
     if event.resource == "vcjobs":
-        # Volcano's conditions are its phases once more.
+        # Volcano's conditions only repeat its phases.
         phase = (status.get("state") or {}).get("phase", "")
         return ((phase, str(status.get("retryCount", 0)), ""),) if phase else ()
     conditions = status.get("conditions") or ()
@@ -158,7 +158,7 @@ def pods(events: Iterable[Event]) -> dict[Pod, str]:
 
 
 def happened(events: Iterable[Event]) -> set[tuple[object, str]]:
-    """Return what has happened to jobs and pods, to be compared with what had happened then."""
+    """Return the milestones of jobs and pods, to compare them with those of the recording."""
     events = list(events)
     milestones: set[tuple[object, str]] = set()
     for name, gone_through in steps(events).items():
@@ -169,7 +169,7 @@ def happened(events: Iterable[Event]) -> set[tuple[object, str]]:
 
 
 def endings(events: Iterable[Event]) -> list[Ending]:
-    """Return the ends of containers that ran, but for those that something else than their grace period took."""
+    """Return the ends of containers that ended by themselves or with their grace period."""
     ends: dict[tuple[Pod, str], Ending] = {}
     for pod, event in _told_of_pods(events):
         for life, end in _ends(event.object):
@@ -182,12 +182,12 @@ def endings(events: Iterable[Event]) -> list[Ending]:
 
 
 def removals(events: Iterable[Event]) -> list[tuple[float, Pod]]:
-    """Return when pods were gone."""
+    """Return the removed pods, each after the time of its removal."""
     return [(event.t, pod) for pod, event in _told_of_pods(events) if event.type == "DELETED"]
 
 
 def first_loss(events: Iterable[Event]) -> float:
-    """Return when a pod was first asked to go, or ended."""
+    """Return the time when the first pod began to be deleted, or ended."""
     return min(e.t for _, e in _told_of_pods(events) if "going" in _told(e.object) or [*_ends(e.object)])
 
 
@@ -206,7 +206,7 @@ def _told_of_pods(events: Iterable[Event]) -> Iterator[tuple[Pod, Event]]:
 
 def _told(pod: Object) -> Iterator[str]:
     status = pod.get("status", {})
-    # Volcano makes pods of a restart earlier than the emulator does, which changes nothing.
+    # Volcano creates the pods of a restart earlier than the emulator does, which makes no difference.
     if status["phase"] != "Pending":
         yield status["phase"]
     if "deletionTimestamp" in pod["metadata"]:
@@ -225,7 +225,7 @@ def _ends(pod: Object) -> Iterator[tuple[str, Object]]:
 
 
 def situation(events: Iterable[Event]) -> tuple[object, tuple[tuple[str, ...], ...]]:
-    """Return how things stand: the conditions of each job, and what each pod does right now."""
+    """Return the situation at the end: the conditions of each job, and the state of each pod."""
     jobs: dict[str, Step] = {}
     pods: dict[str, tuple[str, ...]] = {}
     for event in events:
@@ -243,6 +243,6 @@ def _doing(pod: Object) -> tuple[str, str]:
     going = "going" if "deletionTimestamp" in pod["metadata"] else ""
     states = [status["state"] for status in pod["status"].get("containerStatuses", ())]
     waits = [state["waiting"]["reason"] for state in states if "waiting" in state]
-    # The two of a failing pull take turns.
+    # The two reasons of a failing pull alternate.
     shown = re.sub("ErrImagePull|ImagePullBackOff", "no image", " ".join(waits))
     return pod["status"]["phase"] + (f" {shown}" if shown else ""), going

@@ -14,8 +14,8 @@ from tests.backends.kubernetes.cluster.resources import Object
 TORCH = os.environ.get("NBTORCHJOB_TEST_IMAGE", "localhost/torch:1")
 PYTHON, BUSYBOX = "localhost/python:3.11", "localhost/busybox:1"
 
-# In a pod a name of the job is an address already, so asking for it succeeds; the host's own name is not the pod's.
-# `gate` is a sleep that ends when the test says so, however slow the machine is.
+# In a pod, the job's names are addresses already, so lookups succeed; the host's own name isn't the pod's.
+# `gate` is a sleep that ends when the test opens it, however slow the machine is.
 GATE = "gate"
 STUBS = {
     "nslookup": "exit 0",
@@ -27,7 +27,7 @@ STUBS = {
 
 @dataclass(frozen=True)
 class PullFailure(Exception):
-    """An image that can't be had, and what is shown for it; `final` ones aren't tried again."""
+    """An image that can't be pulled: the container's waiting reason and message, and the event's reason."""
 
     reason: str
     message: str
@@ -35,12 +35,12 @@ class PullFailure(Exception):
 
 
 class Images:
-    """The images that the node can pull; others fail as an unknown registry does."""
+    """The images that the node can pull; others fail as if their registry were unknown."""
 
     def __init__(self) -> None:
         # Images that fail to be pulled, with the registry's message.
         self.failing: dict[str, str] = {}
-        self.pulling: set[str] = set()  # and those that aren't here yet: each pull of one goes on
+        self.pulling: set[str] = set()  # images that aren't there yet: pulls of them go on
 
     def find(self, container: Object) -> str:
         """Return PATH inside the image, or raise PullFailure."""
@@ -65,7 +65,7 @@ class Images:
 
 @functools.cache
 def built(image: str) -> str:
-    """Return PATH inside the image, which is made once for all clusters of all of pytest's workers."""
+    """Return PATH inside the image, which is built once for all clusters of all pytest workers."""
     with warm.making() as shared:
         folder = shared / image.replace("/", "_").replace(":", "_")
         if not folder.exists():
@@ -76,7 +76,7 @@ def built(image: str) -> str:
 
 
 def _programs(folder: Path) -> None:
-    """Link the system's programs but for its pythons, which an image without python must not have."""
+    """Link the system's programs except its Pythons, which an image without Python must not have."""
     folder.mkdir(parents=True)
     for directory in (Path("/usr/bin"), Path("/bin")):
         for program in directory.iterdir():
@@ -90,9 +90,9 @@ def _programs(folder: Path) -> None:
 
 
 def _interpreter(folder: Path, *, packages: bool) -> None:
-    """Make a virtual environment of links: all that this one has installed, but what is installed in place.
+    """Create a virtual environment of links to this one's packages, except those installed in place.
 
-    Packages installed in place stand in .pth files, so leaving those out leaves nbtorchjob out.
+    .pth files list the packages installed in place, so without them nbtorchjob is left out.
     """
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     for name in ("python", "python3", f"python3.{sys.version_info.minor}"):
@@ -100,7 +100,7 @@ def _interpreter(folder: Path, *, packages: bool) -> None:
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
     target = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     target.mkdir(parents=True)
-    # Debian's Python names folders that aren't there.
+    # Debian's Python lists folders that don't exist.
     for source in filter(Path.is_dir, map(Path, site.getsitepackages())) if packages else ():
         for path in source.iterdir():
             if path.suffix != ".pth" and not path.name.startswith("nbtorchjob"):
@@ -108,7 +108,7 @@ def _interpreter(folder: Path, *, packages: bool) -> None:
 
 
 def program(argv: list[str], path: str) -> str:
-    """Return the file that a command runs; FileNotFoundError or PermissionError say why it can't."""
+    """Return the file that a command runs; raise FileNotFoundError or PermissionError if it can't run."""
     file = shutil.which(argv[0], path=path)
     if file:
         return file

@@ -1,6 +1,6 @@
-"""How the emulator's own controllers ask its API server: by its verbs, without a connection.
+"""The client of the emulator's own controllers: it calls the API server's verbs, without a connection.
 
-Over HTTP they took a fifth of the processor time of tests that have pods.
+Over HTTP, the controllers took a fifth of the CPU time of tests that have pods.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from tests.backends.kubernetes.cluster.watches import Watch
 
 
 class InsideClient(Client):
-    """Answers as the server does, with copies; a server that is stopped refuses the connection."""
+    """A client that returns copies of the server's answers; a stopped server refuses the connection."""
 
     def __init__(self, server: Server, verbs: Verbs, store: Store) -> None:
         self._server, self._verbs, self._store = server, verbs, store
 
     async def request(self, method: str, path: str, body: Any = None, query: Query = NO_QUERY) -> Object:
-        await asyncio.sleep(0)  # others go on meanwhile, as with a connection
+        await asyncio.sleep(0)  # other tasks run meanwhile, as with a connection
         call = replace(self._call(method, path, query), body={} if body is None else copied(body))
         try:
             _, answer = self._verbs.answer(call)

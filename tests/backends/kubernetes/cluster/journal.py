@@ -1,4 +1,4 @@
-"""Core events: what components tell about objects."""
+"""Core events, which components write about objects."""
 
 import time
 
@@ -7,7 +7,7 @@ from tests.backends.kubernetes.cluster.store import Store, now
 
 
 class Journal:
-    """Writes the events of one component; the same one again raises its count."""
+    """The events of one component; a repeated event raises its count."""
 
     def __init__(self, store: Store, component: str) -> None:
         self._store, self._component = store, component

@@ -1,4 +1,4 @@
-"""The kubelet: runs the pods bound to the node, and says what becomes of them."""
+"""The kubelet: runs the pods bound to the node, and reports their status."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.backends.kubernetes.cluster.store import Change, Store
 
 
 class Kubelet:
-    """One task per pod; logs stay readable as long as the pod's object does."""
+    """A kubelet with one task per pod; logs stay readable as long as the pod's object exists."""
 
     def __init__(self, store: Store, folder: Path, *, restart_s: float, settle_s: float) -> None:
         self.images = Images()
@@ -44,7 +44,7 @@ class Kubelet:
         return life.log(container, previous=previous) if life else None
 
     def find_container(self, uid: str, container: str) -> Container | None:
-        """Return a container that runs."""
+        """Return a running container."""
         life = self.pods.get(uid)
         return life.running(container) if life else None
 
@@ -55,7 +55,7 @@ class Kubelet:
             life.let_go()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=10)
-        # A pod that broke in here has left a job standing: better said than guessed.
+        # An error in a pod's task leaves a job hanging: raise it, so that nobody has to guess.
         if self._errors:
             raise self._errors[0]
 

@@ -1,9 +1,9 @@
-"""What a kubelet keeps of Secrets and ConfigMaps: by namespace and name, never by uid.
+"""A kubelet's cache of Secrets and ConfigMaps: by namespace and name, never by uid.
 
-As the kubelet's watch-based manager does (Kubernetes 1.36, recorded on a real one): an object is kept as long as
-any pod on the host refers to it, from when the pod comes until its containers have ended. One that is
-immutable isn't looked at again in that time, so a pod that comes meanwhile gets what was there before, though
-that was deleted and another one has its name. Of a mutable one it learns with a delay.
+As in the kubelet's watch-based manager (Kubernetes 1.36, recorded on a real one), an object is kept as long
+as any pod on the host refers to it, from the pod's arrival until its containers have ended. An immutable
+object isn't read again in that time, so a pod that arrives meanwhile gets the earlier object, even if it was
+deleted and another one has its name. Changes of a mutable object arrive with a delay.
 """
 
 import time
@@ -18,24 +18,24 @@ Place = tuple[Resource, str, str]
 
 
 class KubeletCache:
-    """The objects that pods of one host refer to; `lag_s` is how late it learns of a change of a mutable one."""
+    """The objects to which pods of one host refer; `lag_s` is the delay of changes of a mutable one."""
 
     def __init__(self, store: Store) -> None:
         self.lag_s = 0.0
         self._store = store
         self._users: dict[Place, set[str]] = defaultdict(set)
         self._immutable: dict[Place, Object] = {}
-        # What there was, and until when, by place; None where there was nothing.
+        # Earlier objects and when each was replaced, by place; None if no object existed.
         self._former: dict[Place, list[tuple[float, Object | None]]] = defaultdict(list)
         store.hooks.append(self._notice)
 
     def register(self, pod: Object) -> None:
-        """Keep what a pod refers to."""
+        """Keep the objects to which a pod refers."""
         for place in _places(pod):
             self._users[place].add(pod["metadata"]["uid"])
 
     def unregister(self, pod: Object) -> None:
-        """Forget what only this pod referred to: its containers have ended."""
+        """Forget the objects to which only this pod referred: its containers have ended."""
         for place in _places(pod):
             self._users[place].discard(pod["metadata"]["uid"])
             if not self._users[place]:
@@ -43,7 +43,7 @@ class KubeletCache:
                 self._immutable.pop(place, None)
 
     def find(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """Return what the host takes for the object of that name."""
+        """Return the object of that name as the host knows it."""
         place = (resource, namespace, name)
         if place in self._immutable:
             return self._immutable[place]
@@ -55,7 +55,7 @@ class KubeletCache:
     def _late(self, place: Place) -> Object | None:
         known = time.monotonic() - self.lag_s
         for until, former in self._former[place]:
-            if until > known and former is not None:  # for what isn't there yet it asks the server
+            if until > known and former is not None:  # a kubelet asks the server for a missing object
                 return former
         return self._store.find(*place)
 

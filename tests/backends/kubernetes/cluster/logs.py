@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Log:
-    """What one container wrote in one life: `<time> <line>` in files, the newest last."""
+    """The output of one life of a container: `<time> <line>` in files, the newest last."""
 
     def __init__(self, folder: Path, container_id: str, ahead_s: float = 0.0) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -20,14 +20,14 @@ class Log:
         self._readers: set[asyncio.Event] = set()
 
     def write(self, data: bytes) -> None:
-        """Take what the container wrote; a line is stored when its newline comes."""
+        """Take output of the container; a line is stored when its newline comes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if lines:
             self._file.write(b"".join(self._stamped(line) for line in lines))
             self._wake()
 
     def close(self) -> None:
-        """Store the line that has no newline, and let followers go."""
+        """Store the line that has no newline, and wake followers for the last time."""
         if self._rest:
             self._file.write(self._stamped(self._rest)[:-1])
             self._rest = b""
@@ -36,7 +36,7 @@ class Log:
         self._wake()
 
     def rotate(self) -> None:
-        """Go on in a new file; from now on only that one is served to who does not follow."""
+        """Continue in a new file; readers that start from now on get only that one."""
         self._file.close()
         self.files.append(self._folder / f"{self.id}.{len(self.files)}")
         self._file = self.files[-1].open("ab", buffering=0)

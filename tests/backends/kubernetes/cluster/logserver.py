@@ -1,4 +1,4 @@
-"""The log subresource of pods: which log, from when on, how much of it, and following it."""
+"""The log subresource of pods: the choice of a log, its start and its length, and following."""
 
 import asyncio
 import datetime
@@ -20,13 +20,13 @@ FindLog = Callable[[str, str, bool], "Log | None"]
 
 
 class LogEndpoint:
-    """GET pods/NAME/log. `find` gives a container's log: of which pod uid, which container, the previous life?"""
+    """GET pods/NAME/log. `find` returns the log of a pod uid and container, in this or its previous life."""
 
     def __init__(self, store: Store, faults: Faults, find: FindLog) -> None:
         self._store, self._faults, self._find = store, faults, find
 
     async def serve(self, call: Call) -> web.StreamResponse:
-        """Answer with the log, or say why there is none."""
+        """Answer with the log, or with the reason why there is none."""
         pod = self._store.get(PODS, call.namespace, call.name)
         _check_options(call)
         if not pod["spec"].get("nodeName"):
@@ -61,7 +61,7 @@ class LogEndpoint:
 
 
 class _Reader:
-    """Reads a log in whole lines, from the newest file on and over rotations."""
+    """A reader of a log in whole lines, from the newest file on and across rotations."""
 
     def __init__(self, log: Log, tail: int | None) -> None:
         self._log, self._place, self._offset = log, len(log.files) - 1, 0
@@ -70,11 +70,11 @@ class _Reader:
             self._offset = sum(map(len, lines[: len(lines) - tail])) if tail < len(lines) else 0
 
     def read(self, *, ended: bool) -> bytes:
-        """Return some more lines, nothing if there are none for now."""
+        """Return more lines, or nothing if there are none for now."""
         with self._log.files[self._place].open("rb") as file:
             file.seek(self._offset)
             data = file.read(CHUNK)
-        # A piece may end in the middle of a line; only the log's very end does for good.
+        # A chunk may end in the middle of a line, but only the log itself may end without a newline.
         whole = data if ended and len(data) < CHUNK else data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
         if not whole and self._place + 1 < len(self._log.files):
@@ -88,7 +88,7 @@ def _number(call: Call, name: str) -> int | None:
 
 
 class _View:
-    """What a request wants of the log: since when, how much, with or without times."""
+    """A request's view of the log: since when, how much, with or without times."""
 
     def __init__(self, call: Call) -> None:
         query = call.query
@@ -98,7 +98,7 @@ class _View:
         self.full = False
 
     def show(self, data: bytes) -> bytes:
-        """Return what is wanted of some whole lines."""
+        """Return the requested part of some whole lines."""
         # Not splitlines: a bare \r is part of the line.
         *whole, rest = data.split(b"\n")
         lines = [line + b"\n" for line in whole] + ([rest] if rest else [])
@@ -113,7 +113,7 @@ class _View:
 
 
 def _since(query: dict[str, str]) -> bytes:
-    """Return the second from which lines are wanted: nanoseconds are cut off, as the kubelet does."""
+    """Return the second from which lines are requested, without nanoseconds, as the kubelet does."""
     if "sinceSeconds" in query:
         moment = int(time.time()) - int(query["sinceSeconds"])
         return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)).encode()
@@ -154,7 +154,7 @@ def _check_options(call: Call) -> None:
 
 
 def named_container(call: Call, pod: Object) -> str:
-    """Return the container that a request is for, or refuse one that names none."""
+    """Return the container of a request; refuse an unknown name, and a missing one if a pod has several."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     inits = [container["name"] for container in pod["spec"].get("initContainers", ())]
     asked = call.query.get("container", "")

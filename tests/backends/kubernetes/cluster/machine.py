@@ -1,4 +1,4 @@
-"""The machine behind the emulator: a thread with an event loop, in which the API server and all components run."""
+"""The machine behind the emulator: a thread with an event loop for the API server and all components."""
 
 import asyncio
 import functools
@@ -35,18 +35,18 @@ from tests.backends.kubernetes.cluster.watches import Watches
 
 T = TypeVar("T")
 
-# Of the operators', those whose definitions lie beside the checkout: a stranger's clone has none.
+# An operator's kind needs its definitions beside the checkout, which a stranger's clone doesn't have.
 KINDS = tuple(kind for kind in CONTROLLERS if kind not in OPERATORS or CRDS.is_dir())
 WORKLOADS = "EnableWorkloadWithJob"
 
 
 class Machine:
-    """A Kubernetes 1.36 of one node of `cpus`, with the operators of `kinds`; what can be done to it is in Emulator.
+    """A Kubernetes 1.36 of one node of `cpus`, with the operators of `kinds`; Emulator has methods for tests.
 
-    With `"kueue"` among the kinds there are queues, too. `more` is served beside theirs, and acted on by nobody. `gates` are
-    those that are on: the trainer's TrainJobStatus, the Job controller's EnableWorkloadWithJob.
-    `backoff_s` is the first wait of every back-off before a new pod, `restart_s` of one before a container's second restart,
-    both 10 s in a real cluster; `settle_s` the time between the end of a pod's containers and its last phase.
+    The kind `"kueue"` adds queues. The server also serves the resources `more`, which no controller handles.
+    `gates` are the gates that are on: Trainer's TrainJobStatus, the Job controller's EnableWorkloadWithJob.
+    `backoff_s` is the first back-off before a new pod, `restart_s` that before a container's second restart,
+    both 10 s in a real cluster; `settle_s` is the time from the end of a pod's containers to its last phase.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Machine:
         cpus: int = 64,
         gates: Iterable[str] = (),
         backoff_s: float = 0.5,
-        # Time enough, on a busy machine, to stop a container that failed twice before it begins again.
+        # Enough time, on a busy machine, to stop a container that failed twice before it restarts.
         restart_s: float = 2.0,
         settle_s: float = 0.05,
     ) -> None:
@@ -165,7 +165,7 @@ class Machine:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        # A controller that broke has left jobs standing: better said than guessed.
+        # An error in a controller leaves jobs hanging: raise it, so that nobody has to guess.
         if self._controllers is not None and not self._controllers.cancelled():
             self._controllers.result()
 

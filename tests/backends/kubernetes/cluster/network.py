@@ -1,8 +1,8 @@
-"""Names, addresses and ports of pods that all live on this machine.
+"""Names, addresses and ports of pods that all run on this machine.
 
-Each pod gets a loopback address of its own. There is no DNS for the job's names, so a name in a pod's environment becomes the
-address of the pod it stands for, unless another Service has the name; rendezvous ports become free ones, a set for each job,
-as all pods share one machine.
+Each pod gets a loopback address of its own. As there is no DNS for the job's names, a name in a pod's
+environment becomes the address of its pod, unless another Service has the name. As all pods share one
+machine, rendezvous ports become free ones, a set for each job.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tests.backends.kubernetes.cluster.resources import Object
 from tests.ports import free_port
 
-# A whole value that is a port, in a variable named so.
+# The name of a variable with a port as its whole value.
 PORT_VARIABLE = re.compile(r"_PORT$")
 HOST_AND_PORT = re.compile(r"(?P<host>127\.\d+\.\d+\.\d+):(?P<port>\d+)")
 
@@ -19,7 +19,7 @@ Find = Callable[[str], Object | None]
 
 
 class Network:
-    """Hands out addresses and ports; the same question has the same answer as long as the cluster lives."""
+    """The addresses and ports of pods, which stay the same as long as the cluster lives."""
 
     def __init__(self) -> None:
         self._addresses: dict[tuple[str, str], str] = {}
@@ -30,10 +30,10 @@ class Network:
         return self._address(pod["metadata"]["namespace"], hostname(pod))
 
     def rewriter(self, pod: Object, service: Find) -> Callable[[str, str], str]:
-        """Return what rewrites an environment variable: name and value to value.
+        """Return a function that rewrites an environment variable: name and value to value.
 
-        ``service`` finds a Service by name: DNS knows the names of those pods that it selects. One that isn't
-        there yet is taken to come.
+        ``service`` finds a Service by name: DNS knows the names of the pods that it selects. A Service
+        that doesn't exist yet is assumed to come.
         """
         space, family = pod["metadata"]["namespace"], _family(pod)
         names = _peers(pod)
@@ -66,7 +66,7 @@ class Network:
 
 
 def hostname(pod: Object) -> str:
-    """Return what the pod calls itself."""
+    """Return the pod's hostname."""
     name: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
     return name
 
@@ -77,14 +77,14 @@ def _family(pod: Object) -> str:
 
 
 def _selects(service: Object, pod: Object) -> bool:
-    """Whether a Service is headless, and the pods of this one's job are its own."""
+    """Return whether a Service is headless, and selects the pods of this pod's job."""
     spec, labels = service["spec"], pod["metadata"].get("labels") or {}
     selector = {key: value for key, value in (spec.get("selector") or {}).items() if "/replica-" not in key}
     return spec.get("clusterIP") == "None" and selector.items() <= labels.items()
 
 
 def _peers(pod: Object) -> re.Pattern[str]:
-    """Return what a pod of the same job looks like in a text: HOST.SUBDOMAIN, or a PyTorchJob's NAME-ROLE-NUMBER."""
+    """Return a pattern for pods of the same job: HOST.SUBDOMAIN, or a PyTorchJob's NAME-ROLE-NUMBER."""
     if subdomain := pod["spec"].get("subdomain"):
         whole = rf"{re.escape(subdomain)}(\.{re.escape(pod['metadata']['namespace'])}(\.svc(\.cluster\.local)?)?)?"
         return re.compile(rf"\b(?P<host>[a-z0-9][-a-z0-9]*)\.{whole}(?![-.\w])")

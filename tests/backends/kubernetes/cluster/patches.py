@@ -6,7 +6,7 @@ from typing import Any
 from tests.backends.kubernetes.cluster.refusals import Refusal
 from tests.backends.kubernetes.cluster.resources import Object, Resource, copied
 
-# Lists of objects that a strategic merge joins by a key, by the list's name; others are replaced whole.
+# Keys by which a strategic merge joins lists of objects, by the list's name; it replaces others whole.
 MERGE_KEYS = {
     "conditions": "type",
     "containers": "name",
@@ -17,7 +17,7 @@ MERGE_KEYS = {
     "volumes": "name",
     "volumeMounts": "mountPath",
 }
-# Lists of plain values that a strategic merge adds to.
+# Lists of plain values that a strategic merge extends.
 MERGE_SETS = ("finalizers",)
 
 
@@ -101,7 +101,7 @@ KINDS: dict[str, Callable[[Any, Any], Any]] = {MERGE: merge, STRATEGIC: strategi
 
 
 def apply(resource: Resource, target: Object, patch: Any, content_type: str) -> Object:
-    """Apply a patch of that content type; 415 for a type that the resource doesn't take."""
+    """Apply a patch of that content type; refuse a type that the resource doesn't accept, with 415."""
     kind = content_type.split(";")[0].strip()
     if kind not in KINDS or (kind == STRATEGIC and resource.custom):
         accepted = [JSON, MERGE, *(() if resource.custom else (STRATEGIC,)), "application/apply-patch+yaml"]

@@ -1,4 +1,4 @@
-"""Plays a recorded scenario on the emulator: its manifests, its client's steps, and the faults that it stands for."""
+"""The player of a recorded scenario on the emulator: its manifests, its client's steps, and its faults."""
 
 import json
 import math
@@ -40,42 +40,42 @@ POD_DEADLINE = "-pod-activedeadline"
 
 
 def _pass_deadline(cluster: Emulator, space: str, pods: list[str]) -> None:
-    """End pods at their deadline whose processes didn't end in the grace period either."""
+    """End pods at their deadline, and kill processes that outlast the grace period."""
     cluster.fail_pods(space, *pods, why=DEADLINE)
     cluster.kill_pods(space, *pods)
 
 
-# What was done to the machine then is done to all its pods now, by scenario.
+# By scenario: what was done to the machine in the recording is done to all its pods here.
 FAULTS: dict[str, Fault] = {
     "-oom": lambda cluster, space, pods: cluster.oom_kill(space, *pods),
     "-taint-": lambda cluster, space, pods: cluster.evict(space, *pods, why=TAINTED),
     "-evicted-emptydir": lambda cluster, space, pods: cluster.fail_pods(space, *pods, why=EMPTYDIR),
     POD_DEADLINE: _pass_deadline,
 }
-# Here it is a matter of luck how pods end: whether by themselves within the grace period, and such.
+# In these, chance decides how pods end: by themselves within the grace period or not, for example.
 LUCK = (
     *("ptj-suspend-resume", "ptj-suspend-resume-clean", "trainjob-suspend-resume", "trainjob-activedeadline"),
     # Whether the second pod dies before the job's controller hears of the first.
     *("job-oom", "trainjob-oom", "job-retries-perindex-both-pods-fail"),
 )
-# Here the client went on while pods were still ending, which looks the same only for moments.
+# In these the client went on while pods were still ending, which looks the same only for moments.
 HASTY = ("ptj-suspend-resume", "trainjob-suspend-resume")
-# Here the job was over before its pods had begun.
+# In these the job was over before its pods had begun.
 UNSTARTED = ("trainjob-activedeadline",)
 INDEX = "batch.kubernetes.io/job-completion-index"
 QUIET_S, HOUR_S = 1.0, 3600
-TOGETHER_S = 1.0  # a controller hears of ends so soon after each other as one, or may
+TOGETHER_S = 1.0  # a controller may see ends this close together as one
 
 
 class Step(NamedTuple):
-    """What was done at a time of the recording."""
+    """A step at a time of the recording."""
 
     t: float
     take: Callable[[], None]
 
 
 class Player:
-    """One scenario. Each step of the client is taken when things stand as they stood then."""
+    """The player of one scenario, which takes each step of the client in the situation of the recording."""
 
     def __init__(self, cluster: Emulator, folder: Path) -> None:
         self.recorded = recorded(folder)
@@ -85,13 +85,13 @@ class Player:
         self._documents = [
             document for document in yaml.safe_load_all(text) if document["kind"] != "Namespace"
         ]
-        # Some have an earlier name of the scenario.
+        # Some namespaces have an earlier name of the scenario.
         self._space = self._documents[-1]["metadata"]["namespace"]
-        # How much of the recording stands for what the last step of the client found.
+        # How many events of the recording came before the last step of the client.
         self._seen = 0
 
     def play(self) -> list[Event]:
-        """Play it; give what happened up to where the recording ends."""
+        """Play the scenario; return the events up to the end of the recording."""
         self._cluster.namespace(self._space)
         for document in self._documents:
             self._cluster.request("POST", self._cluster.collection(document), self._gated(document))
@@ -104,16 +104,16 @@ class Player:
         return emulated(self._cluster.history(self._space))
 
     def _gated(self, document: Object) -> Object:
-        """Put gates for sleeps; let grace never be over by itself, and let what would eat the machine's memory wait.
+        """Replace sleeps and programs that eat the machine's memory by gates; make grace an hour long.
 
-        A job's deadline runs from the start of pods, for which it leaves a slow machine more time; a pod's
-        is passed when all of them run.
+        A job's deadline runs from the start of pods, so it becomes longer for a slow machine; a pod's becomes
+        so long that only the fault passes it, once all pods run.
         """
         text = json.dumps(document)
         text = re.sub(r"(trap [^;]*?echo [^;]*); sleep [\d.]+", r"\1", text)
         text = re.sub(r"-lt \d+ \]; do sleep", "-lt 1 ]; do sleep", text)
         text = re.sub(r"\bsleep [\d.]+", "gate", text)
-        # These fail without a sleep, again and again while the other pod may be late.
+        # These pods fail without a sleep, again and again while the other pod may be late.
         text = text.replace("/dev/termination-log; exit", "/dev/termination-log; gate; exit")
         text = re.sub(r'GracePeriodSeconds": \d+', f'GracePeriodSeconds": {HOUR_S}', text)
         longer = HOUR_S if POD_DEADLINE in self._name else 4
@@ -125,7 +125,7 @@ class Player:
         return played
 
     def _steps(self) -> list[Step]:
-        """Return what was done, in order: by the client, to pods, and by pods, which end when they ended then."""
+        """Return the steps in order: those of the client, the faults, and the ends and removals of pods."""
         lines = (self._folder / "actions.jsonl").read_text().splitlines()
         plan = [
             Step(action["t"], partial(self._act, action))
@@ -135,7 +135,7 @@ class Player:
         between = [*turns(self.recorded), *(step.t for step in plan)]
         if self._name not in UNSTARTED:
             groups = _groups(self.recorded, between)
-            # Of pods that are signalled one after the other, a slow machine would show one end before the next.
+            # If pods are signalled one after the other, a slow machine would show one end before the next.
             signals = [action["t"] for action in map(json.loads, lines) if action.get("signal")]
             plan[:0] = [Step(self._begun(group, signals), partial(self._bind, group)) for group in groups]
             plan += [Step(group[0].t, partial(self._end, group)) for group in groups]
@@ -149,18 +149,18 @@ class Player:
         fault(self._cluster, self._space, self._wait(self._up, "all pods to run"))
 
     def _begun(self, group: list[Ending], signals: list[float]) -> float:
-        """Return when containers ended, or when the first of the signals was sent that ended them."""
+        """Return when containers ended, or when the first of the signals that ended them was sent."""
         end = group[0].t
         before = max((event.t for event in self.recorded if event.t < end), default=0.0)
         return min((t for t in signals if before < t <= end), default=end)
 
     def _bind(self, group: list[Ending]) -> None:
-        """Have it seen only together that containers end."""
+        """Make the ends of containers visible only together."""
         uids = self._come(group[0].t, *(ending.pod for ending in group))
         self._cluster.end_together(*(uids[ending.pod] for ending in group))
 
     def _end(self, group: list[Ending]) -> None:
-        """End containers as they ended then: by themselves, or as their grace period was over."""
+        """End containers as in the recording: by themselves, or at the end of their grace period."""
         uids = self._come(group[0].t, *(ending.pod for ending in group))
         for ending in group:
             if ending.killed:
@@ -183,7 +183,7 @@ class Player:
         self._cluster.let_go(self._come(t, pod)[pod])
 
     def _come(self, t: float, *those: Pod) -> dict[Pod, str]:
-        """Wait until all has happened that had by a time of the recording, and those pods are there; give all uids."""
+        """Wait for the milestones of the recording before ``t``, and for those pods; return all uids."""
         before = happened(event for event in self.recorded if event.t < t)
 
         def come(events: list[Event]) -> bool:
@@ -206,7 +206,7 @@ class Player:
         self._cluster.request(action["method"], path, json.loads(body))
 
     def _signal(self, action: Object) -> None:
-        """Send the signal that a container's first process was sent then."""
+        """Send the recorded signal to a container's first process."""
         self._arrive(action["t"])
         match = re.search(r"pod ([\w-]+)", action["to"])
         assert match is not None
@@ -214,10 +214,10 @@ class Player:
         self._cluster.signal(self._space, pod, signal.Signals[action["signal"]])
 
     def _arrive(self, t: float) -> None:
-        """Wait until things stand as they stood at a time of the recording."""
+        """Wait until the situation is that of the recording at ``t``."""
         then = [event for event in self.recorded if event.t < t]
         if len(then) == self._seen:
-            return  # nothing happened between this step and the last, which by now may have begun to work
+            return  # no event came after the last step, which may have taken effect by now
         self._seen = len(then)
         before, (jobs, doing) = happened(then), situation(then)
         anyhow = self._name in HASTY
@@ -230,7 +230,7 @@ class Player:
         self._wait(there, f"{before}, {jobs}, {doing}", look_always=self._traps)
 
     def _at_gates(self, events: list[Event]) -> bool:
-        """Say whether all pods that run have set what catches a signal."""
+        """Return whether all running pods are at their gates, after they have set their traps."""
         last = {event.object["metadata"]["uid"]: event for event in events if event.resource == "pods"}
         return all(
             self._cluster.at_gate(uid)
@@ -239,7 +239,7 @@ class Player:
         )
 
     def _names(self) -> dict[str, str]:
-        """Return our random names by theirs: pods of an index, uids of jobs."""
+        """Return our random names by those of the recording: names of an index's pods, uids of jobs."""
         ours, recording = _called(self._events()), _called(self.recorded)
         return {
             name: ours[known][place]
@@ -249,7 +249,7 @@ class Player:
         }
 
     def _up(self, events: list[Event]) -> list[str]:
-        """Return the pods if all of them run, the jobs say what they said of that, and nothing has happened for a while."""
+        """Return the pods if all run, jobs' conditions are as recorded, and nothing changes for QUIET_S."""
         conditions = self._said_of_all_up()
         if conditions is not None and situation(events)[0] != conditions:
             return []
@@ -263,7 +263,7 @@ class Player:
         return running if len(self._events()) == len(events) else []
 
     def _said_of_all_up(self) -> object:
-        """Return what the jobs said, in the end, of their pods when all of those ran for the first time, if they did."""
+        """Return the jobs' last recorded conditions while all pods first ran; None if they never did."""
         nodes = len({life.node for life in lives(self.recorded)})
         stood = [situation(self.recorded[:end]) for end in range(1, len(self.recorded) + 1)]
         up = [[pod[1:] for pod in pods] == [("Running", "")] * nodes for _, pods in stood]
@@ -273,7 +273,7 @@ class Player:
         return not self.differences(events)
 
     def differences(self, events: list[Event]) -> list[str]:
-        """Return what is otherwise than recorded: conditions of jobs, pods, and how those ended that did."""
+        """Return the differences from the recording: conditions of jobs, pods, and how ended pods ended."""
         lines = []
         for name, wanted in steps(self.recorded).items():
             if steps(events).get(name) != wanted:
@@ -289,11 +289,11 @@ class Player:
         return lines
 
     def _wait(self, until: Callable[[list[Event]], Any], what: str, *, look_always: bool = False) -> Any:
-        """Wait for something to be so; without a name for it the caller looks for itself what came."""
+        """Return the result of ``until`` once it is true; at the limit, fail with ``what`` or return None."""
         end, length = time.monotonic() + LIMIT, -1
         while True:
             history = self._cluster.history(self._space)
-            # Many play at once: only news is worth a look.
+            # Many players run at once: look only if there are new changes.
             if (look_always or len(history) != length) and (answer := until(emulated(history))):
                 return answer
             length = len(history)
@@ -304,7 +304,7 @@ class Player:
 
 
 def _called(events: list[Event]) -> dict[tuple[str, str], list[str]]:
-    """Return the random names of what has something in common with its recording, the oldest first."""
+    """Return objects' random names by what they have in common with the recording, the oldest first."""
     names: dict[tuple[str, str], list[str]] = {}
     for event in events:
         known, name = _identity(event), _random(event)
@@ -314,7 +314,7 @@ def _called(events: list[Event]) -> dict[tuple[str, str], list[str]]:
 
 
 def _identity(event: Event) -> tuple[str, str] | None:
-    """Return what an object with a random name has in common with its recording."""
+    """Return the part of an object with a random name that it has in common with its recording."""
     meta = event.object["metadata"]
     if event.job:
         return event.resource, meta["name"]
@@ -328,7 +328,7 @@ def _random(event: Event) -> str:
 
 
 def _groups(events: list[Event], between: list[float]) -> list[list[Ending]]:
-    """Return the ends of containers, those together that came soon after each other, with nothing else between them."""
+    """Return the ends of containers in groups that came soon after each other, with nothing in between."""
     groups: list[list[Ending]] = []
     for ending in sorted(endings(events), key=lambda end: end.t):
         last = groups[-1][-1].t if groups else -math.inf
@@ -340,6 +340,6 @@ def _groups(events: list[Event], between: list[float]) -> list[list[Ending]]:
 
 
 def _acts(action: Object) -> bool:
-    """Say whether the client did something then, but for creating the job."""
+    """Return whether the client did something other than create the job."""
     changes = action["t"] is not None and action.get("method") in ("DELETE", "PATCH", "POST")
     return bool(action.get("signal") or (changes and not action["what"].startswith("create ")))

@@ -1,4 +1,4 @@
-"""The life of one pod: volumes, images, containers one after the other or together, restarts, the end."""
+"""The life of one pod: volumes, images, containers in sequence or in parallel, restarts and the end."""
 
 import asyncio
 import contextlib
@@ -21,21 +21,21 @@ DEADLINE = "DeadlineExceeded"
 
 
 class Over(Exception):
-    """The pod is to end, whatever it waits for."""
+    """Raised when the pod must end, whatever it waits for."""
 
 
 class Together:
-    """Pods whose ends are seen at once, whichever process ends first."""
+    """A barrier for pods: they publish their ends together, whichever process ends first."""
 
     def __init__(self) -> None:
         self._left, self._all = 0, asyncio.Event()
 
     def add(self) -> None:
-        """Wait for one more."""
+        """Expect one more pod."""
         self._left += 1
 
     async def wait(self) -> None:
-        """Wait until all of them have ended."""
+        """Wait until all the pods have ended."""
         self._left -= 1
         if not self._left:
             self._all.set()
@@ -43,7 +43,7 @@ class Together:
 
 
 class PodLife:
-    """Runs a pod from its binding to its last phase."""
+    """One pod's run, from its binding to its last phase."""
 
     def __init__(self, node: Node, pod: Object) -> None:
         self._node, self._pod = node, pod
@@ -71,18 +71,18 @@ class PodLife:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def log(self, container: str, *, previous: bool) -> Log | None:
-        """Return a container's log, or the one of its life before; None if there was none."""
+        """Return a container's log, or with `previous` that of its previous run; None if there is none."""
         lives = self._logs.get(container, [])
         index = -2 if previous else -1
         return lives[index] if len(lives) >= -index else None
 
     def running(self, container: str) -> Container | None:
-        """Return a container that runs; None if it doesn't."""
+        """Return the container if it runs, else None."""
         instance = self._running.get(container)
         return None if instance is None or instance.over.is_set() else instance
 
     async def run(self) -> None:
-        """Live."""
+        """Run the pod until it ends."""
         self._sandbox.folder.mkdir(parents=True, exist_ok=True)
         self._publish()
         with contextlib.suppress(Over):
@@ -96,31 +96,31 @@ class PodLife:
 
     @property
     def gate(self) -> Path:
-        """Return where a process of it that runs the program `gate` waits for a line."""
+        """Return the FIFO from which the pod's program `gate` reads a line."""
         return self._sandbox.folder / "home" / GATE
 
     def end_with(self, others: Together) -> None:
-        """Let it be seen only together with others that what runs has ended."""
+        """Publish the end of a running container only once the other pods' containers have ended."""
         if self._running and self._together is None:
             others.add()
             self._together = others
 
     def hold(self) -> None:
-        """Let its object stay until it is let go."""
+        """Keep the pod's object until `let_go`."""
         self._released.clear()
 
     def let_go(self) -> None:
-        """Let its object go once it has ended and is to be deleted."""
+        """Allow the object's removal, once the pod has ended and is being deleted."""
         self._released.set()
 
     def end(self, grace: int) -> None:
-        """End it: SIGTERM now, SIGKILL after the grace period in seconds. A shorter period than before counts."""
+        """End the pod: SIGTERM now, SIGKILL after `grace` seconds; only a shorter period replaces it."""
         if self._grace is None or grace < self._grace:
             self._grace = grace
             self._begin(self._terminate(grace))
 
     def kill(self, reason: str = "") -> None:
-        """Kill its containers; without a reason this is the end of the pod too."""
+        """Kill the containers; without a reason, end the pod too."""
         if not reason:
             self._over.set()
         for container in self._running.values():
@@ -132,9 +132,9 @@ class PodLife:
             container.signal(number)
 
     def fail(self, reason: str, message: str, disrupted: str = "") -> None:
-        """End it as the kubelet does by itself: at a deadline in its grace period, else at once.
+        """End the pod as the kubelet does by itself: at a deadline within its grace period, else at once.
 
-        With `disrupted` a condition has that as its reason: a kubelet adds it with the last phase, never before.
+        `disrupted` is the reason of a DisruptionTarget condition; a kubelet adds it only with the last phase.
         """
         self._why = reason, message, disrupted
         late = reason == DEADLINE
@@ -170,7 +170,7 @@ class PodLife:
             await self._pause(RETRY_S)
 
     async def _initialize(self) -> bool:
-        """Run the init containers; say whether the others may start."""
+        """Run the init containers; return whether the others may start."""
         for spec, status in zip(self._inits, self._status.inits, strict=True):
             await self._keep(spec, status, forever=False)
             if (status.ended or {}).get("exitCode") != 0:
@@ -178,7 +178,7 @@ class PodLife:
         return True
 
     async def _keep(self, spec: Object, status: ContainerStatus, *, forever: bool = True) -> None:
-        """Run a container until it needn't run again."""
+        """Run a container until its restart policy requires no further run."""
         policy = self._pod["spec"]["restartPolicy"]
         while True:
             command = await self._readiness.wait(spec, status)
@@ -226,7 +226,7 @@ class PodLife:
         shared = self._pod["spec"].get("shareProcessNamespace")
         ahead_s = self._sandbox.ahead_s
         container = Container(spec, command, self._sandbox.folder, first=not shared, ahead_s=ahead_s)
-        # The kubelet keeps one dead container: with the next one's end the one before it is gone.
+        # The kubelet keeps one dead container: when the next one ends, it removes the one before.
         self._logs.setdefault(name, []).append(container.log)
         await container.start()
         self._running[name] = container
@@ -255,7 +255,7 @@ class PodLife:
         seconds = self._pod["spec"].get("activeDeadlineSeconds")
         if seconds is not None:
             text = "Pod was active on the node longer than the specified deadline"
-            # From the start as the status shows it: pods of one second expire together.
+            # Count from the status's start time: pods of the same second expire together.
             left = seconds - age(self._status.started)
             asyncio.get_running_loop().call_later(max(left, 0), self._expire, text)
 
@@ -269,7 +269,7 @@ class PodLife:
             raise Over
 
     async def _finish(self) -> None:
-        """Write the last phase; let go of a pod that is being deleted."""
+        """Write the last phase; remove a pod that is being deleted."""
         deleted = self._grace is not None
         if not deleted and not self._over.is_set():
             await asyncio.sleep(self._node.settle_s)
@@ -279,14 +279,14 @@ class PodLife:
         failed_init = any((init.ended or {}).get("exitCode") for init in self._status.inits)
         if not failed_init:
             for container in unstarted:
-                # One that waits to be run again has ended; recorded for StartError, in any other way the same.
+                # One that waits for a restart has ended; recorded for StartError, other ends are the same.
                 container.state = container.last or never_located()
         codes = [(container.ended or {"exitCode": 1})["exitCode"] for container in self._status.containers]
         self._status.reason, self._status.message, self._status.disrupted = self._why
         failed = any(codes) or self._status.reason
         self._status.phase = "Failed" if failed else "Succeeded"
         self._publish()
-        # The API server hears of the end, and of the deletion after that.
+        # The API server learns of the end first, and then of the deletion.
         await asyncio.sleep(self._node.settle_s)
         await self._released.wait()
         current = self._node.store.find(PODS, *key_of(self._pod))

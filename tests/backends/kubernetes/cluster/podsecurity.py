@@ -1,7 +1,7 @@
-"""The Pod Security standards as the API server's own admission has them (1.36), as one table (pure).
+"""The Pod Security standards of the API server's built-in admission (1.36), as one table (pure).
 
-The words of a refusal are recorded for what a pod without any securityContext and one with a hostPath lack,
-the others are those of k8s.io/pod-security-admission.
+The refusals of a pod without any securityContext and of one with a hostPath are recorded,
+the other texts are those of k8s.io/pod-security-admission.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,16 +37,16 @@ _PROFILES = ("RuntimeDefault", "Localhost")
 
 @dataclass(frozen=True)
 class Control:
-    """A row: what is forbidden, which containers or what else do it, and what is to be done about it."""
+    """A row: a forbidden setting, and the function that lists its violations in a pod's spec."""
 
     level: str
     title: str
     found: Callable[[Object], list[str]]
-    replaces: str = ""  # the baseline control that this one says more strictly
+    replaces: str = ""  # the baseline control that this one tightens
 
 
 def violations(spec: Object, level: str) -> list[str]:
-    """Return what of a pod's spec the level forbids, each as the server says it."""
+    """Return the parts of a pod's spec that the level forbids, in the server's words."""
     controls = [control for control in TABLE if control.level in LEVELS[: LEVELS.index(level) + 1]]
     replaced = {("baseline", control.replaces) for control in controls}
     kept = [control for control in controls if (control.level, control.title) not in replaced]
@@ -77,7 +77,7 @@ def _named(bad: Callable[[Object], bool], rule: str, *, pod: bool = False) -> Ca
 
 
 def _unset(key: str, good: Callable[[Any], bool]) -> Callable[[Object], list[str]]:
-    """Return what finds containers for which neither they nor the pod say what is good."""
+    """Return a function that finds the containers without a good value for `key`, own or from the pod."""
 
     def found(spec: Object) -> list[str]:
         def bad(container: Object) -> bool:

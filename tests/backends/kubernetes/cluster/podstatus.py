@@ -11,7 +11,7 @@ INITIALIZING: Object = {"waiting": {"reason": "PodInitializing"}}
 
 @dataclass
 class ContainerStatus:
-    """What is known of one container."""
+    """The status of one container."""
 
     name: str
     image: str
@@ -21,16 +21,16 @@ class ContainerStatus:
 
     @property
     def running(self) -> bool:
-        """Say whether it runs."""
+        """Return whether the container runs."""
         return "running" in self.state
 
     @property
     def ended(self) -> Object | None:
-        """Return `terminated`, if it has."""
+        """Return `terminated`, or None if the container hasn't ended."""
         return self.state.get("terminated")
 
     def shown(self) -> Object:
-        """Return the object."""
+        """Return the status object."""
         details = next(iter(self.state.values()))
         shown = {
             "name": self.name,
@@ -47,7 +47,7 @@ class ContainerStatus:
 
 @dataclass
 class PodStatus:
-    """What a kubelet knows of a pod; `conditions` that others wrote are kept."""
+    """A kubelet's view of a pod; it keeps `conditions` that others wrote."""
 
     containers: list[ContainerStatus]
     inits: list[ContainerStatus]
@@ -55,12 +55,12 @@ class PodStatus:
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
-    disrupted: str = ""  # the reason of that condition
+    disrupted: str = ""  # the reason of the DisruptionTarget condition
     sandbox: bool = False
     started: str = field(default_factory=now)
 
     def shown(self, before: Object) -> Object:
-        """Return the status object, as it follows on the one before."""
+        """Return the status object that follows the one `before`."""
         status: Object = {
             "phase": self.phase,
             "conditions": self._conditions(before.get("conditions", [])),
@@ -103,13 +103,13 @@ class PodStatus:
         return [*foreign, *wanted]
 
     def _outcome(self) -> str:
-        """Return the reason for conditions once every container has ended: PodCompleted, PodFailed, or nothing yet."""
+        """Return the reason of the conditions after the end, PodCompleted or PodFailed; "" before it."""
         ends = [container.ended for container in self.containers]
         if self.phase == "Succeeded" or all(end and end["exitCode"] == 0 for end in ends):
             return "PodCompleted"
         return "PodFailed" if self.phase == "Failed" or (self.final and all(ends)) else ""
 
-    # Set when no container will be started again, a moment before the phase says so.
+    # True once no container will start again, a moment before the phase shows it.
     final: bool = False
 
     def _not_initialized(self, waiting: list[str]) -> dict[str, str]:

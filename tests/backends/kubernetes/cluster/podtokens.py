@@ -1,4 +1,4 @@
-"""Tokens of pods' service accounts, as a projected volume has them: for an audience, and for a while."""
+"""Tokens of pods' service accounts, as in a projected volume: for one audience, and with an expiry."""
 
 import base64
 import hashlib
@@ -13,14 +13,14 @@ _KEY = secrets.token_bytes()
 
 
 def issue(namespace: str, audience: str, seconds: int) -> str:
-    """Return a token of a pod in the namespace."""
+    """Return a token for a pod in the namespace."""
     claims = {"aud": [audience], "exp": time.time() + seconds, "kubernetes.io": {"namespace": namespace}}
     parts = [_coded(json.dumps(part).encode()) for part in ({"alg": "HS256"}, claims)]
     return ".".join([*parts, _signed(".".join(parts))])
 
 
 def claims(token: str) -> Object:
-    """Return what a token says; nothing of one that isn't valid."""
+    """Return a token's claims; none if it isn't valid."""
     content, _, signature = token.rpartition(".")
     if not hmac.compare_digest(_signed(content), signature):
         return {}

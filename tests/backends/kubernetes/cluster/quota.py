@@ -1,4 +1,4 @@
-"""ResourceQuotas: pods, counts of objects, and what containers request."""
+"""ResourceQuotas: pods, counts of objects, and the requests and limits of containers."""
 
 from decimal import Decimal
 
@@ -21,14 +21,14 @@ COMPUTE = ("cpu", "memory", "nvidia.com/gpu")
 
 
 def quantity(text: str | int | float) -> Decimal:
-    """Read `500m`, `2Gi`, `3`."""
+    """Parse a quantity: `500m`, `2Gi`, `3`."""
     amount = str(text)
     unit = amount.lstrip("+-0123456789.")
     return Decimal(amount.removesuffix(unit)) * UNITS.get(unit, Decimal(1))
 
 
 def check_quota(store: Store, resource: Resource, obj: Object) -> None:
-    """Refuse an object that a quota of its namespace has no room for."""
+    """Refuse an object that exceeds a quota of its namespace."""
     space, name = obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
     for quota in store.list(QUOTAS, space) if space else ():
         title, hard = quota["metadata"]["name"], quota["spec"].get("hard", {})
@@ -52,7 +52,7 @@ def _living(store: Store, resource: Resource, space: str) -> list[Object]:
 
 
 def _use(resource: Resource, obj: Object, counted: str) -> str | None:
-    """Return how much of what a quota counts the object takes; None if it takes nothing of that."""
+    """Return the object's use of a counted resource: None for no use, "missing" if it must state one."""
     if counted == f"count/{resource.qualified}" or (counted == "pods" and resource == PODS):
         return "1"
     kind, _, what = counted.rpartition("requests." if counted.startswith("requests.") else "limits.")

@@ -1,4 +1,4 @@
-"""What a container waits for before it can be started: its image and its environment."""
+"""The requirements of a container's start: its image and its environment."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -15,13 +15,13 @@ from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.sandbox import Command, MissingEnvironment, Sandbox
 from tests.backends.kubernetes.cluster.store import Store
 
-# Looks again for what is missing this often; a real kubelet takes seconds to minutes.
+# The interval between attempts; a real kubelet waits seconds to minutes.
 RETRY_S = 0.2
 
 
 @dataclass(frozen=True)
 class Node:
-    """What all pods of a node share. `restart_s`: wait before the second restart; `settle_s`: from end to phase."""
+    """A node's shared state. `restart_s`: wait before the second restart; `settle_s`: from end to phase."""
 
     store: Store
     cache: KubeletCache
@@ -31,17 +31,17 @@ class Node:
     folder: Path
     restart_s: float
     settle_s: float
-    # How far the clocks of pods whose names match a pattern are ahead, in seconds: as if on hosts of their own.
+    # By name pattern, the seconds by which the clocks of matching pods are ahead: as if on separate hosts.
     clocks: dict[str, float] = field(default_factory=dict)
 
     def ahead_s(self, pod: Object) -> float:
-        """Return how far the clock of a pod's host is ahead."""
+        """Return the seconds by which the clock of a pod's host is ahead."""
         name = pod["metadata"]["name"]
         return next((ahead for pattern, ahead in self.clocks.items() if re.search(pattern, name)), 0.0)
 
 
 class Readiness:
-    """The waiting of one pod's containers. `publish` shows the pod's status, `pause` waits while the pod lives."""
+    """The waits of one pod's containers. `publish` writes the pod's status, `pause` waits while it lives."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Readiness:
         self._publish, self._pause = publish, pause
 
     async def wait(self, spec: Object, status: ContainerStatus) -> Command | Ended:
-        """Wait for image and environment; give what to start, or why it can't be."""
+        """Wait for image and environment; return the command, or the end of a container that can't start."""
         path = await self._image(spec, status)
         while True:
             try:
@@ -94,7 +94,7 @@ class Readiness:
                 return path
 
     async def _pulled(self, image: str, container: str) -> str:
-        """Pull an image that isn't here yet; return what is told of it then."""
+        """Wait for an image that is still being pulled; return the message of the Pulled event."""
         pulling = self._node.images.pulling
         if image not in pulling:
             return f'Container image "{image}" already present on machine and can be accessed by the pod'
@@ -110,7 +110,7 @@ class Readiness:
 
 
 def _check_user(pod: Object, container: Object) -> None:
-    """Refuse to run as root who said not to: images of this cluster name no user."""
+    """Refuse to run a container as root under runAsNonRoot: images of this cluster name no user."""
     meta = pod["metadata"]
     context = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
     if context.get("runAsNonRoot") and not context.get("runAsUser"):

@@ -1,4 +1,4 @@
-"""What the API server says when it will not: one exception, and the Status object it becomes."""
+"""Refusals by the API server: one exception, and the Status object that it becomes."""
 
 from typing import Any
 
@@ -57,18 +57,18 @@ def details(resource: Resource, name: str = "", *, kind: str = "", **more: Any) 
 
 
 def not_found(resource: Resource, name: str) -> Refusal:
-    """Refuse for an object that is not there."""
+    """Return the refusal for an object that doesn't exist."""
     return Refusal(404, f'{resource.qualified} "{name}" not found', details=details(resource, name))
 
 
 def already_exists(resource: Resource, name: str) -> Refusal:
-    """Refuse a second object of that name."""
+    """Return the refusal of a second object of that name."""
     message = f'{resource.qualified} "{name}" already exists'
     return Refusal(409, message, reason="AlreadyExists", details=details(resource, name))
 
 
 def conflict(resource: Resource, name: str, why: str = "", *, kind: str = "") -> Refusal:
-    """Refuse a write that was made against an older object, or a broken precondition."""
+    """Return the refusal of a write based on an older object, or of a broken precondition."""
     why = why or "the object has been modified; please apply your changes to the latest version and try again"
     shown = f"{kind}.{resource.group}" if kind else resource.qualified
     message = f'Operation cannot be fulfilled on {shown} "{name}": {why}'
@@ -76,19 +76,19 @@ def conflict(resource: Resource, name: str, why: str = "", *, kind: str = "") ->
 
 
 def forbidden(resource: Resource, name: str, why: str, **more: Any) -> Refusal:
-    """Refuse for a rule of the cluster: quota, a namespace that is going."""
+    """Return the refusal by a rule of the cluster: a quota, a terminating namespace."""
     shown = f'{resource.qualified} "{name}"' if name else resource.qualified
     return Refusal(403, f"{shown} is forbidden: {why}", details=details(resource, name, **more))
 
 
 def webhook(name: str, why: str, code: int = 403) -> Refusal:
-    """Refuse as an admission webhook: 403 of validating ones, 400 (and no reason) of others; never with details."""
+    """Return a webhook's refusal: 403 from validating ones, 400 without reason from others; no details."""
     reason = "Forbidden" if code == 403 else ""
     return Refusal(code, f'admission webhook "{name}" denied the request: {why}', reason=reason)
 
 
 def invalid(resource: Resource, name: str, causes: list[tuple[str, str, str]]) -> Refusal:
-    """Refuse an object for its fields; each cause is (reason, message, field)."""
+    """Return the refusal of an object for its fields; each cause is (reason, message, field)."""
     shown = [f"{field}: {message}" for _, message, field in causes]
     text = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
     entries = [{"reason": reason, "message": message, "field": field} for reason, message, field in causes]

@@ -1,4 +1,4 @@
-"""What is served: the resources of Kubernetes itself, and those of the CRDs beside the checkout."""
+"""The served resources: those of Kubernetes itself, and those of the CRDs beside the checkout."""
 
 import functools
 import marshal
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of an object, or of a part of one, in a seventh of the time that ``copy.deepcopy`` takes."""
+    """Return a copy of an object, or a part of one, in a seventh of the time that ``copy.deepcopy`` takes."""
     return marshal.loads(marshal.dumps(value))
 
 
@@ -46,7 +46,7 @@ class Resource:
 
     @property
     def custom(self) -> bool:
-        """Say whether a CRD brings it."""
+        """Return whether a CRD defines the resource."""
         return self.group.endswith((".org", ".sh", "jobset.x-k8s.io", "kueue.x-k8s.io"))
 
 
@@ -94,7 +94,7 @@ BUILT_IN = (
     Resource(
         "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
     ),
-    Resource("apps", "v1", "deployments", "Deployment"),  # nothing acts on these three
+    Resource("apps", "v1", "deployments", "Deployment"),  # no controller acts on this one or the two above
     *(
         Resource("admissionregistration.k8s.io", "v1", plural, kind, namespaced=False)
         for plural, kind in (
@@ -108,11 +108,11 @@ BUILT_IN = (
     ROLES,
     BINDINGS,
     DEFINITIONS,
-    # Volcano's way to suspend and resume; its CRD takes anything.
+    # Volcano's objects to suspend and resume a job; their CRD accepts anything.
     Resource("bus.volcano.sh", "v1alpha1", "commands", "Command"),
 )
 
-# Kubernetes' own gangs, where its gate GenericWorkload is on (1.36).
+# Kubernetes' own gang scheduling, if its feature gate GenericWorkload is on (1.36).
 POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", subresources=("status",))
 GANGS = (POD_GROUPS, Resource("scheduling.k8s.io", "v1alpha2", "workloads", "Workload"))
 
@@ -121,7 +121,7 @@ def _kueue(plural: str, kind: str, **more: Any) -> Resource:
     return Resource("kueue.x-k8s.io", "v1beta2", plural, kind, **more)
 
 
-# Kueue's, whose schemas nobody has beside the checkout.
+# Kueue's resources; no schemas for them lie beside the checkout.
 KUEUE = (
     _kueue("workloads", "Workload", subresources=("status",)),
     _kueue("localqueues", "LocalQueue", subresources=("status",)),
@@ -129,7 +129,7 @@ KUEUE = (
     _kueue("cohorts", "Cohort", subresources=("status",), namespaced=False),
     _kueue("resourceflavors", "ResourceFlavor", namespaced=False),
     _kueue("workloadpriorityclasses", "WorkloadPriorityClass", namespaced=False),
-    # Of its visibility server: who waits in which queue.
+    # From its visibility server: the workloads that wait in each queue.
     Resource(
         "visibility.kueue.x-k8s.io",
         "v1beta2",
@@ -142,7 +142,7 @@ KUEUE = (
 
 @functools.cache
 def definitions() -> dict[str, Object]:
-    """Read every CRD beside the checkout, by name: `pytorchjobs.kubeflow.org`."""
+    """Return every CRD beside the checkout by name: `pytorchjobs.kubeflow.org`."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     read = [yaml.load(path.read_text(), loader) for path in sorted(CRDS.glob("*.yaml"))]
     return {crd["metadata"]["name"]: crd for crd in read}
@@ -164,7 +164,7 @@ def _of_definition(crd: Object) -> Iterable[Resource]:
             )
 
 
-# The parts of an operator come and go together.
+# A cluster has either all CRDs of an operator or none.
 OPERATORS = {
     "pytorchjob": ("pytorchjobs.kubeflow.org",),
     "trainjob": (

@@ -19,27 +19,27 @@ SHARED_MEMORY = "WARM_SHARED_MEMORY"
 
 
 class MissingVolume(Exception):
-    """A volume can't be set up yet: (volume, why)."""
+    """Raised when a volume can't be set up yet, with (volume, why)."""
 
 
 class MissingEnvironment(Exception):
-    """The environment names something that isn't there."""
+    """Raised when the environment names an object that doesn't exist."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What to start."""
+    """The process to start."""
 
-    python: str  # a warm one, which starts it
+    python: str  # a warm interpreter, which starts it
     argv: list[str]
     environment: dict[str, str]
     folder: Path
     termination_log: Path
-    localised: Callable[[str], str]  # puts this machine's paths in place of the container's
+    localised: Callable[[str], str]  # replaces the container's paths with this machine's
 
 
 class Sandbox:
-    """A pod's folder and what its containers see of the world."""
+    """A pod's folder and the environment of its containers."""
 
     def __init__(
         self, cache: KubeletCache, network: Network, pod: Object, folder: Path, ahead_s: float
@@ -51,7 +51,7 @@ class Sandbox:
         self._volumes: dict[str, Path] = {}
 
     def mount(self) -> None:
-        """Fill the volumes; MissingVolume if one has to wait."""
+        """Fill the volumes; raise MissingVolume if one has to wait."""
         for volume in self._pod["spec"].get("volumes") or ():
             self._volumes[volume["name"]] = self._volume(volume)
 
@@ -93,15 +93,15 @@ class Sandbox:
             path.write_bytes(base64.b64decode(value) if resource == SECRETS else value.encode())
 
     def command(self, container: Object, path: str) -> Command:
-        """Return what to start. MissingEnvironment, FileNotFoundError, PermissionError if that can't be."""
+        """Return the command; raise MissingEnvironment, FileNotFoundError or PermissionError without one."""
         termination = self.folder / f"{container['name']}.termination"
-        # The pods' network of this machine: gloo would look for the host's own name.
+        # Pods' addresses are loopback ones: gloo would look up the host's own name.
         wires = {"PET_LOCAL_ADDR": self.address, "GLOO_SOCKET_IFNAME": "lo"}
         if self.ahead_s:
             wires[CLOCK] = str(self.ahead_s)
         places = {container.get("terminationMessagePath", "/dev/termination-log"): termination}
         for mount in container.get("volumeMounts") or ():
-            # Programs know it by its path alone.
+            # Programs have this path built in, so no text contains it.
             if mount["mountPath"] == "/dev/shm":
                 wires[SHARED_MEMORY] = str(self._volumes[mount["name"]])
             else:
@@ -112,7 +112,7 @@ class Sandbox:
         environment = {name: localised(self._rewrite(name, value)) for name, value in own.items()}
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         argv = [localised(_expand(word, own)) for word in words]
-        # A real image has an entry point of its own; these have none.
+        # A real image has an entry point; these images have none.
         argv = argv or ["sh", "-c", "true"]
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ class Sandbox:
 
 
 def _expand(text: str, known: Mapping[str, str]) -> str:
-    """Put in `$(NAME)`; `$$` is a dollar, and a name that isn't known stays as it is."""
+    """Expand `$(NAME)`; `$$` is a dollar, and an unknown name stays as it is."""
 
     def put(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else known.get(match[1], match[0])
@@ -187,7 +187,7 @@ def _expand(text: str, known: Mapping[str, str]) -> str:
 
 
 class _places:
-    """Turns paths inside the container into paths on this machine, in any text."""
+    """A rewriter that turns paths inside the container, in any text, into paths on this machine."""
 
     def __init__(self, places: Mapping[str, Path]) -> None:
         self._places = places

@@ -1,4 +1,4 @@
-"""The scheduler: binds pods to the one node, or says why it can't."""
+"""The scheduler, which binds pods to the one node or reports why it can't."""
 
 import asyncio
 import re
@@ -17,13 +17,13 @@ HELPLESS = "no new claims to deallocate, preemption: 0/1 nodes are available: 1 
 
 
 class Scheduler:
-    """Looks at each pod that has no node; one that is held stays so until it is let go."""
+    """A scheduler of the pods that have no node; a held pod stays so until its release."""
 
     def __init__(self, store: Store, cpus: int) -> None:
         self._store = store
         self._capacity = {"cpu": str(cpus), **CAPACITY}
         self._journal = Journal(store, "default-scheduler")
-        # Names of pods that fit nowhere, and what the scheduler says of them.
+        # Name patterns of pods that fit nowhere, and the scheduler's reason.
         self.held: dict[str, str] = {}
         store.hooks.append(self._notice)
 
@@ -47,7 +47,7 @@ class Scheduler:
         came = change.resource in (PODS, CLAIMS) and change.type != "MODIFIED"
         came = came or change.resource == HOSTS
         waiting = change.resource == PODS and not change.object["spec"].get("nodeName")
-        # A pod that ends makes room, a gate that is lifted lets one in.
+        # A pod that ends makes room; a pod without its gate may be bound.
         moved = waiting and change.before is not None and change.before["spec"] != change.object["spec"]
         if came or moved or _ended(change):
             asyncio.get_running_loop().call_soon(self.look)
@@ -67,12 +67,12 @@ class Scheduler:
             self._bind(pod)
 
     def _group(self, pod: Object) -> Object | None:
-        """Return the pod's group, if it is placed at once; that it isn't there yet holds nothing up here."""
+        """Return the pod's group, which is placed as a whole; a group that doesn't exist yet is None."""
         name = (pod["spec"].get("schedulingGroup") or {}).get("podGroupName")
         return self._store.find(POD_GROUPS, pod["metadata"]["namespace"], name) if name else None
 
     def _schedule_together(self, group: Object) -> None:
-        """Bind all pods of a group that have no host, or none of them."""
+        """Bind all pods of a group that have no node, or none of them."""
         pods = [
             pod for pod in self._store.list(PODS, group["metadata"]["namespace"]) if self._group(pod) is group
         ]
@@ -94,7 +94,7 @@ class Scheduler:
             self._store.replace(POD_GROUPS, group | {"status": changed}, status=True)
 
     def _too_much(self, pods: list[Object]) -> Iterator[str]:
-        """Say what there isn't enough of for all of them."""
+        """Yield a message for each resource that doesn't suffice for all the pods."""
         for what in sorted({what for pod in pods for what in _requested(pod["spec"])}):
             asked = sum((_requested(pod["spec"]).get(what, Decimal(0)) for pod in pods), Decimal(0))
             if self._used(what) + asked > quantity(self._capacity.get(what, "0")):
@@ -127,7 +127,7 @@ class Scheduler:
         self._store.replace(PODS, pod | {"status": status}, status=True)
 
     def _obstacle(self, pod: Object) -> str:
-        """Say why the pod fits nowhere; empty if it does fit."""
+        """Return why the pod fits nowhere; "" if it fits."""
         spec = pod["spec"]
         for pattern, why in self.held.items():
             if re.search(pattern, pod["metadata"]["name"]):

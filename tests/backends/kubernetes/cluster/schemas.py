@@ -1,4 +1,4 @@
-"""Structural schemas: types, limits, defaults and pruning, and those CEL rules of the CRDs that matter here."""
+"""Structural schemas: types, limits, defaults, pruning, and the CEL rules of the CRDs that matter here."""
 
 import json
 import re
@@ -25,18 +25,18 @@ TYPES: dict[str, Callable[[Any], bool]] = {
 
 
 def type_name(value: Any) -> str:
-    """Return the schema's word for a value's type."""
+    """Return the schema's name for a value's type."""
     return next((name for name, fits in TYPES.items() if fits(value)), "null")
 
 
 def size(obj: Object) -> int:
-    """Return the bytes that the object takes as JSON."""
+    """Return the object's size as JSON, in bytes."""
     return len(json.dumps(obj, separators=(",", ":")))
 
 
 @dataclass
 class _Fit:
-    """One walk over an object: it is pruned and completed on the way."""
+    """One walk over an object, which prunes it and fills in defaults."""
 
     unknown: list[str] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
@@ -60,7 +60,7 @@ class _Fit:
     def _object(self, schema: Object, value: Object, path: str) -> None:
         known = schema.get("properties", {})
         for name, inner in known.items():
-            # A null is as good as nothing where there is a default, and where null isn't allowed.
+            # A null counts as absent unless the field allows it, so a default applies.
             if value.get(name, "") is None and not inner.get("nullable"):
                 del value[name]
             if name not in value and "default" in inner:
@@ -85,7 +85,7 @@ def _at(path: str, name: str) -> str:
 
 
 def _limits(schema: Object, value: Any, path: str) -> Iterable[Cause]:
-    """Yield what is wrong with a value of the right type."""
+    """Yield the faults of a value of the right type."""
     shown = f'"{value}"' if isinstance(value, str) else value
     if "enum" in schema and value not in schema["enum"]:
         allowed = ", ".join(f'"{choice}"' for choice in schema["enum"])
@@ -113,7 +113,7 @@ def _limits(schema: Object, value: Any, path: str) -> Iterable[Cause]:
 
 
 def fit(schema: Object, obj: Object) -> tuple[Object, list[str], list[Cause]]:
-    """Return the object with defaults and without unknown fields, the paths of those, and what is wrong with it."""
+    """Return the object with defaults and without unknown fields, the paths of those, and its faults."""
     visitor = _Fit()
     fitted = copied(obj)
     visitor.walk(schema, fitted, "")
@@ -124,7 +124,7 @@ def fit(schema: Object, obj: Object) -> tuple[Object, list[str], list[Cause]]:
 
 
 def rules(resource: Resource, obj: Object, before: Object | None) -> list[Cause]:
-    """Return the CEL rules that are broken."""
+    """Return a cause for each CEL rule that is broken."""
     schema = job_schema() if resource == JOBS else resource.schema
     return list(_rules(schema, obj, before, "", obj)) if schema else []
 
@@ -133,7 +133,7 @@ def _rules(schema: Object, value: Any, before: Any, path: str, root: Object) -> 
     for rule in schema.get("x-kubernetes-validations", ()):
         if not _holds(rule["rule"], value, before, root):
             message = rule.get("message", f"failed rule: {rule['rule']}")
-            # At the top there is no value to show.
+            # The top level shows no value.
             shown = json.dumps(value) if path and not isinstance(value, dict) else "object"
             text = f"Invalid value: {shown}: {message}" if path else f"Invalid value: {message}"
             yield "FieldValueInvalid", text, path or "<nil>"
@@ -145,7 +145,7 @@ def _rules(schema: Object, value: Any, before: Any, path: str, root: Object) -> 
 
 
 def _holds(rule: str, value: Any, before: Any, root: Object) -> bool:
-    """Say whether a rule holds; one that isn't known here does."""
+    """Return whether a rule holds; an unsupported rule does."""
     if rule == "self == oldSelf":
         return before is None or value == before
     if match := re.fullmatch(r"self\.metadata\.name\.matches\('(.*)'\)", rule):

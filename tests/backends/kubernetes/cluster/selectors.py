@@ -12,7 +12,7 @@ SET = re.compile(r"^(?P<name>\S+) (?P<how>in|notin) ?\((?P<values>[^)]*)\)$")
 EQUAL = re.compile(r"^(?P<name>[^=! ]+) ?(?P<how>!=|==?) ?(?P<value>[^=! ]*)$")
 NAME = re.compile(r"^!?[A-Za-z0-9_./-]+$")
 FIELDS = {"metadata.name", "metadata.namespace"}
-# Only these resources have fields of their own to select by.
+# Only these resources have further fields that a selector may name.
 MORE_FIELDS = {
     "pods": {"status.phase", "spec.nodeName", "status.podIP", "spec.restartPolicy"},
     "events": {
@@ -24,7 +24,7 @@ MORE_FIELDS = {
 
 
 def by_labels(text: str) -> Test:
-    """Return a test of an object's labels for `a=b,c in (d,e),!f`; 400 when it doesn't parse."""
+    """Return a test of an object's labels for `a=b,c in (d,e),!f`; 400 if it doesn't parse."""
     tests = [_label_test(part.strip()) for part in re.split(r",(?![^(]*\))", text) if part.strip()]
     return lambda obj: all(test(obj["metadata"].get("labels") or {}) for test in tests)
 
@@ -46,7 +46,7 @@ def _label_test(part: str) -> Test:
 
 
 def by_fields(resource: Resource, text: str) -> Test:
-    """Return a test of an object's fields for `metadata.name=x`; 400 for fields that can't be selected by."""
+    """Return a test of an object's fields for `metadata.name=x`; 400 for fields that aren't selectable."""
     tests = []
     for part in filter(None, text.split(",")):
         match = EQUAL.match(part)

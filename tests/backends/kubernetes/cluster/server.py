@@ -22,7 +22,7 @@ AS = "/as/"
 
 @dataclass(frozen=True)
 class Call:
-    """A request, read: what to do to which object, by whom."""
+    """A parsed request: the verb, the object and the user."""
 
     verb: str
     resource: Resource
@@ -38,17 +38,17 @@ class Call:
 
     @property
     def http(self) -> web.Request:
-        """Return the request, for what answers with a stream."""
+        """Return the HTTP request, for handlers that answer with a stream."""
         assert self.request is not None
         return self.request
 
     @property
     def dry(self) -> bool:
-        """Say whether nothing is to be kept."""
+        """Return whether the call is a dry run."""
         return "dryRun" in self.query
 
     def flag(self, name: str) -> bool:
-        """Read a yes or no of the query."""
+        """Return a boolean parameter of the query."""
         return self.query.get(name, "") in ("1", "true", "True")
 
 
@@ -56,7 +56,7 @@ Handler = Callable[[Call], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """Listens on a free port of 127.0.0.1; `handle` does what a call asks for."""
+    """An HTTP server on a free port of 127.0.0.1; `handle` carries out each call."""
 
     def __init__(
         self, resources: Iterable[Resource], access: Access, faults: Faults, handle: Handler
@@ -71,11 +71,11 @@ class Server:
         self.port = 0
 
     def resource(self, api_version: str, plural: str) -> Resource | None:
-        """Return the resource of that name, None if it isn't served."""
+        """Return the resource of that name; None if it isn't served."""
         return self._by_path.get((api_version, plural))
 
     async def start(self) -> None:
-        """Begin to listen: on the port it had before, if it had one."""
+        """Start to listen, on the previous port if there was one."""
         app = web.Application(client_max_size=BODY_LIMIT + 1)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -86,17 +86,17 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """Say whether it listens."""
+        """Return whether the server listens."""
         return self._runner is not None
 
     async def stop(self) -> None:
         """Close the port and break all connections."""
         if self._runner is not None:
-            # A connection that was accepted, but not made before its server closes, stays open (Python 3.11).
+            # A connection that was accepted but isn't set up when its server closes stays open (Python 3.11).
             for site in self._runner.sites:
                 for listener in site._server.sockets:  # type: ignore[union-attr]
                     asyncio.get_running_loop().remove_reader(listener.fileno())
-            # Whoever was just let in becomes a connection, to be closed as all others.
+            # Let connections that were just accepted be set up, to be closed like all others.
             for _ in range(8):
                 await asyncio.sleep(0)
             for site in list(self._runner.sites):
@@ -119,7 +119,7 @@ class Server:
         except Refusal as refusal:
             return web.json_response(refusal.status(), status=refusal.code, headers=refusal.headers)
         except ConnectionError:
-            # The client has left in the middle of a stream.
+            # The client disconnected during a stream.
             return web.Response()
         except Exception as error:
             return web.json_response(Refusal(500, f"emulator: {error!r}").status(), status=500)
@@ -153,7 +153,7 @@ class Server:
         return web.json_response(body | {"metadata": {}, "status": {"allowed": allowed}}, status=201)
 
     async def _read(self, request: web.Request, user: str) -> Call | None:
-        """Read path, query and body; None if the path leads nowhere, for who may go there."""
+        """Read path, query and body; return None for an unknown path that the user may access."""
         query = {key: request.query[key] for key in request.query}
         call = self.call(user, request.method, request.path, query, request.headers)
         return call and replace(call, body=await _body(request), request=request)
@@ -161,7 +161,7 @@ class Server:
     def call(
         self, user: str, method: str, path: str, query: dict[str, str], headers: Mapping[str, str]
     ) -> Call | None:
-        """Return what a request without its body asks for; None if the path leads nowhere."""
+        """Return the call of a request without its body; None for an unknown path."""
         parts = [urllib.parse.unquote(part) for part in path.strip("/").split("/")]
         version = "/".join(parts[1:2] if parts[0] == "api" else parts[1:3])
         rest = parts[2:] if parts[0] == "api" else parts[3:]

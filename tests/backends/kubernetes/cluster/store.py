@@ -1,7 +1,7 @@
 """All objects of the cluster, their revisions and the history that watches read.
 
-Objects are replaced, never changed in place, so a watch or a list may hold one for as long as it likes. All of it belongs
-to the server's event loop.
+Writes replace objects and never change them in place, so a watch or a list may keep one for any time. The
+server's event loop owns all of it.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from tests.backends.kubernetes.cluster.resources import PODS, Object, Resource, 
 
 Key = tuple[str, str]
 
-# etcd counts from 1; a cluster that has just started is already well beyond it.
+# etcd counts from 1; even a new cluster is already well past that.
 FIRST_REVISION = 100
 
 
 def now(*, later_s: int = 0) -> str:
-    """Return the time as objects carry it: UTC, whole seconds; or some seconds later."""
+    """Return the time in the format of objects (UTC, whole seconds), or the time some seconds later."""
     time = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=later_s)
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def later(moment: str, seconds: int) -> str:
-    """Return a time of an object, some seconds later."""
+    """Return an object's time plus some seconds."""
     then = datetime.datetime.fromisoformat(moment.replace("Z", "+00:00"))
     return (then + datetime.timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -43,7 +43,7 @@ def age(moment: str) -> float:
 
 
 def key_of(obj: Object) -> Key:
-    """Return namespace (empty for cluster-wide) and name."""
+    """Return namespace (empty for a cluster-scoped object) and name."""
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
@@ -64,7 +64,7 @@ class Change:
 
     @cached_property
     def text(self) -> str:
-        """Return the object as JSON, which all who watch it are told."""
+        """Return the object as JSON, which all its watches send."""
         return json.dumps(self.object, separators=(",", ":"))
 
 
@@ -74,7 +74,7 @@ class Store:
     def __init__(self) -> None:
         self.revision = FIRST_REVISION
         self.history: dict[Resource, list[Change]] = defaultdict(list)
-        # What happened up to this revision can't be watched any more.
+        # Changes up to this revision can't be watched any more.
         self.expired: dict[Resource, int] = defaultdict(lambda: FIRST_REVISION)
         self.listeners: dict[Resource, set[asyncio.Event]] = defaultdict(set)
         self.hooks: list[Callable[[Change], None]] = []
@@ -103,11 +103,11 @@ class Store:
         return [(resource, obj) for resource, objects in self._objects.items() for obj in objects.values()]
 
     def prepare(self, resource: Resource, body: Object) -> Object:
-        """Return the object as it would be stored: named, dated, with a uid."""
+        """Return the object as the server would store it: with a name, a creation time and a uid."""
         obj: Object = copied(body)
         meta = obj.setdefault("metadata", {})
         if not meta.get("name") and meta.get("generateName"):
-            # The server cuts the prefix so that the whole stays a label of 63.
+            # The server truncates the prefix so that the name stays a label of 63 characters.
             meta["name"] = meta["generateName"][:58] + suffix()
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
         if "spec" in obj:
@@ -123,10 +123,10 @@ class Store:
         return self._write(resource, "ADDED", obj, None)
 
     def replace(self, resource: Resource, obj: Object, *, status: bool = False) -> Object:
-        """Write over an object: its status alone, or all but its status.
+        """Replace an object: its status alone, or all but its status.
 
-        A `resourceVersion` that isn't the current one is a 409. Nothing new is no new revision. An object whose last
-        finalizer goes while it is being deleted is removed.
+        A `resourceVersion` that isn't the current one is a 409. A write without changes makes no revision. An
+        object that is being deleted is removed with its last finalizer.
         """
         before = self.get(resource, *key_of(obj))
         check_version(resource, obj, before)
@@ -139,17 +139,17 @@ class Store:
         return version
 
     def mark(self, resource: Resource, obj: Object, **metadata: Any) -> Object:
-        """Write metadata that only the server may: a deletion and its finalizers."""
+        """Write metadata that only the server may write: a deletion and its finalizers."""
         after = obj | {"metadata": obj["metadata"] | metadata}
         return obj if after == obj else self._write(resource, "MODIFIED", after, obj)
 
     def remove(self, resource: Resource, obj: Object) -> Object:
-        """Take the object out."""
+        """Remove the object."""
         before = self._objects[resource].pop(key_of(obj))
         return self._write(resource, "DELETED", before, before)
 
     def expire(self, resource: Resource) -> None:
-        """Forget the history: a watch from any revision so far is 410, and running ones end so."""
+        """Forget the history: a watch from any revision so far gets a 410, and so do running ones."""
         self.expired[resource] = self.revision
         self._wake(resource)
 
@@ -171,7 +171,7 @@ class Store:
 
 
 def check_version(resource: Resource, obj: Object, before: Object) -> None:
-    """Refuse a write that was made against an older object."""
+    """Refuse a write based on an older version of the object."""
     version = obj["metadata"].get("resourceVersion")
     if version and version != before["metadata"]["resourceVersion"]:
         raise conflict(resource, before["metadata"]["name"])
@@ -189,7 +189,7 @@ SERVERS_OWN = (
 
 
 def merged(resource: Resource, obj: Object, before: Object, *, status: bool) -> Object:
-    """Return what a write leaves: either side of the status subresource keeps its hands off the other."""
+    """Return the object after a write, which changes the status alone or all but the status."""
     if status:
         return before | ({"status": obj["status"]} if "status" in obj else {})
     kept = {name: before["metadata"][name] for name in SERVERS_OWN if name in before["metadata"]}
@@ -205,6 +205,6 @@ def merged(resource: Resource, obj: Object, before: Object, *, status: bool) -> 
 
 def _done(resource: Resource, obj: Object) -> bool:
     meta = obj["metadata"]
-    # A pod waits for its kubelet, whoever lets go of it.
+    # A pod waits for its kubelet, even without finalizers.
     graceful = resource == PODS and meta.get("deletionGracePeriodSeconds")
     return bool(meta.get("deletionTimestamp") and not meta.get("finalizers") and not graceful)

@@ -28,13 +28,13 @@ EVICTED = "EvictionByEvictionAPI", "Eviction API: evicting"
 
 
 class Verbs:
-    """Everything that is answered from the store; `streams` are given, a watch and subresources by name."""
+    """All calls that the store answers; `streams` handles watches and, by name, subresources."""
 
     def __init__(self, store: Store, admission: Admission, streams: Mapping[str, Stream]) -> None:
         self._store, self._admission, self._streams = store, admission, streams
 
     async def handle(self, call: Call) -> web.StreamResponse:
-        """Do what the call says."""
+        """Carry out the call."""
         stream = self._streams.get("watch" if call.verb == "watch" else call.subresource)
         if stream is not None:
             return await stream(call)
@@ -47,7 +47,7 @@ class Verbs:
         return web.json_response(body, status=code, headers=_warned(call))
 
     def answer(self, call: Call) -> tuple[int, Object]:
-        """Return code and body for a call that isn't answered with a stream."""
+        """Return code and body for a call without a stream."""
         act = {
             "create": self._evict if call.subresource == "eviction" else self._create,
             "get": self._get,
@@ -114,7 +114,7 @@ class Verbs:
         return 200, listed | {"metadata": meta, "items": page}
 
     def _continue(self, call: Call) -> tuple[int, int]:
-        """Return where the list goes on, and the revision it is of."""
+        """Return the index at which the list continues, and its revision."""
         asked = call.query.get("resourceVersion", "")
         if call.query.get("resourceVersionMatch") and asked.isdigit() and int(asked) > self._store.revision:
             text = f"Timeout: Too large resource version: {asked}, current: {self._store.revision}"
@@ -141,7 +141,7 @@ class Verbs:
         kind = call.headers.get("Content-Type", "")
         after = patches.apply(call.resource, before, call.body, kind)
         meta = call.body.get("metadata", {}) if isinstance(call.body, dict) else {}
-        # A patch is made against whatever is there, unless it names a version.
+        # A patch applies to the current object, unless it names a version.
         after["metadata"]["resourceVersion"] = meta.get("resourceVersion")
         return 200, self._write(call, after)
 
@@ -173,7 +173,7 @@ class Verbs:
         }
 
     def _options(self, call: Call) -> Object:
-        """Return the DeleteOptions: in the body, or, as old clients send them, in the query."""
+        """Return the DeleteOptions: from the body or, for old clients, from the query."""
         options: Object = {}
         if "propagationPolicy" in call.query:
             options["propagationPolicy"] = call.query["propagationPolicy"]
@@ -194,7 +194,7 @@ class Verbs:
 
 
 def evict(store: Store, pod: Object, reason: str, message: str) -> None:
-    """Delete a pod with the condition that says why, as evictions, taints and preemptions do."""
+    """Delete a pod with the condition that states why, as evictions, taints and preemptions do."""
     condition = {
         "type": "DisruptionTarget",
         "status": "True",

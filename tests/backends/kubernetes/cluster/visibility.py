@@ -1,4 +1,4 @@
-"""Kueue 0.19's visibility server: who waits in a LocalQueue, in the order in which they are admitted."""
+"""Kueue 0.19's visibility server: the workloads that wait in a LocalQueue, in their order of admission."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ WORKLOADS, LOCAL_QUEUES = KUEUE[:2]
 
 
 class Visibility:
-    """Answers from what the store has, as the queue manager does from its memory."""
+    """A handler that answers from the store, as the queue manager does from its memory."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

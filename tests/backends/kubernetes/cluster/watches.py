@@ -14,9 +14,9 @@ from tests.backends.kubernetes.cluster.selectors import Test, both
 from tests.backends.kubernetes.cluster.server import Call
 from tests.backends.kubernetes.cluster.store import Change, Store
 
-# A real server sends one a minute and some before the end; tests have no minute.
+# A real server sends a bookmark every minute and some before the end; tests have no minute.
 BOOKMARK_S = 1.0
-# What a server allows when the client names no time.
+# The time that a server allows if the client names none.
 LONGEST_S = 1800.0
 
 
@@ -29,12 +29,12 @@ def _of(what: str, text: str) -> bytes:
 
 
 class Watches:
-    """Serves watches, and knows how many are open."""
+    """The handler of watches, and the list of the open ones."""
 
     def __init__(self, store: Store, faults: Faults) -> None:
         self._store, self._faults = store, faults
         self.open: list[str] = []
-        self.lag_s: dict[str, float] = {}  # how late a client hears of a change, by plural; "" for all
+        self.lag_s: dict[str, float] = {}  # the delay of changes for clients, by plural; "" for all
 
     async def serve(self, call: Call) -> web.StreamResponse:
         """Stream changes until the time is up, the history is gone or the client leaves."""
@@ -53,7 +53,7 @@ class Watches:
 
     @contextlib.contextmanager
     def _seen(self, call: Call) -> Iterator[None]:
-        """Count the watch and let it be cut."""
+        """List the watch as open, and let `Faults.cut` break it."""
         self.open.append(call.http.path_qs)
         try:
             with self._faults.stream(call.http):
@@ -79,13 +79,13 @@ class Watches:
             try:
                 await asyncio.wait_for(changed.wait(), min(left, BOOKMARK_S))
             except asyncio.TimeoutError:
-                # A change may have come in the moment in which the wait was given up.
+                # A change may have arrived just as the wait timed out.
                 if watch.bookmarks and not watch.behind():
                     await response.write(watch.bookmark())
 
 
 class Watch:
-    """One watch: where it stands, and what it has to say next."""
+    """One watch: its place in the history, and the lines that it sends next."""
 
     def __init__(self, store: Store, call: Call) -> None:
         self._store, self._resource, self._namespace = store, call.resource, call.namespace
@@ -101,11 +101,11 @@ class Watch:
         self._from_now = self._initial or asked == 0
         self._seen = store.revision if self._from_now else asked
         history = store.history[call.resource]
-        # A watch from an old revision may have a long way; one from now has none.
+        # A watch from an old revision reads the history from its start; one from now skips it.
         self._place = len(history) if self._from_now else 0
 
     def expired(self) -> bool:
-        """Say whether the history from where it stands is gone."""
+        """Return whether the history at the watch's place is gone."""
         return self._seen < self._store.expired[self._resource]
 
     def too_old(self) -> Object:
@@ -114,7 +114,7 @@ class Watch:
         return Refusal(410, text).status()
 
     def beginning(self) -> Iterable[bytes]:
-        """Yield what is there, to a watch that names no revision."""
+        """Yield the existing objects, for a watch that names no revision."""
         if not self._from_now:
             return
         for obj in self._store.list(self._resource, self._namespace):
@@ -124,7 +124,7 @@ class Watch:
             yield self.bookmark({"k8s.io/initial-events-end": "true"})
 
     def news(self) -> Iterable[bytes]:
-        """Yield the changes since it last looked."""
+        """Yield the changes since the last call."""
         history = self._store.history[self._resource]
         while self._place < len(history):
             change = history[self._place]
@@ -135,11 +135,11 @@ class Watch:
                     yield line
 
     def behind(self) -> bool:
-        """Say whether there are changes that it hasn't looked at."""
+        """Return whether the history has changes that the watch hasn't read."""
         return self._place < len(self._store.history[self._resource])
 
     def _told(self, change: Change) -> bytes | None:
-        """Put a change as this watch sees it: leaving the selection is DELETED, joining it ADDED."""
+        """Return a change as this watch sees it: leaving the selection is DELETED, joining it ADDED."""
         space = change.object["metadata"].get("namespace", "")
         if self._namespace and space != self._namespace:
             return None
@@ -151,7 +151,7 @@ class Watch:
         return _of(what, change.text)
 
     def bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
-        """Return a BOOKMARK of the newest revision up to which all has been told."""
+        """Return a BOOKMARK of the newest revision up to which the watch has sent everything."""
         if not self.behind():
             self._seen = max(self._seen, self._store.revision)
         meta: Object = {"resourceVersion": str(self._seen)}

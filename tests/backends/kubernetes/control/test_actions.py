@@ -1,4 +1,4 @@
-"""Suspending, resuming, cancelling and exporting jobs, at moments that one doesn't think of first."""
+"""Suspending, resuming, cancelling and exporting jobs, at unlikely moments."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def path(stage, job):
 
 @pytest.fixture
 def suspended(stage):
-    """Return a Volcano job whose suspension is complete."""
+    """Return a Volcano job after its complete suspension."""
     job = running(stage.submit(WAIT, kind="volcano"))
     job.suspend()
     until(lambda: job.state.suspended and job.state.operator_verdict and not stage.pods())
@@ -59,9 +59,9 @@ BUS = "apis/bus.volcano.sh/v1alpha1/{}/commands"
 
 @pytest.fixture
 def restarting(stage):
-    """Yield a Volcano job that was resumed by somebody who didn't wait until its pods are gone.
+    """Yield a Volcano job that somebody resumed without waiting for the end of its pods.
 
-    Until then, which is when the test gives the sign "end", Volcano heeds nothing else.
+    Until they end, which is when the test gives the sign "end", Volcano obeys no other command.
     """
     patch = json.loads(stage.acting(LINGERS))
     patch["spec"]["terminationGracePeriodSeconds"] = 1000
@@ -73,7 +73,7 @@ def restarting(stage):
     body = {"apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command", "action": "ResumeJob", **early}
     stage.cluster.request("POST", "/" + BUS.format(f"namespaces/{stage.namespace}"), body)
     until(lambda: stage.objects(VOLCANO)[0]["status"]["state"]["phase"] == "Restarting")
-    # A pod that has just started hears no SIGTERM yet, and would be waited for all those seconds.
+    # Hold new pods: one that has just started handles no SIGTERM yet, and would take all those seconds.
     stage.cluster.hold(f"^{job.name}-")
     yield job
     stage.sign("end")
@@ -94,7 +94,7 @@ def test_a_suspension_that_volcano_forgets_is_asked_for_again(stage, restarting)
 
 @pytest.mark.parametrize("verb", ["suspend", "cancel"])
 def test_what_volcano_does_not_heed_is_told(monkeypatch, restarting, verb):
-    # A minute else, and nothing that a user could set.
+    # The default is a minute, and no setting changes it.
     monkeypatch.setattr(actions, "_PODS_GONE_S", 0.1)
     with pytest.raises(NBTorchJobError, match="its pods haven't ended"):
         getattr(restarting, verb)()
@@ -139,7 +139,7 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
         if file.suffix == ".yaml"
     ]
     (manifest,) = [file for file in files if file["kind"] == "Job"]
-    # With another job's, which the server adds, it refuses to create one.
+    # The server adds a selector, and refuses to create a job that has another job's.
     assert not {"suspend", "selector"} & manifest["spec"].keys()
     ties = {"batch.kubernetes.io/controller-uid", "controller-uid", "job-name"}
     assert not ties & manifest["spec"]["template"]["metadata"]["labels"].keys()
@@ -150,7 +150,7 @@ def test_an_exported_job_is_as_if_it_had_never_run(stage, tmp_path):
 def test_what_is_exported_runs_by_kubectl_apply(stage, tmp_path):
     data = os.urandom(400_000)
     stage.cluster.hold(".*")
-    variables = {"RATE": "1e-3"}  # for kubectl that is a number, unless it is quoted
+    variables = {"RATE": "1e-3"}  # kubectl reads it as a number, unless it is quoted
     job = stage.submit(
         cell="len(data)", variables={"data": data}, kind="trainjob", image=TORCH, env=variables
     )
@@ -162,12 +162,12 @@ def test_what_is_exported_runs_by_kubectl_apply(stage, tmp_path):
     assert kubectl.apply(stage.cluster, tmp_path / "out", stage.namespace) == []
     again = api.attach(job.info.address)
     assert again.result(LIMIT) == len(data)
-    # Neither the small parts nor kubectl's copies of them are in the way of another turn.
+    # Neither the small parts nor kubectl's copies of them prevent a second export.
     again.export(tmp_path / "again")
     files = [sorted((tmp_path / folder).glob("*.yaml")) for folder in ("out", "again")]
     first, second = ([yaml.safe_load(file.read_text()) for file in folder] for folder in files)
     assert [obj["kind"] for obj in first] == [obj["kind"] for obj in second]
-    # They may be applied at any time: what is left of an earlier one has other names.
+    # Either may be applied at any time: the leftovers of an earlier export have other names.
     names = [{obj["metadata"]["name"] for obj in all_[:-1]} for all_ in (first, second)]
     assert names[0].isdisjoint(names[1])
     assert first[-1]["spec"].keys() == second[-1]["spec"].keys()
@@ -216,7 +216,7 @@ def test_a_trainjob_whose_peer_was_lost_is_tried_again(stage):
 
 
 def test_an_interrupted_submission_leaves_nothing(stage):
-    stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of trying again
+    stage.cluster.trouble(503, f"{stage.namespace}/jobs$", method="POST", times=3)  # a second of retries
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):

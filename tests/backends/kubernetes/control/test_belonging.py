@@ -1,4 +1,4 @@
-"""What whoever may create objects in a namespace brings about: the tender has the Role that it ships with."""
+"""Objects that others with access to a namespace forge; the tender has the Role from its manifests."""
 
 import time
 
@@ -21,12 +21,12 @@ TIDY = Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL, ttl_seconds_after_finish
 
 
 def named(stage, kind, name):
-    """Return the job object of that name, if there is one."""
+    """Return the job object of that name in a list, which is empty if it doesn't exist."""
     return [obj for obj in stage.objects(collection(KINDS[kind].api)) if obj["metadata"]["name"] == name]
 
 
 def pretending(stage, root, name, owner, attempt="2", **more):
-    """Create an object with a job's labels, but for ``more``, that says it was cancelled."""
+    """Create an object with a job's labels, except for ``more``, that is marked as cancelled."""
     labels = {**root["metadata"]["labels"], labelling.ATTEMPT: attempt, **more}
     marks = {labelling.CANCELLED: f"{time.time():.3f}", labelling.PAID: f"{time.time():.3f} failures x"}
     body = {
@@ -50,7 +50,7 @@ def pretending(stage, root, name, owner, attempt="2", **more):
 
 @pytest.fixture
 def tender(stage):
-    """Begin to look after everybody's jobs, with the rights that a tender's manifests give it."""
+    """Yield a function that starts a tender of everybody's jobs, with the rights from its manifests."""
     tending = []
 
     def begin():
@@ -92,7 +92,7 @@ def test_an_object_with_a_jobs_labels_changes_nothing_of_the_job(stage, tender, 
     assert labelling.CANCELLED not in second["metadata"]["annotations"]
     until(lambda: (stage.signs / "life-0-1").exists())
     stage.sign("done")
-    until(lambda: not named(stage, kind, "victim"))  # its time to live is over
+    until(lambda: not named(stage, kind, "victim"))  # its time to live has passed
 
 
 def test_a_job_isnt_removed_while_an_attempt_of_it_runs_whatever_a_forged_later_one_says(stage, tender):
@@ -102,7 +102,7 @@ def test_a_job_isnt_removed_while_an_attempt_of_it_runs_whatever_a_forged_later_
     [root] = named(stage, "indexedjob", "victim")
     about = {key: root[key] for key in ("apiVersion", "kind")}
     owner = {**about, "name": "victim", "uid": root["metadata"]["uid"]}
-    pretending(stage, root, "victim-a2", owner)  # nothing tells it from ours, without an admission policy
+    pretending(stage, root, "victim-a2", owner)  # without an admission policy, it looks like ours
     # Only a tender ends a job that isn't placed in time: no pod of it has a kubelet yet.
     stage.cluster.hold("^late-")
     late = Elastic(run_policy=RunPolicy(start_within="3s"))
@@ -110,7 +110,7 @@ def test_a_job_isnt_removed_while_an_attempt_of_it_runs_whatever_a_forged_later_
 
     tender()
 
-    # By then all that is due of the other one is, too.
+    # By then, everything that is due for the other job has happened, too.
     until(lambda: labelling.STOPPED in named(stage, "volcano", "late")[0]["metadata"]["annotations"])
 
     assert named(stage, "indexedjob", "victim")
@@ -122,9 +122,9 @@ def test_a_job_isnt_removed_while_an_attempt_of_it_runs_whatever_a_forged_later_
 def test_a_pod_with_a_jobs_labels_is_none_of_the_jobs(stage):
     job = running(stage.submit("begin()\nsign('begun')\nwait('never')", name="victim"))
     until(lambda: (stage.signs / "begun").exists())
-    until(lambda: api.jobs()[0].nodes)  # the status of its container, which a list reads, comes later
+    until(lambda: api.jobs()[0].nodes)  # a list reads the status of its container, which comes later
     [pod] = stage.pods()
-    # Not those by which a Job's controller selects its pods: it would adopt this one, and count its failure.
+    # Not the labels by which a Job's controller selects pods: it would adopt this one, and count its failure.
     labels = {key: value for key, value in pod["metadata"]["labels"].items() if "controller-uid" not in key}
     container = {"name": pod["spec"]["containers"][0]["name"], "image": "localhost/python:3.11"}
     forged = {

@@ -1,4 +1,4 @@
-"""What a host says of its end, and who is told of it."""
+"""The signs that a host is about to end, and the nodes that learn of them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.patience import LIMIT
 
 SPOT = "aws-node-termination-handler/spot-itn"
 
-# Takes notes of what it is told, as a node does whose ranks save from its second question on.
+# A node that records each notice, and from the second one on answers that its ranks leave.
 PART = """
 import tempfile
 from nbtorchjob.runtime.ask import answering, questions
@@ -29,7 +29,7 @@ value(1)
 
 @pytest.fixture
 def stage(stage, monkeypatch):
-    """Yield a stage on whose host is looked at often, and which is as before in the end."""
+    """Yield a stage that checks its host often; remove the host's taints in the end."""
     monkeypatch.setattr(selection, "EVERY_S", 0.2)
     yield stage
     stage.cluster.taint()

@@ -1,4 +1,4 @@
-"""The Role that a tender ships with: a tender uses all of it, and without a rule leaves something undone."""
+"""The Role in a tender's manifests: the tender uses every rule, and can't do all its work without one."""
 
 import contextlib
 from datetime import datetime
@@ -33,12 +33,12 @@ def jobs(stage, kind="indexedjob"):
 
 
 def note(stage, name, of, kind="indexedjob"):
-    """Return an annotation of a job object; "" where there is none."""
+    """Return an annotation of a job object; "" if it has none."""
     return jobs(stage, kind).get(name, {"metadata": {}})["metadata"].get("annotations", {}).get(of, "")
 
 
 def used(stage, user):
-    """Return which rights a user's requests took in namespaces."""
+    """Return the rights that a user's requests in namespaces needed."""
     asked = stage.cluster.attempts(user)
     return {Right(one.verb, one.group, one.resource) for one in asked if one.namespace}
 
@@ -60,7 +60,7 @@ def why_it_is_made(stage):
     stage.submit(AGAIN.replace("wait", f"{again}\nwait", 1), name="job", retry=TWICE)
 
     def done():
-        # A tender that may not read why goes on without: what it has begun by now is followed by another.
+        # Without the right to read the cause, a tender has begun attempt 2: then attempt 3 has the cause.
         stage.sign("looked")
         return any("ValueError" in note(stage, name, labelling.PAID) for name in ("job-a2", "job-a3"))
 
@@ -117,7 +117,7 @@ def beat(stage):
     def seconds(spec, key):
         return datetime.fromisoformat(spec[key].replace("Z", "+00:00")).timestamp()
 
-    def done():  # it was taken, and renewed since
+    def done():  # the Lease was acquired, and renewed since
         specs = [obj["spec"] for obj in stage.objects(LEASES)]
         return any(seconds(spec, "renewTime") - seconds(spec, "acquireTime") > 0.04 for spec in specs)
 
@@ -126,7 +126,7 @@ def beat(stage):
 
 @contextlib.contextmanager
 def tending(stage, who):
-    """Look after everybody's jobs meanwhile."""
+    """Tend everybody's jobs inside the block."""
     begun = cluster_backend().tend(who, [stage.namespace], everyone=True)
     assert begun is not None
     try:
@@ -159,7 +159,7 @@ def test_without_a_rule_of_its_role_a_tender_leaves_something_undone(
     stage, monkeypatch, verb, group, of, what
 ):
     monkeypatch.setattr(service, "BEAT_S", 0.05)
-    monkeypatch.setattr(service, "HOLD_S", 0.1)  # who may not patch its Lease can't give it back either
+    monkeypatch.setattr(service, "HOLD_S", 0.1)  # without patch, a tender can't release its Lease
     missing = Right(verb, group, of)
     done = what(stage)
     user = stage.be([right for right in server.tender_rights() if right != missing])
@@ -180,10 +180,10 @@ def test_a_tender_uses_all_that_its_role_has_and_nothing_else(stage):
     user = stage.be(server.tender_rights())
     stage.cluster.meanwhile("POST", f"{stage.namespace}/services$", cut, user=user, after=True)
     needed = {*server.tender_rights()}
-    # Events are read once a job waits.
+    # A tender reads events once a job waits.
     watched = {right for right in needed if right.verb == "watch" and right.resource != "events"}
     with tending(stage, "the test"):
-        until(lambda: watched <= used(stage, user))  # who reads the kubeconfig later is the admin
+        until(lambda: watched <= used(stage, user))  # later readers of the kubeconfig are the admin
         stage.admin()
         stage.cluster.hold("^held-")
         for kind in KINDS:
@@ -192,6 +192,6 @@ def test_a_tender_uses_all_that_its_role_has_and_nothing_else(stage):
                 runs(stage, kind)
             stage.submit("begin()", name=f"held-{kind}", kind=kind, launch=SOON)
         stage.sign("go")
-        with contextlib.suppress(AssertionError):  # what is missing is told below
+        with contextlib.suppress(AssertionError):  # the assertion below shows the missing ones
             until(lambda: needed <= used(stage, user))
     assert used(stage, user) == needed

@@ -1,4 +1,4 @@
-"""Whose troubles an event tells: this job's, and no other's."""
+"""The attribution of events: a job reports its own troubles, and no other job's."""
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_what_was_said_first_is_heard_once_it_is_known_of_whom():
 
 def test_a_job_doesn_t_tell_the_troubles_of_one_that_had_its_name_nor_of_a_neighbour(stage):
     stage.cluster.hold("^sta-")
-    # A refusal from before a node's pod was made is one that is over.
+    # A refusal from before the creation of a node's pod is over.
     first = stage.follow(stage.submit(HANG, name="sta"))
     stage.warn(first, "FailedCreate", "Error creating: quota of the old one")
     until(lambda: "quota of the old one" in waits(first))

@@ -1,4 +1,4 @@
-"""Somebody always looks after a job: a tender does what whoever follows it would, with nobody there."""
+"""A tender looks after a job that nobody follows: it does everything that a follower would do."""
 
 import contextlib
 import json
@@ -49,13 +49,13 @@ LEASES = "apis/coordination.k8s.io/v1/{}/leases"
 
 @pytest.fixture
 def attach(stage, monkeypatch, tmp_path):
-    """Return what attaches to a job on another machine."""
+    """Return a function that attaches to a job from another machine."""
     return lambda job: elsewhere(stage, job, monkeypatch, tmp_path)
 
 
 @contextlib.contextmanager
 def looked_after(stage):
-    """Look after the stage's jobs meanwhile."""
+    """Tend the stage's jobs inside the block."""
     tending = cluster_backend().tend("the test", [stage.namespace])
     assert tending is not None
     yield
@@ -64,19 +64,19 @@ def looked_after(stage):
 
 @pytest.fixture
 def tender(stage):
-    """Look after the stage's jobs."""
+    """Tend the stage's jobs during the test."""
     with looked_after(stage):
         yield
 
 
 def attempts(stage, job, count):
-    """Wait until so many attempts of the job were made, each once."""
+    """Wait until the job has `count` attempts, each made once."""
     names = [job.name, *(f"{job.name}-a{number}" for number in range(2, count + 1))]
     until(lambda: made(stage)[0] == names)
 
 
 def ended(stage, job):
-    """Return the job as a list has it, once it has ended."""
+    """Wait until a list shows the job's end; return the listed state."""
     return until(
         lambda: next((state for state in api.jobs() if state.name == job.name and state.ended), None)
     )
@@ -106,7 +106,7 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
     assert api.tended(job.info) == Tended()
     job.wait(0)
     until(lambda: "follows it" in (api.tended(job.info) or Tended()).who)
-    assert api.tended(stage.submit("begin()\nvalue(1)").info) is None  # nothing of it is left to us
+    assert api.tended(stage.submit("begin()\nvalue(1)").info) is None  # nothing of it is left for us to do
     job.cancel()
 
 
@@ -170,7 +170,7 @@ def test_a_job_without_trouble_costs_no_request(stage, tender):
 
 
 def holder(stage):
-    """Return who looks after the stage's jobs, as its Lease has it."""
+    """Return the identity of the stage's tender, from its Lease, in a list."""
     return [item["spec"]["holderIdentity"] for item in stage.objects(LEASES)]
 
 
@@ -193,7 +193,7 @@ class Program:
         self.process.communicate()
 
     def said(self, path):
-        """Ask how it is."""
+        """Request a path; return the status code and the body."""
         with socket.socket(socket.AF_UNIX) as asked:
             asked.connect(self.where)
             asked.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
@@ -201,7 +201,7 @@ class Program:
         return int(head.split()[1]), body.decode()
 
     def place(self, stage):
-        """Return how it is in the stage's namespace."""
+        """Return the health of the stage's namespace."""
         return json.loads(self.said("/healthz")[1])["namespaces"].get(stage.namespace, {})
 
 
@@ -233,7 +233,7 @@ def test_each_failure_of_a_container_that_is_started_again_is_looked_into(stage)
             until(lambda: program.place(stage).get("visits") == 0)
             stage.sign(f"go-{life}")
 
-        assert ended(stage, job).phase is Phase.FAILED  # its operator would start it again and again
+        assert ended(stage, job).phase is Phase.FAILED  # its operator would restart it forever
 
 
 @pytest.mark.parametrize("other", [False, True])
@@ -282,7 +282,7 @@ def test_without_permission_for_leases_jobs_are_looked_after_all_the_same(stage)
 
 @pytest.fixture(params=[-3600.0, 86400.0], ids=["an hour back", "a day ahead"])
 def wrong(request, monkeypatch):
-    """Have this machine's clock be wrong for the tender, and right for the cluster, which runs here, too."""
+    """Make the clock wrong for the tender, and leave it right for the cluster, which runs here, too."""
     now = time.time
 
     def told():
@@ -312,7 +312,7 @@ def test_a_clock_that_is_wrong_ends_and_removes_no_job_and_holds_none_up(stage, 
     secret = {"name": "young", "labels": labelling.labels(JobInfo("young", "kubernetes"), user())}
     path = f"/{collection(SECRETS).format(f'namespaces/{stage.namespace}')}"
     stage.cluster.request("POST", path, {"apiVersion": "v1", "kind": "Secret", "metadata": secret})
-    assert all(left.state is not None for _, left in api.leftovers())  # its job may be about to come
+    assert all(left.state is not None for _, left in api.leftovers())  # its job may still follow
     stage.sign("go")
     assert goes_on.result(LIMIT) == 1
 

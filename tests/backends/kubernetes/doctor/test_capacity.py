@@ -1,4 +1,4 @@
-"""Which hosts could hold a pod, and what is said where none could."""
+"""The hosts that could hold a pod, and the message if none could."""
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_a_taint_that_only_prefers_keeps_nothing_away():
         ("absent", "Lt", ["8"], False),
         ("pool", "Gt", ["8"], False),
         ("pool", "Gt", [], False),
-        ("pool", "Equals", ["b"], True),  # the server will say so
+        ("pool", "Equals", ["b"], True),  # the server will refuse it
     ],
 )
 def test_which_labels_an_affinity_asks_for(key, operator, values, good):

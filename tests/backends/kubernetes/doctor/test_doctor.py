@@ -1,4 +1,4 @@
-"""What the doctor finds on a cluster: one that has everything, and ones that lack something."""
+"""The doctor's findings on a cluster that has everything, and on clusters that lack something."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def spec(launch=None, **settings):
 
 @pytest.fixture
 def examine(monkeypatch):
-    """Return a function that asks the doctor, with a kubeconfig."""
+    """Return a function that runs the doctor with a kubeconfig."""
 
     def work(config, wanted=None):
         monkeypatch.setenv("KUBECONFIG", str(config))
@@ -149,7 +149,7 @@ def test_missing_permissions_become_one_role_that_is_enough(emulator, examine):
     config = emulator.user("ada")
 
     refused = one(examine(config), "not permitted: ")
-    assert f"\n{refused.remedy}\n" in elements.finding_lines([refused])  # to be pasted
+    assert f"\n{refused.remedy}\n" in elements.finding_lines([refused])  # ready to paste
     role, binding = rules(refused.remedy)
     emulator.allow("ada", role["metadata"]["namespace"], role["rules"])
     findings = examine(config)
@@ -419,7 +419,7 @@ def test_preemptible_hosts_are_counted(emulator, examine):
 
 
 async def look(server):
-    """Ask the doctor of a scripted server, whose script says only what matters."""
+    """Run the doctor on a scripted server, which scripts only the relevant answers."""
     server.on("/version", Reply(body={"major": "1", "minor": "36", "gitVersion": "v1.36.2"}))
     return await asked(spec())
 

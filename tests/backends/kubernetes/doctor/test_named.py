@@ -1,4 +1,4 @@
-"""What can be chosen on a cluster: all of it, some of it, and none."""
+"""The choices that a cluster offers: all of them, some, and none."""
 
 import secrets
 

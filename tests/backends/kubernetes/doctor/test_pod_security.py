@@ -1,4 +1,4 @@
-"""What pods may do, held to the Pod Security standards as a real server has them."""
+"""Pods under the Pod Security standards of a real server."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.backends.kubernetes.stage import Stage, until, waits
 from tests.patience import LIMIT
 
 RECORDED = SHARED / "recordings-2" / "api"
-# A node as its image has it: by these it finds that it can do what it must.
+# A node that checks its requirements: its key, a writable temporary folder, a home and a user.
 SEES = """
 begin()
 assert open(os.environ["NBTORCHJOB_KEY_FILE"], "rb").read()

@@ -1,4 +1,4 @@
-"""What an account must be permitted is what the table says: no call is missing, no right is for nothing."""
+"""The table of an account's rights is exact: it lacks no request's right, and each right is used."""
 
 import pytest
 
@@ -44,14 +44,14 @@ _SPECS = {"Service": {"spec": {"clusterIP": "None"}}}
 
 
 def is_anothers(stage, namespace):
-    """Whether it is the namespace of another test."""
+    """Return whether the namespace is another test's."""
     return namespace.startswith("stage-") and namespace != stage.namespace
 
 
 def used(stage, name):
-    """Return the rights that a user's requests took: those in the stage's namespace, and others."""
+    """Return the rights that a user's requests needed: those in the stage's namespace, and others."""
     rights: tuple[set[Right], set[Right]] = (set(), set())
-    # A test before this one may have left a job that is still followed, by now as this user.
+    # A follower of an earlier test's job may still run, by now as this user.
     ours = [one for one in stage.cluster.attempts(name) if not is_anothers(stage, one.namespace)]
     for one in ours:
         assert one.namespace in ("", stage.namespace)
@@ -60,7 +60,7 @@ def used(stage, name):
 
 
 def lose_answers(stage, name):
-    """Have what is made beside a job be made, and the answer to that be lost, once each."""
+    """Lose the server's answer to the first creation of each kind of object that is made beside a job."""
 
     def cut():
         raise Refusal(500, "the connection to etcd was lost")
@@ -70,7 +70,7 @@ def lose_answers(stage, name):
 
 
 def leave(stage, apis):
-    """Leave what an exported job had that was deleted: nobody owns it."""
+    """Create the objects that a deleted job leaves if it was exported: they have no owner."""
     for api_ in apis:
         meta = {"name": "left", "labels": labelling.labels(JobInfo("left", "kubernetes"), user())}
         body = {
@@ -85,7 +85,7 @@ def leave(stage, apis):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)  # a server says how old things are
+    monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)  # ages come from the server's clock
     asked = {
         "launch": Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL)),
         "retry": Retry(retries=1, backoff=0),
@@ -148,7 +148,7 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
     cluster_backend().choices(spec)
 
     inside, outside = used(stage, name)
-    # What is used while there is a job, or only where there are queues, or groups.
+    # Rights used only with queues or groups (`some`), or only while a job exists.
     some = {
         right
         for use in (*server.OPTIONAL, *server.CLUSTERWIDE)
@@ -157,7 +157,7 @@ def test_what_only_makes_answers_better_is_all_that_is_asked_for_beside(stage):
     }
     later = {*server.EVENTS, *server.ASKING, *some, *server.rights(server.ADOPTED)}
     assert inside == {*server.rights(server.OPTIONAL)} - later
-    # What is free on hosts is asked by who may list them, how one is by who follows a job on it.
+    # Only users who may list nodes ask for the free resources; only a job's follower gets its node.
     host_rights = {Right("list", "", "pods"), Right("get", "", "nodes")}
     assert outside == {*server.rights(server.CLUSTERWIDE)} - host_rights - some
 
@@ -195,7 +195,7 @@ def test_what_may_not_be_read_to_follow_is_named(stage, plurals):
 
 
 def test_a_job_is_followed_without_permission_to_watch_or_to_read_events(stage, monkeypatch):
-    # Five seconds else, and nothing that a user could set.
+    # The default is five seconds, and no setting changes it.
     monkeypatch.setattr(reflector, "PACE", reflector.Pace(poll=0.2))
     stage.become(("watch", "pods"), ("watch", "jobs"), ("list", "events"), ("watch", "events"))
     job = stage.submit("begin()\nvalue(1)")
@@ -252,7 +252,7 @@ def test_what_may_not_be_done_to_a_job_is_named_with_what_to_ask_for(stage, verb
     assert job.result(LIMIT) == 1
     stage.delete("apis/batch/v1/{}/jobs", job.name)
     until(lambda: not stage.left())
-    assert job.logs(0) == "here"  # kept on this machine all the time
+    assert job.logs(0) == "here"  # this machine has kept it all the time
 
 
 def test_a_cluster_of_long_ago_hides_no_other_one(stage):
@@ -264,5 +264,5 @@ def test_a_cluster_of_long_ago_hides_no_other_one(stage):
         with pytest.warns(UserWarning, match=r"jobs in team can't be listed: .*long-gone"):
             assert len(ask()) == 1
     assert api.attach(job.name).result(LIMIT) == 1
-    with pytest.raises(ClusterError, match="long-gone"):  # it may be there
+    with pytest.raises(ClusterError, match="long-gone"):  # the job may be on that cluster
         api.attach("another-job")

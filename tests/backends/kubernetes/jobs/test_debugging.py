@@ -1,6 +1,6 @@
-"""Pdb on a rank in a pod, whose peer in another pod waits longer than its own time-out.
+"""Pdb on a rank in a pod, while its peer in another pod waits longer than its own timeout.
 
-With NBTORCHJOB_TEST_DEBUGGING=all in pods of every kind.
+With NBTORCHJOB_TEST_DEBUGGING=all, in pods of every kind.
 """
 
 import os
@@ -15,7 +15,7 @@ from tests.patience import LIMIT
 
 pytestmark = pytest.mark.torch
 
-# A kind differs in its pods' container only.
+# Kinds differ only in the container of their pods.
 SOME = [*KINDS] if os.environ.get("NBTORCHJOB_TEST_DEBUGGING") == "all" else ["indexedjob"]
 
 CELL = """
@@ -35,7 +35,7 @@ dist.all_reduce(t)
 
 
 def typed(session, *lines):
-    """Type lines, each once there is a prompt; return all that is said."""
+    """Type lines, one at each prompt; return all output."""
     rest, output = list(lines), ""
     while (record := session.hear(LIMIT)) is not None:
         if "trouble" in record:
@@ -59,7 +59,7 @@ def test_pdb_in_a_pod_while_the_other_waits_on(stage, kind):
         assert "return x * 2" in typed(session, "p x")
         with pytest.raises(AskError, match=r"^me has been debugging rank 1 since"), job.debugger() as second:
             typed(second)
-        assert stage.cluster.cut("/exec$")  # of the second, too, where that has just left
+        assert stage.cluster.cut("/exec$")  # the second session's, too, if it has just left
         with pytest.raises(AskError, match="the connection to it was cut"):
             session.hear(LIMIT)
     until(lambda: "the time-out of all_reduce #1, 2 s, is put off" in job.logs(0))

@@ -7,7 +7,7 @@ from nbtorchjob.backends import backend, files, links
 from nbtorchjob.errors import AskError
 from tests.backends.kubernetes.stage import until
 
-# A node whose ranks have written.
+# A node with files that its ranks have written.
 PART = """
 import os, tempfile
 from nbtorchjob.runtime.ask import answering, questions
@@ -30,7 +30,7 @@ wait("go")
 value(1)
 """
 
-# Files as TensorBoard's writer and an offline run of wandb have them: they grow.
+# Growing files, like those of TensorBoard's writer and of an offline run of wandb.
 GROWING = PART.replace(
     'sign(f"ready-{NODE}")',
     """
@@ -86,7 +86,7 @@ def test_a_sync_says_that_the_last_checkpoints_of_an_ended_job_may_be_missing(st
     assert checkpoints.wait(60)
     assert everything.wait(60)
     assert checkpoints.trouble.startswith("the last checkpoints may be missing: ")
-    assert everything.trouble == ""  # none were seen
+    assert everything.trouble == ""  # no checkpoints were seen
 
 
 def test_tensorboard_and_an_offline_run_of_wandb_are_synced_as_they_grow(stage, tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_tensorboard_and_an_offline_run_of_wandb_are_synced_as_they_grow(stage, 
 
     assert events.read_bytes() == bytes(100_000) + bytes([10]) * 50_000
     assert offline.read_bytes() == bytes([1]) * 100_000 + bytes([11]) * 50_000
-    assert going.copied - before == 100_000  # only what was new
+    assert going.copied - before == 100_000  # only the new bytes
     stage.sign("go")
     assert job.wait(60)
     assert going.wait(60)

@@ -1,4 +1,4 @@
-"""How far a cluster's job is, in a list that reads no logs of the cluster."""
+"""A cluster job's progress in a list, which reads no logs of the cluster."""
 
 import json
 import time
@@ -34,7 +34,7 @@ value(1)
 
 
 def done(job):
-    """Return how many epochs a list says are done, and of how many; None where it doesn't know."""
+    """Return how many epochs a list shows as done, and the total; None if it doesn't know."""
     (snapshot,) = (state for state in api.jobs() if state.info.name == job.name)
     progress = record(snapshot, time.time())["progress"]
     return progress and (progress["done"], progress["total"])
@@ -48,7 +48,7 @@ def test_a_list_says_how_far_a_job_is_that_is_followed_here(stage):
     until(lambda: done(job) == (3, 10))
     stage.sign("talk")
     until(lambda: 0 in job.state.logs and job.state.logs[0].pieces[-1].end == 900_000)
-    assert done(job) == (3, 10)  # its reports lie further behind than a look reads
+    assert done(job) == (3, 10)  # its reports lie further back than a look reads
     stage.sign("report")
     until(lambda: done(job) == (4, 10))
     stage.sign("end")

@@ -1,4 +1,4 @@
-"""Asking the nodes of cluster jobs: a command in each pod leads to its node."""
+"""Questions to the nodes of cluster jobs: a command in each pod connects to its node."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.stage import until
 from tests.patience import LIMIT
 
-# Answers as a node does, and is silent as one that is stopped.
+# A part that answers like a node, or stays silent like one that is stopped.
 PART = """
 import os, socket, tempfile
 from nbtorchjob.runtime.ask import answering, questions
@@ -70,7 +70,7 @@ def ask(job, question="who", **how):
 
 def ready(stage, job, nodes=1):
     until(lambda: all((stage.signs / f"ready-{node}").exists() for node in range(nodes)))
-    # The statuses of their containers, which say whether a node can be asked, come later.
+    # The statuses of containers, which decide whether a node can be asked, come later.
     until(lambda: len([pod for pod in stage.pods() if pod["status"]["phase"] == "Running"]) == nodes)
     return job
 
@@ -155,7 +155,7 @@ def test_whoever_may_not_exec_is_told_what_to_ask_for(stage):
 
 
 def test_a_node_that_closes_its_socket_while_it_is_asked(stage):
-    # A pod that is killed does so, too, where the command in it sees that before it is killed itself.
+    # A killed pod closes its socket, too, if the command in it sees that before its own end.
     job = ready(stage, stage.submit(PART))
 
     assert ask(job, "closes", timeout=LIMIT) == [NodeAnswer(0, (), "it was ended meanwhile")]

@@ -1,4 +1,4 @@
-"""A further kind of job is a module or folder, and a line: a made-up one, in a copy of the package."""
+"""A further kind of job is a module or folder, and one line: here a made-up kind in a copy of the package."""
 
 import json
 import os
@@ -32,7 +32,7 @@ LANDED = {
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """Return the folder of a copy of the package that has the kind, by its folder and its line."""
+    """Return the folder of a copy of the package, with the kind's folder and line added."""
     root = tmp_path_factory.mktemp("fifth")
     copy = root / "nbtorchjob"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "labextension"))
@@ -44,14 +44,14 @@ def package(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Yield a cluster that has the kind's operator, and no other one."""
+    """Yield a cluster with the kind's operator and no other."""
     with Emulator(kinds=("indexedjob",), more=[CREWS]) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def said(package, cluster, tmp_path_factory):
-    """Return what a user sees of a job of that kind, from its choice to its end."""
+    """Return a user's views of a job of that kind, from its choice to its end."""
     folder = tmp_path_factory.mktemp("job")
     namespace = cluster.namespace("crews")
     path = f"/apis/{CREWS.api_version}/namespaces/{namespace}/{CREWS.plural}/train"
@@ -78,7 +78,7 @@ def said(package, cluster, tmp_path_factory):
 
 
 def heard(running, line=""):
-    """Return the next line that a program says, once it is told another."""
+    """Return the next line that a program prints, after sending it a line if there is one."""
     if line:
         running.stdin.write(f"{line}\n")
         running.stdin.flush()

@@ -53,7 +53,7 @@ def served(*names):
 EVERY = " ".join(KINDS)
 SPOT = {"preemptible": True, "spot_toleration": ["spot"]}
 LAST = Retry(3, on_demand_last=True)
-# What is asked for, and which kinds can do it.
+# Each spec, and the kinds that can run it.
 ASKED = {
     "nothing": (asked(), EVERY),
     "several nodes": (asked(Elastic(2, 2, max_restarts=3)), EVERY),

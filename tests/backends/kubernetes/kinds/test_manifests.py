@@ -198,7 +198,7 @@ def made(case):
 
 
 def pods(manifest):
-    """Yield the pod templates of a job object, wherever its kind has them."""
+    """Yield the pod templates of a job object, wherever its kind puts them."""
     if isinstance(manifest, dict):
         if "containers" in manifest.get("spec", {}):
             yield manifest
@@ -250,13 +250,13 @@ def test_the_schema_refuses_a_field_that_it_does_not_know():
 
 @cache
 def schema(path):
-    """Return a CRD's version and what validates its objects."""
+    """Return a CRD's version, and a validator of its objects."""
     [version] = yaml.load(path.read_text(), yaml.CSafeLoader)["spec"]["versions"]
     return version["name"], jsonschema.Draft7Validator(closed(version["schema"]["openAPIV3Schema"]))
 
 
 def closed(schema):
-    """Return the schema with unknown fields refused, as the API server drops them."""
+    """Return a schema that refuses unknown fields, because the API server drops them."""
     if isinstance(schema, list):
         return [closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -274,7 +274,7 @@ def test_a_job_and_its_service_have_only_fields_that_kubernetes_knows(case):
 
 
 def known(manifest):
-    """Return what the official client understands of a manifest."""
+    """Return the part of a manifest that the official client understands."""
     api = client.ApiClient()
     model = api.deserialize(json.dumps(manifest), "V1" + manifest["kind"], "application/json")
     return json.loads(json.dumps(api.sanitize_for_serialization(model)))
@@ -357,7 +357,7 @@ def environments(case):
         (45, {}, 45, None),
         (90, {}, 90, "60.0"),
         (90, {"terminationGracePeriodSeconds": 120}, 120, "80.0"),
-        (90, {"terminationGracePeriodSeconds": None}, None, "20.0"),  # of Kubernetes' own 30 s
+        (90, {"terminationGracePeriodSeconds": None}, None, "20.0"),  # two thirds of Kubernetes' own 30 s
     ],
 )
 def test_ranks_have_two_thirds_of_what_their_pod_has(grace, patch, pod, ranks):

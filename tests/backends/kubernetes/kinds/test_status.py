@@ -135,7 +135,7 @@ def test_a_volcano_jobs_deadline_counts_from_its_resume_whatever_phases_follow()
 
     for phase, second in (*suspended, *resumed, *restarted):
         now = {"lastTransitionTime": f"1970-01-01T00:00:{second:02}Z"}
-        # Each phase stands once in the conditions, by its last time (recorded: vcjob-abort-resume).
+        # The conditions hold each phase once, with its last time (recorded: vcjob-abort-resume).
         conditions = [past for past in conditions if past["status"] != phase] + [{"status": phase, **now}]
         told = volcano.facts({"status": {"state": {"phase": phase, **now}, "conditions": conditions}})
         state = reduce(apply, told, state)
@@ -144,7 +144,7 @@ def test_a_volcano_jobs_deadline_counts_from_its_resume_whatever_phases_follow()
 
     assert deadlines[:3] == [(100.0, 100.0), (None, None), (None, None)]
     assert deadlines[3:6] == [(120.0, 120.0)] * 3
-    # Who follows it only now can't see that it had been restarted since.
+    # A follower that starts only now can't see that the job has restarted since.
     assert [followed for followed, _ in deadlines[6:]] == [120.0] * 3
 
 

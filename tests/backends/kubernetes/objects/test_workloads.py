@@ -1,4 +1,4 @@
-"""What a Workload of Kueue's says of its job, and what people read of it."""
+"""The facts that a Workload of Kueue states about its job, and their text for people."""
 
 from functools import reduce
 
@@ -15,7 +15,7 @@ DEADLINE = "it was given a deadline that has passed, so its queue can't start it
 
 
 def workload(**spec):
-    """Return one that was admitted, and whose job has ended since."""
+    """Return a Workload that was admitted, with a job that has ended since."""
     words = ("QuotaReserved", "Admitted", "Finished")
     conditions = [
         {"type": word, "status": "True", "reason": word, "lastTransitionTime": "2026-11-25T21:30:28Z"}
@@ -30,7 +30,7 @@ def workload(**spec):
     [({}, DEADLINE), ({"active": False}, DEACTIVATED), ({"queueName": labelling.HELD}, DEADLINE)],
 )
 def test_what_keeps_a_cancelled_job_from_starting_is_what_holds(spec, reason):
-    """Its follower may deactivate a Workload, or change its queue, just as somebody else ends the job."""
+    """A follower may deactivate the Workload, or change its queue, just as somebody else ends the job."""
     ended: list[ev.Event] = [ev.CancelRequested(2e9), ev.Verdict(2e9, False, DEADLINE_EXCEEDED)]
     state = reduce(apply, [*workloads.facts(workload(**spec)), *ended], JobState(JobInfo("job")))
 

@@ -18,7 +18,7 @@ MANIFEST = {"kind": "Job", "args": (COMMAND, "ü", "off", "1e3"), "first": SAME,
 
 @pytest.fixture(params=["with libyaml", "without"])
 def library(request, monkeypatch):
-    """Have PyYAML with and without its C library."""
+    """Run the test with PyYAML's C library and without it."""
     objects._dumper.cache_clear()
     if request.param == "without":
         monkeypatch.delattr(yaml, "CSafeLoader")

@@ -1,8 +1,8 @@
-"""Two nodes, of which node 1 fails, and node 0 ends with it: before it does, or with ``PEER_LAST`` after it.
+"""Two nodes: node 1 fails, and node 0 ends before it does or, with ``PEER_LAST``, after it.
 Both wait until the job is followed.
 
-Node 1 tells what it died of before either ends; with ``AGAIN`` that may be tried again. They meet once in
-each attempt: one of ours may have more lives on one node than on the other, as a kubelet restarts a container
+Node 1 reports its error before either node ends; with ``AGAIN`` the error is recoverable. They meet once in
+each attempt: in one of ours, a node may have more lives than the other, as a kubelet restarts a container
 until we suspend the job. With ``BY_OPERATOR`` an operator makes the attempts, and they meet in each life.
 """
 
@@ -19,7 +19,7 @@ TURN = LIFE if os.environ["BY_OPERATOR"] == "1" else ATTEMPT
 
 
 def leave(code: int, *, last: bool) -> NoReturn:
-    """End, after the other node if it is the last."""
+    """Exit, after the other node if this one is the last."""
     if last:
         wait(f"left-{TURN}")
     sign(f"left-{TURN}")

@@ -1,7 +1,7 @@
-"""What a stage's pods run in place of a node: ``python -c "from …parts.words import *; …"``.
+"""Helpers for a stage's pods, in place of a node: ``python -c "from …parts.words import *; …"``.
 
-It speaks as a node does (``runtime/store/frames.py``) with the job's real Secrets and the runtime out of its
-payload, and waits for signs that its test gives: files in the folder that ``SIGNS`` names.
+They write a node's frames (``runtime/store/frames.py``), with the job's real Secrets and the runtime in its
+payload, and wait for signs that the test gives: files in the folder that ``SIGNS`` names.
 """
 
 import json
@@ -27,7 +27,7 @@ KEY = Path(os.environ["NBTORCHJOB_KEY_FILE"]).read_bytes()
 SIGNS = Path(os.environ["SIGNS"])
 NODE = injected.node_index()
 ATTEMPT = injected.attempt()
-LIFE = len(list(SIGNS.glob(f"life-{NODE}-*")))  # of this node's, from 0
+LIFE = len(list(SIGNS.glob(f"life-{NODE}-*")))  # the number of this life of the node, from 0
 
 _written = 0  # bytes of the log
 
@@ -50,14 +50,14 @@ def say(data: bytes) -> None:
 
 
 def tell(event: str, **fields: Any) -> None:
-    """Tell a fact."""
+    """Write a fact to the container's log."""
     say(frames.fact(json.dumps({"event": event, "time": time.time(), **fields}).encode()))
 
 
 def begin(nodes: int = 1) -> None:
-    """Tell that the node's one rank has started, in a job of so many nodes, once each of them has been there.
+    """Report the start of the node's one rank, in a job of ``nodes`` nodes, once all of them have started.
 
-    As ranks that meet: one that is ended before it has signed its life would count one life fewer ever after.
+    Ranks meet in the same way: a node that ends before it signs its life counts one too few from then on.
     """
     while len({path.name.split("-")[1] for path in SIGNS.glob("life-*")}) < nodes:
         time.sleep(0.01)
@@ -80,7 +80,7 @@ def value(
     round_: int = LIFE,
     rank: int = NODE,
 ) -> None:
-    """Send the rank's value; ``spoil`` is done to what travels of it, the rest is what it is signed for."""
+    """Send the rank's value, signed for ``run``, ``round_`` and ``rank``; ``spoil`` alters the bytes sent."""
     key = wire.value_key(key, run, round_, rank)
     wire.write_value("value", content, dump, key)
     data = Path("value").read_bytes()
@@ -89,7 +89,7 @@ def value(
 
 
 def fail(recoverable: bool = False, code: int = 0, kind: str = "ValueError") -> NoReturn:
-    """End with an exception of the rank's; ``code`` is the agent's, if not the usual one."""
+    """End the node with an exception of its rank; ``code`` overrides the agent's usual exit code."""
     error = {"type": kind, "message": "boom", "time": time.time(), "recoverable": recoverable}
     tell("RankFailed", node=NODE, rank=NODE, restart=0, round=LIFE, error=error)
     os._exit(code or (exits.RECOVERABLE_ERROR if recoverable else exits.USER_ERROR))

@@ -1,4 +1,4 @@
-"""What jobs share in a store stays as long as any of them uses it, and goes once nobody has for a month."""
+"""Files that jobs share in a store stay while any job uses them, and go after a month without a user."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ MONTH_S = 31 * 24 * 3600
 
 @pytest.fixture
 def storage(folder, monkeypatch):
-    """Return a store that one file of two jobs lies in."""
+    """Return a store with one file that two jobs use."""
     monkeypatch.setenv(folders.STATE, str(folder / "state"))
     monkeypatch.setenv("KUBECONFIG", str(folder / "none"))
     (folder / "big").write_bytes(b"x" * (shipped.SMALL + 1))
@@ -52,7 +52,7 @@ def test_a_file_that_no_job_uses_any_more_is_removed_once_it_is_old(storage, fol
     file = f"_shipped/{name(folder)}"
     shared.done(storage, "first")
     aged(folder, file)
-    assert unused(storage) == []  # the second one
+    assert unused(storage) == []  # the second job uses it
     shared.done(storage, "second")
     shared.done(storage, "second")
     (leftover,) = unused(storage)
@@ -67,7 +67,7 @@ def test_a_file_that_no_job_uses_any_more_is_removed_once_it_is_old(storage, fol
     put(folder, "third")
     assert (folder / "jobs" / file).exists()
     shared.done(storage, "third")
-    assert unused(storage) == []  # it is young
+    assert unused(storage) == []  # the file is young
 
 
 def test_a_job_that_is_repeated_uses_what_the_first_one_did(storage, folder):
@@ -84,7 +84,7 @@ def test_of_jobs_that_somebody_else_has_deleted_only_the_uses_from_here_are_know
     storage, folder, monkeypatch
 ):
     aged(folder, f"_shipped/{name(folder)}", "_shipped/uses/first", "_shipped/uses/second")
-    assert unused(storage) == []  # nobody knows which jobs there are
+    assert unused(storage) == []  # nobody knows which jobs exist
     assert unused(storage, {"second"}) == []
     (folder / "jobs/_shipped/uses/first").write_text("no JSON")
     monkeypatch.setenv(folders.STATE, str(folder / "elsewhere"))
@@ -128,13 +128,13 @@ def test_who_begins_to_use_a_file_as_it_is_removed_keeps_it_or_stores_it_anew(st
     aged(folder, file.relative_to(folder / "jobs"))
     (leftover,) = unused(storage)
 
-    # Whoever removes it hasn't looked yet, and then sees the use.
+    # The remover hasn't looked yet, and will see the use.
     put(folder, "third")
     shared.remove(leftover, None)
     assert file.exists()
     assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
 
-    # It has looked already: the job waits until it is gone.
+    # The remover has looked already: the job waits until the file is gone.
     going = file.with_name(f"{file.name}.going")
     going.write_bytes(b"")
     sent = threading.Thread(target=put, args=(folder, "fourth"))
@@ -174,7 +174,7 @@ def test_big_files_are_stored_once_and_whole(folder, monkeypatch):
     shared.put_files(f"file://{folder}/store/", "run", files)
     assert (store / name).stat().st_mtime_ns == when
 
-    (store / name).write_bytes(b"12")  # of a kernel that was killed, in a store that shows such
+    (store / name).write_bytes(b"12")  # the part that a killed kernel leaves, in a store that shows it
     shared.put_files(str(folder / "store"), "run", files)
     assert (store / name).read_bytes() == b"12345"
 

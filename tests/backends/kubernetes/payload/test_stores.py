@@ -1,4 +1,4 @@
-"""A job's own folders in its stores: which they are, and that they go when it does."""
+"""A job's own folders in its stores: their paths, and their removal with the job."""
 
 import hashlib
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.runtime.buckets import Buckets
 
 
 def job(created=12.5, **options):
-    """Return a job that is asked for with these options, and what is written down of it."""
+    """Return the spec of a job with these options, and its JobInfo."""
     spec = JobSpec(backend="kubernetes", cluster=Cluster(**options))
     return spec, JobInfo("train-7k2q", "kubernetes", created, spec=spec.to_json())
 
@@ -82,7 +82,7 @@ def test_a_job_that_resumes_another_has_a_copy_in_a_store_and_shares_a_path_of_t
         stores.resumed(spec, old, new)
     (folder / "kept/train-7k2q-12.500000/deep").mkdir(parents=True)
     (folder / "kept/train-7k2q-12.500000/deep/step-1.pt").write_text("weights")
-    # A node keeps swaps there for later attempts of that job, and may have been killed as it sent a file.
+    # A node keeps swaps there for the job's later attempts, and may have been killed while it sent a file.
     filled(folder / "kept/train-7k2q-12.500000/.nbtorchjob-swaps-12.500000")
     (folder / "kept/train-7k2q-12.500000/deep/step-2.pt.nbtorchjob-partial").write_text("wei")
 

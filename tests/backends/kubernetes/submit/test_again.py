@@ -1,4 +1,4 @@
-"""Ended jobs of a cluster, run once more: what travels again, under which name, and what refuses."""
+"""Ended jobs of a cluster, run once more: the payload, the name and the refusals."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ def ended(stage, part=DONE, **asked):
 
 
 def with_data(stage, data, **asked):
-    """Return an ended job that took these bytes along; its pods leave them unread."""
+    """Return an ended job with these bytes in its payload; its pods leave them unread."""
     patch = stage.patch(["python", "-c", ""])
     job = stage.submit(cell="len(data)", variables={"data": data}, pod_patch=patch, **asked)
     assert job.wait(LIMIT)
@@ -37,7 +37,7 @@ def with_data(stage, data, **asked):
 
 
 def payload(stage, job):
-    """Return what Secrets hold of a job's payload, as the bytes of their keys, but for which run it is of."""
+    """Return a job's payload in its Secrets, as bytes by key, without the key that names the run."""
     contents: dict[str, bytes] = {}
     for secret in stage.objects(SECRETS):
         if secret["metadata"]["name"].startswith(f"{job.name}-payload"):
@@ -46,7 +46,7 @@ def payload(stage, job):
 
 
 def refused(stage, job, error=SubmitError, *, resume=False):
-    """Return the one line that refuses to run a job once more; nothing was made on the way."""
+    """Check that a retry is refused in one line and makes nothing; return the line."""
     before = set(stage.left())
     with pytest.raises(error) as caught:
         job.retry(resume=resume)
@@ -160,7 +160,7 @@ def test_each_time_it_is_another_job_though_one_of_the_same_call_runs(stage):
     met = stage.submit("begin()\nif LIFE: wait('go')\nvalue(LIFE)")
 
     assert len({job.name, *(run.name for run in runs)}) == 3
-    assert met.name in {run.name for run in runs}  # a cell that is run again meets what runs of it
+    assert met.name in {run.name for run in runs}  # a cell that is run again attaches to its running job
     stage.sign("go")
     assert all(run.wait(LIMIT) for run in runs)
 

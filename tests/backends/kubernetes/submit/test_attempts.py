@@ -1,4 +1,4 @@
-"""The Secret that keeps a job's swaps for later attempts: what is in it, and when it takes no more."""
+"""The Secret that keeps a job's swaps for later attempts: its content, and its limit."""
 
 import pytest
 
@@ -13,17 +13,17 @@ WAIT = "begin(); wait('go'); value(42)"
 
 @pytest.fixture
 def job(stage):
-    """Return a job that runs, without a place for checkpoints."""
+    """Return a job that runs, without a store for checkpoints."""
     return running(stage.submit(WAIT))
 
 
 def keeper(job):
-    """Return what keeps the job's next swap, as whoever swaps has it before the swap is sent."""
+    """Return the keeper of the job's next swap, as a client has it before it sends the swap."""
     return backend("kubernetes").swap_keeper(job.info.address)
 
 
 def held(stage):
-    """Return what the Secret holds, by key."""
+    """Return the Secret's content, by key."""
     secrets = [obj for obj in stage.objects("api/v1/{}/secrets") if "-swaps-" in obj["metadata"]["name"]]
     return {key: package.value(secret, key) for secret in secrets for key in secret["data"]}
 
@@ -32,11 +32,11 @@ def test_swaps_are_added_and_go_with_the_job(stage, job):
     first, second = keeper(job), keeper(job)
     first.keep(1, b"one", [])
     third = keeper(job)
-    third.keep(3, b"three", [1])  # whoever made the second one is slower
+    third.keep(3, b"three", [1])  # the client of the second swap is slower
     second.keep(2, b"two", [])
     assert held(stage) == {"1.payload": b"one", "2.payload": b"two", "3.payload": b"three"}
 
-    # An attempt has begun without the last two, and was swapped.
+    # An attempt has begun without the last two swaps, and then got a swap.
     keeper(job).keep(2, b"another", [1])
     assert held(stage) == {"1.payload": b"one", "2.payload": b"another"}
     assert api.leftovers() == []

@@ -1,6 +1,6 @@
-"""Programs that are forked from a warm Python (``interpreter.py``): torch is imported once, not by each one.
+"""Programs forked from a warm Python (``interpreter.py``), which imports torch once for all of them.
 
-All workers of pytest share one, for each executable.
+All workers of pytest share one warm Python for each executable.
 """
 
 import atexit
@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.patience import LIMIT
 
 SERVER = Path(__file__).with_name("interpreter.py")
-# What a node and its ranks import of torch and of the standard library.
+# Modules of torch and of the standard library that a node and its ranks import.
 MODULES = (
     *("torch", "torch.distributed", "torch.multiprocessing.spawn"),
     "torch.distributed.elastic.agent.server.local_elastic_agent",
@@ -34,28 +34,28 @@ MODULES = (
     *("asyncio", "hashlib", "inspect", "multiprocessing.forkserver", "multiprocessing.popen_forkserver"),
     *("multiprocessing.synchronize", "runpy", "zipfile", "zipimport"),
 )
-# What a rank's first optimizer imports (2.13), for 2 s. Only images' pods train, so only their Python has it.
+# A rank's first optimizer imports it (2.13), for 2 s. Only images' pods train, so only their Python has it.
 TRAINING = ("torch._dynamo",)
 ANSWER = struct.Struct("<iii")  # as in ``interpreter.py``
 ERROR = 0
-# Where the folder is that pytest's workers share.
+# The variable with the path of the folder that pytest's workers share.
 SHARED = "TESTS_WARM"
 LIFE, LOCK = "life", "lock"
 
 
 def share() -> None:
-    """Make the folder that this process shares with those that it starts, for as long as this one lives."""
+    """Make the folder that this process shares with its child processes, for as long as this one lives."""
     path = Path(tempfile.mkdtemp(prefix="warm-"))
     os.mkfifo(path / LIFE)
     life = os.open(path / LIFE, os.O_RDWR)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    atexit.register(os.close, life)  # whoever reads there ends now, or when this process is killed
+    atexit.register(os.close, life)  # its readers end now, or when this process is killed
     os.environ[SHARED] = str(path)
 
 
 @contextlib.contextmanager
 def making() -> Iterator[Path]:
-    """Yield the shared folder, to put into it what isn't there: nobody else does meanwhile."""
+    """Yield the shared folder, to add what it lacks: no other process does so meanwhile."""
     if SHARED not in os.environ:
         share()
     folder = Path(os.environ[SHARED])
@@ -66,7 +66,7 @@ def making() -> Iterator[Path]:
 
 @functools.cache
 def _server(python: str) -> str:
-    """Start the warm Python of an executable, unless it has been; give its socket."""
+    """Start the warm Python of an executable, unless it was started; return its socket."""
     modules = MODULES if python == sys.executable else MODULES + TRAINING
     with making() as folder:
         place = folder / hashlib.sha256(python.encode()).hexdigest()[:16]
@@ -96,9 +96,9 @@ def _connect(address: str) -> socket.socket:
 
 
 class Program:
-    """A program that runs, started by the warm Python of the executable ``python``.
+    """A running program, started by the warm Python of the executable ``python``.
 
-    OSError where it can't be. Once it has ended, :meth:`close` kills what it left.
+    Raises OSError if it can't be started. Once it has ended, :meth:`close` kills what it left.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Program:
         self.pid = number
 
     def fileno(self) -> int:
-        """Readable when the program has ended."""
+        """Return a file descriptor that is readable when the program has ended."""
         return self._connection.fileno()
 
     def poll(self) -> int | None:
@@ -137,7 +137,7 @@ class Program:
         return self.returncode
 
     def wait(self) -> int:
-        """Wait for the end; give what :meth:`poll` does."""
+        """Wait for the end; return the same as :meth:`poll`."""
         if self.returncode is None:
             self._connection.settimeout(LIMIT)
             self.returncode = os.waitstatus_to_exitcode(self._answer()[1])
@@ -162,11 +162,11 @@ class Program:
         return [*_descendants(self._keeper)]
 
     def close(self) -> None:
-        """Have all that it left killed."""
+        """Kill all that it left."""
         self._connection.close()
 
     def _answer(self) -> "tuple[int, int, int]":
-        # One by one: what is read ahead would make nobody's selector wake.
+        # One at a time: data that was read ahead would wake no selector.
         data = self._connection.recv(ANSWER.size, socket.MSG_WAITALL)
         if not data:
             raise ConnectionError("the warm Python is gone")
@@ -175,7 +175,7 @@ class Program:
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that a process is the parent of."""
+    """Return the child processes of a process."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

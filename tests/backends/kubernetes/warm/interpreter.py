@@ -1,9 +1,9 @@
 """A warm Python: programs are forks of it, so that none has to import torch again.
 
 It runs as a program of its own, in the Python of an image: ``interpreter.py SOCKET MODULE...``. Each
-connection asks for one program, and gets its process id and how it ended; when the connection is closed
-all that the program left is killed, as with the end of a container. It knows nothing of the project that
-is tested.
+connection asks for one program, and gets its process id and how it ended; when the connection is closed,
+the interpreter kills all that the program left, as at the end of a container. It knows nothing of the
+project under test.
 """
 
 import _imp
@@ -32,9 +32,9 @@ from importlib.machinery import SourceFileLoader
 from typing import Any, NoReturn
 
 SET_CHILD_SUBREAPER = 36
-ANSWER = struct.Struct("<iii")  # what, a number, and the process that looks after the program
+ANSWER = struct.Struct("<iii")  # kind of answer, number, and id of the process that looks after the program
 ERROR, STARTED, ENDED = range(3)  # the number: errno, process id, wait status
-# A program that sets one starts cold: libraries read them as they are loaded.
+# A program that sets such a variable starts cold: libraries read these as they are loaded.
 READ_AT_IMPORT = ("LD_", "TORCH_", "PYTORCH_", "PYTHON", "MKL_", "KMP_", "OPENBLAS_")
 READ_BY_US = ("PYTHONUNBUFFERED",)
 CLOCK = "WARM_CLOCK_AHEAD_S"  # seconds
@@ -43,18 +43,18 @@ NEW_MOUNTS, NEW_USER, BIND, PRIVATE = 0x20000, 0x10000000, 0x1000, 0x44000  # of
 
 
 def main(address: str, *modules: str) -> None:
-    """Serve until stdin is closed, which says that whoever started this is gone."""
+    """Serve until stdin is closed, which means that the process that started this one is gone."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
-    listener.listen(64)  # who comes while modules are imported waits
+    listener.listen(64)  # connections wait while modules are imported
     for module in modules:
         with contextlib.suppress(ImportError):  # an image without torch
             importlib.import_module(module)
     keep_compiled(os.path.dirname(address))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who look after programs
-    # After ``nohup`` programs would ignore it, as in no container, and a shell can't trap what it ignores.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the processes that look after programs
+    # After ``nohup`` programs would ignore it, as in no container, and a shell can't trap an ignored signal.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    # What is here stays as it is, so that forks share its memory.
+    # Existing objects stay unchanged, so that forks share their memory.
     gc.collect()
     gc.freeze()
     merge_pages()
@@ -70,7 +70,7 @@ def main(address: str, *modules: str) -> None:
 
 
 def keep_compiled(folder: str) -> None:
-    """Have sources that have no file compiled by the first fork alone: a payload's take each one 0.1 s."""
+    """Compile sources without a file in the first fork alone: a payload's would take each fork 0.1 s."""
     compile_source = SourceFileLoader.source_to_code
 
     def source_to_code(loader: SourceFileLoader, data: Any, path: Any, **options: Any) -> types.CodeType:
@@ -94,7 +94,7 @@ def keep_compiled(folder: str) -> None:
 
 
 def merge_pages() -> None:
-    """Have what is here lie in huge pages, where Linux can (6.1): a fork takes a fifth of the time."""
+    """Move this process's memory to huge pages, if Linux can (6.1): a fork then takes a fifth of the time."""
     madvise, huge, collapse = ctypes.CDLL(None).madvise, 2 << 20, 25
     with open("/proc/self/maps") as maps:
         rows = [line.split() for line in maps.read().splitlines()]
@@ -106,7 +106,7 @@ def merge_pages() -> None:
 
 
 def look_after(connection: socket.socket) -> None:
-    """Start the program that is asked for, tell how it ends, and leave nothing of it behind."""
+    """Start the requested program, report how it ends, and leave nothing of it behind."""
 
     def answer(what: int, number: int) -> None:
         connection.sendall(ANSWER.pack(what, number, os.getpid()))
@@ -131,7 +131,7 @@ def look_after(connection: socket.socket) -> None:
         ended = os.pidfd_open(pid)
         if connection.fileno() not in select.select([connection.fileno(), ended], [], [])[0]:
             answer(ENDED, os.waitpid(pid, 0)[1])
-            select.select([connection], [], [])  # nothing more is sent: it is closed
+            select.select([connection], [], [])  # no more data comes: this waits until it is closed
     except BaseException:
         traceback.print_exc()
     finally:
@@ -140,7 +140,7 @@ def look_after(connection: socket.socket) -> None:
 
 
 def share_memory(folder: str) -> None:
-    """Have this process and its forks see ``folder`` as /dev/shm, if the machine lets it."""
+    """Make this process and its forks see ``folder`` as /dev/shm, if the machine allows it."""
     libc, user, group = ctypes.CDLL(None), os.getuid(), os.getgid()
     if libc.unshare(NEW_MOUNTS) != 0:
         if libc.unshare(NEW_MOUNTS | NEW_USER) != 0:
@@ -157,7 +157,7 @@ def share_memory(folder: str) -> None:
 
 
 def start(asked: dict[str, Any], fds: list[int], connection: socket.socket) -> int:
-    """Start a program, here if it is one in Python; give its process id."""
+    """Start a program, as a fork if it is one for this Python; return its process id."""
     argv, env = asked["argv"], asked["env"]
     output, errors = fds[0], fds[-1]
     if is_warm(argv, env):
@@ -176,12 +176,12 @@ def start(asked: dict[str, Any], fds: list[int], connection: socket.socket) -> i
             stderr=errors,
             start_new_session=True,
         )
-    process.returncode = 0  # it is waited for here, by its id
+    process.returncode = 0  # look_after waits for it, by its id
     return process.pid
 
 
 def is_warm(argv: list[str], env: dict[str, str]) -> bool:
-    """Whether this Python is the one that is asked for, and would be as this one is."""
+    """Return whether the program wants this Python, and its variables would leave this Python as it is."""
     names = {
         name for name in (*env, *os.environ) if name.startswith(READ_AT_IMPORT) and name not in READ_BY_US
     }
@@ -206,7 +206,7 @@ def become(argv: list[str], env: dict[str, str], cwd: str, output: int, errors: 
         os.environ.update(env)
         time.tzset()
         set_clock(float(env.get(CLOCK, 0)))
-        tempfile.tempdir = None  # its own TMPDIR counts, also where a library has looked for another
+        tempfile.tempdir = None  # the program's own TMPDIR counts, even if a library has looked for another
         os.chdir(cwd)
         unbuffered = bool(env.get("PYTHONUNBUFFERED"))
         sys.stdout.reconfigure(write_through=unbuffered)  # type: ignore[union-attr]
@@ -220,14 +220,14 @@ def become(argv: list[str], env: dict[str, str], cwd: str, output: int, errors: 
 
 
 def set_clock(ahead_s: float) -> None:
-    """Have this process and its forks read a clock that is ahead, as those of another host."""
+    """Set the clock of this process and its forks ahead, like that of another host."""
     if ahead_s:
         now = time.time
         time.time = lambda: now() + ahead_s
 
 
 def run(argv: list[str]) -> int:
-    """Run it to its end; give the exit code."""
+    """Run the program to its end; return the exit code."""
     program = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = ["-c", *argv[3:]] if argv[1] == "-c" else argv[1:]
     try:
@@ -257,7 +257,7 @@ def leave(code: Any) -> int:
 
 
 def kill_descendants() -> None:
-    """Kill all that came of this process: orphans become its children."""
+    """Kill all descendants of this process: orphans become its children."""
     while True:
         pids = children()
         for pid in pids:
@@ -272,11 +272,11 @@ def kill_descendants() -> None:
 
 
 def children() -> list[int]:
-    """Return the processes that this one is the parent of."""
+    """Return the child processes of this one."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's folder, whose modules no program should find
+    del sys.path[0]  # this file's folder: no program should find its modules
     main(*sys.argv[1:])

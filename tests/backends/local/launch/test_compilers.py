@@ -1,4 +1,4 @@
-"""What compilers keep in a shared temporary folder: nobody else's files there run as the user."""
+"""Compilers' caches in a shared temporary folder: no file of another user there runs as this user."""
 
 import getpass
 import os
@@ -15,7 +15,7 @@ from nbtorchjob import Elastic, JobSpec
 from nbtorchjob.backends.local.launch import pool
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -30,7 +30,7 @@ WARM_OR_FRESH = pytest.mark.parametrize(
 
 @pytest.fixture
 def shared(folder, monkeypatch):
-    """Return a temporary folder of this machine's, and the folder that torch takes in it by default."""
+    """Set a shared temporary folder; return the folder that torch takes in it by default."""
     folder.chmod(0o1777)
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -38,7 +38,7 @@ def shared(folder, monkeypatch):
 
 
 class Planted:
-    """A pickle that makes a file where it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -48,7 +48,7 @@ class Planted:
 
 
 def look_up():
-    """Look for a compiled graph as ``torch.compile`` does; return where all of it is kept."""
+    """Look for a compiled graph as ``torch.compile`` does; return the folders of all caches."""
     from torch._inductor import codecache
     from torch._inductor.runtime import cache_dir_utils
 
@@ -67,7 +67,7 @@ def plant(shared, folder):
 
 
 def nobody_elses(path):
-    """Whether nobody else could have written there, as it or the folder that it is in is closed to others."""
+    """Return whether nobody else could have written there: the path or its parent is closed to others."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return any(closed(os.stat(folder)) for folder in (path, os.path.dirname(path)))
@@ -90,7 +90,7 @@ def test_nothing_is_unpickled_or_kept_where_somebody_else_can_write(shared, tmp_
 
 
 def folders():
-    """Return this rank's temporary folder, and where it compiles, once it has an optimizer."""
+    """Return this rank's folders for compiled code and for temporary files, once it has an optimizer."""
     import torch
 
     torch.optim.SGD(torch.nn.Linear(1, 1).parameters()).zero_grad()
@@ -126,5 +126,5 @@ def test_a_folder_that_the_user_names_is_taken(shared, monkeypatch, tmp_path):
 
 
 def variables():
-    """Return what leads compilers."""
+    """Return the variables that set the compilers' folders."""
     return os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]

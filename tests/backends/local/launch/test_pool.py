@@ -1,4 +1,4 @@
-"""The warm pool: started once, shared, replaced when it dies, and honest when it can't be had."""
+"""The warm pool: started once, shared, replaced when it dies, and reported when it can't be started."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import seen
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def apart(folder, monkeypatch):
-    """Yield a state folder of the test's own, whose pools end with it."""
+    """Yield a state folder of the test's own; its pools end with the test."""
     state = folder / 'it\'s a "folder"'
     monkeypatch.setenv(folders.STATE, str(state))
     yield state
@@ -146,7 +146,7 @@ def test_a_pool_that_does_not_start_is_told_and_leaves_no_job(apart, folder, mon
     python = folder / "python"
     python.write_text("#!/bin/sh\necho 'first words'\necho 'no luck today' >&2\nexit 1\n")
     python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))  # with which a pool is started
+    monkeypatch.setattr(sys, "executable", str(python))  # starts the pool
 
     with pytest.raises(SubmitError, match="pool didn't start: no luck today"):
         nbtorchjob.submit(len, "four")
@@ -176,7 +176,7 @@ def test_a_long_path_and_a_short_one_to_the_state_folder_may_have_a_pool_each(ap
     monkeypatch.setenv(folders.STATE, str(deep))
 
     assert nbtorchjob.submit(len, "four").result(LIMIT) == 4
-    assert pool.process().alive()  # else a job that isn't begun yet would be told lost
+    assert pool.process().alive()  # otherwise a job that hasn't begun yet would count as lost
 
 
 def test_a_long_path_to_the_state_folder_is_no_obstacle(apart, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_job_leaves_no_semaphore_behind(apart):
 
 
 def tracker_of(pid):
-    """Return the process that unlinks what a pool's jobs left behind, and says so, when the pool ends."""
+    """Return the process that unlinks and reports what a pool's jobs left behind when the pool ends."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     trackers = [n for n in children if b"resource_tracker" in Path(f"/proc/{n}/cmdline").read_bytes()]
     return processes.Process.of(int(trackers[0]))

@@ -1,4 +1,4 @@
-"""What a job takes of the kernel that submits it."""
+"""What a job takes over from the kernel that submits it."""
 
 import os
 import resource
@@ -15,13 +15,13 @@ from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import processes
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
 def with_fewer_files():
-    """Yield what lets this process open fewer files than its pool may."""
+    """Yield a function that lets this process open fewer files than its pool may."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = min(before[0], 1000) - 100
 

@@ -1,4 +1,4 @@
-"""Whose turn it is on this machine, and that all get theirs, whoever dies."""
+"""The order of jobs on this machine: each gets its turn, whichever process dies."""
 
 import os
 import re
@@ -27,7 +27,7 @@ from tests.backends.kubernetes.stage import until
 from tests.backends.local.real import supervisor
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
@@ -89,7 +89,7 @@ def test_gpus_are_shared_by_none():
     begun = queue.due(runs, [])
 
     assert [(run.name, run.holds) for run in begun] == [("r0", ("0",)), ("r1", ("1",))]
-    # Who sees all of them waits for all, and nobody takes one meanwhile.
+    # A job that sees all GPUs waits for all, and no other job takes one meanwhile.
     single = job("single", wants=2, **two)
     assert queue.due([runs[2], single], begun[:1]) == []
     assert names(queue.due([runs[2], single], [])) == ["single"]
@@ -215,7 +215,7 @@ def test_a_job_behind_one_that_hangs_says_so_and_can_be_started_beside_it(monkey
 
     assert job.result(LIMIT) == 2
     assert hangs.state.phase is Phase.RUNNING
-    job.start()  # of one that has ended it changes nothing
+    job.start()  # in a job that has ended it changes nothing
     hangs.cancel()
     assert hangs.wait(LIMIT)
 
@@ -224,7 +224,7 @@ def test_a_job_behind_one_that_hangs_says_so_and_can_be_started_beside_it(monkey
 def test_a_job_waits_for_its_turn_and_says_so(one_at_a_time, folder, monkeypatch):
     first = nbtorchjob.submit(until_there, folder / "go")
     second = nbtorchjob.submit(until_there, folder / "go")
-    with monkeypatch.context() as clock:  # somebody sets it back: nobody is overtaken for that
+    with monkeypatch.context() as clock:  # somebody sets the clock back: nobody is overtaken for that
         clock.setattr(time, "time", lambda now=time.time: now() - 3600)
         third = nbtorchjob.submit(until_there, folder / "go")
 

@@ -1,4 +1,4 @@
-"""What a warm rank finds when it starts: the same as a fresh interpreter, whatever it was forked from."""
+"""A warm rank starts in the same state as a fresh interpreter, whatever it was forked from."""
 
 import gzip
 import inspect
@@ -23,7 +23,7 @@ from nbtorchjob.backends.local.launch import pool
 from nbtorchjob.runtime.rank import fresh
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -33,12 +33,12 @@ TWO = Elastic(nproc_per_node=2)
 
 @pytest.fixture(scope="module", autouse=True)
 def all_imported():
-    """Have the pool import what it imports when it is idle: ranks are forked from that, too."""
+    """Import in the pool what it imports when it is idle: ranks are forked from such a pool, too."""
     pool.import_all()
 
 
 def look():
-    """Return what code can see of the process it runs in, before it has done anything there."""
+    """Return what code can see of its process before it has done anything there."""
     import decimal
     import gc
     import locale
@@ -102,7 +102,7 @@ def look():
 
 
 def by_itself(function, env):
-    """Return what ``function`` gives in a process of its own."""
+    """Return the result of ``function`` in a process of its own."""
     code = f"{inspect.getsource(function)}\nimport json; print(json.dumps({function.__name__}()))"
     done = subprocess.run(
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=env, check=True
@@ -112,7 +112,7 @@ def by_itself(function, env):
 
 @pytest.fixture
 def lower_limit():
-    """Have this process open fewer files than the one that started the pool."""
+    """Lower this process's limit of open files below that of the process that started the pool."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 7, before[1]))
     yield
@@ -120,7 +120,7 @@ def lower_limit():
 
 
 def test_a_warm_rank_starts_as_a_fresh_interpreter_does(folder, monkeypatch, lower_limit):
-    # Of what the pool has seen otherwise.
+    # The pool has seen other values of these.
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -141,13 +141,13 @@ def draw():
     import numpy as np
     import torch
 
-    # All generators that there are: what the pool has imported may make more some day.
+    # All existing generators: modules that the pool has imported may make more some day.
     gc.unfreeze()
     there = gc.get_objects()
     sequences = [obj for obj in there if type(obj) is vars(tempfile)["_RandomNameSequence"]]
     own = {
         id(vars(sequence).get("_rng")) for sequence in sequences
-    }  # a sequence makes itself a new one in a fork
+    }  # a sequence makes itself a new generator in a fork
     kinds = random.Random, np.random.RandomState, np.random.Generator, torch.Generator
     rngs = [obj for obj in there if type(obj) in kinds and id(obj) not in own]
     return {
@@ -220,7 +220,7 @@ def test_a_big_tensor_lies_in_huge_pages_unless_the_job_says_otherwise(env, asks
 
 def test_a_kernel_with_fewer_cpus_has_fewer_threads_on_its_ranks():
     allowed = os.sched_getaffinity(0)
-    submit(lambda: 1).result(LIMIT)  # a pool is there that has counted all of them
+    submit(lambda: 1).result(LIMIT)  # now a pool exists that has counted all CPUs
     os.sched_setaffinity(0, {min(allowed)})
     try:
         assert submit(lambda: __import__("torch").get_num_threads(), spec=Elastic()).result(LIMIT) == 1
@@ -257,7 +257,7 @@ def test_a_rank_ends_as_a_program_does():
         threading.Thread(target=lambda: (go_on.wait(), print("thread"))).start()
         atexit.register(print, "handler of the later one")
         threading.Timer(0, go_on.set).start()
-        # What was there before this rank is torch's, and takes 70 ms in each.
+        # Finalizers from before this rank are torch's, and take 70 ms in each rank.
         before = [finalizer for finalizer in weakref.finalize._registry if finalizer.atexit]  # type: ignore[attr-defined]
         weakref.finalize(work, print, "finalizer")
         return before
@@ -277,7 +277,7 @@ def test_files_that_a_rank_left_open_are_whole(folder, how):
         files = [(folder / "losses").open("w"), gzip.open(folder / "losses.gz", "wt")]  # noqa: SIM115
         for file in files:
             file.write("0.5")
-        files.append(files)  # whom nothing lets go, as with a notebook's names
+        files.append(files)  # nothing frees them, as with a notebook's names
         if how == "fails":
             raise ValueError
         if how == "exits":
@@ -300,7 +300,7 @@ def test_no_shared_memory_outlives_a_job(folder, how):
         torch.multiprocessing.set_sharing_strategy("file_system")
         memory, tensor = SharedMemory(create=True, size=1), torch.ones(1).share_memory_()
         lock = multiprocessing.get_context("spawn").Lock()
-        globals()["kept"] = memory, tensor, lock  # whom nothing lets go, as with a notebook's names
+        globals()["kept"] = memory, tensor, lock  # nothing frees them, as with a notebook's names
         sem: Any = lock
         mine = memory.name, f"torch_{os.getpid()}_", f"sem.{sem._semlock.name[1:]}"
         names = [name for name in os.listdir("/dev/shm") if name.startswith(mine)]

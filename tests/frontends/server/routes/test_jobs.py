@@ -23,7 +23,7 @@ from tests.backends.kubernetes.stage import until
 from tests.frontends.server.conftest import error, jobs
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LINES = 3
@@ -51,7 +51,7 @@ def boom():
 
 @pytest.fixture(scope="module")
 def ended(state_dir):
-    """Yield a job that has ended well."""
+    """Yield a job that has succeeded."""
     job = api.submit(talk)
     assert job.result(LIMIT) == "told"
     yield job
@@ -102,7 +102,7 @@ def local(job):
 
 
 async def waited(job):
-    """Wait for a job's end beside the server; give its phase."""
+    """Wait for a job's end in a thread beside the server; return its phase."""
     assert await asyncio.to_thread(job.wait, LIMIT)
     return job.state.phase
 
@@ -315,7 +315,7 @@ async def test_a_running_job_can_be_deleted(server, hanging):
         api.attach(hanging.name)
 
 
-# All but the websocket's, which doesn't answer as the others do.
+# All routes but the websocket's, which doesn't answer as the others do.
 ABOUT_ONE = [
     pytest.param(method, route.path, id=f"{method} {route.path}")
     for route in ROUTES
@@ -329,7 +329,7 @@ async def test_what_is_asked_of_a_deleted_job_is_not_asked_of_the_next_of_its_na
     server, ended, method, path
 ):
     path = path.format(id=quote(local(ended), safe=""), rank=0, verb="cancel")
-    query = "value=scale%3D1&file=artifacts"  # what routes need
+    query = "value=scale%3D1&file=artifacts"  # the parameters that routes need
 
     answer = await server.ask(method, f"nbtorchjob/api/{path}?{query}&created={ended.info.created - 60}")
     assert error(answer) == (404, f"{ended.name} was deleted; another job has its name")
@@ -351,7 +351,7 @@ async def test_nothing_is_unpickled(server, ended, monkeypatch):
 
     for module in (pickle, cloudpickle):
         for name in ("load", "loads", "Unpickler"):
-            monkeypatch.setattr(module, name, unpickle, raising=False)  # whoever would do it
+            monkeypatch.setattr(module, name, unpickle, raising=False)  # whichever of them would be called
     for about in ((), ("describe",), ("page",), ("logs", "0")):
         assert (await server.get(jobs(local(ended), *about))).code == 200
 

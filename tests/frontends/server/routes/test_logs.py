@@ -1,6 +1,6 @@
-"""A job's logs over a websocket: every byte once, from where a page has it, in any circumstances.
+"""A job's logs over a websocket: each byte once, from the offset that a page asks for, whatever happens.
 
-What ranks have written, as a page browses it: while they run, and once the job has ended.
+Also the files that ranks write, as a page browses them: during the job and after its end.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ BIG = bytes(range(256)) * 4096  # four messages
 
 
 async def refused(connecting):
-    """Return the status with which a websocket was refused, and the words."""
+    """Return the status and the message with which the server refuses a websocket."""
     with pytest.raises(HTTPClientError) as caught:
         await connecting
     return error(caught.value.response)
@@ -45,7 +45,7 @@ async def refused(connecting):
 
 @pytest.fixture
 def job():
-    """Yield a job whose folder the test writes."""
+    """Yield a job with a folder that the test writes."""
     job = Acted()
     yield job
     job.remove()
@@ -114,7 +114,7 @@ async def test_the_record_comes_first_and_again_when_something_has_changed(conne
 
 
 async def test_a_page_hears_that_there_is_nothing_new(connect, job, monkeypatch):
-    monkeypatch.setattr(streams, "BEAT_S", 0.01)  # there is no waiting for half a minute
+    monkeypatch.setattr(streams, "BEAT_S", 0.01)  # instead of 30 s
     job.begin()
     socket = await connect(local(job))
     await socket.until(lambda: {"loaded": True} in socket.told)
@@ -199,7 +199,7 @@ async def test_a_page_that_takes_nothing_holds_up_nothing_and_is_let_go(server, 
     assert (await server.get("api/status")).code == 200
     assert len(following() - before) >= 2
     for socket in (slow, quick):
-        socket.socket.stream.close()  # with not so much as a word
+        socket.socket.stream.close()  # without a closing handshake
     await followed_no_more(before)
 
 
@@ -217,7 +217,7 @@ async def test_a_job_that_is_deleted_ends_the_stream(connect, job):
 
 async def test_what_goes_wrong_on_the_way_is_told(connect, job):
     job.begin()
-    job.folder.rank_log(0, 0, 0).mkdir(parents=True)  # no file
+    job.folder.rank_log(0, 0, 0).mkdir(parents=True)  # not a plain file
     before = following()
     socket = await connect(local(job))
     await socket.all()
@@ -294,22 +294,22 @@ async def test_a_page_elsewhere_can_not_use_a_browsers_session(server, connect, 
 
 
 class Nobody(Authorizer):
-    """Lets nobody do anything, and writes down what was asked."""
+    """An authorizer that refuses every request and records it."""
 
     asked: list[tuple[str, str]] = []  # noqa: RUF012 shared with the test
 
     def is_authorized(self, handler, user, action, resource):
-        """Say who may."""
+        """Record the request and refuse it."""
         self.asked.append((action, resource))
         return False
 
 
 class TestStrict:
-    """A server on which one may log in, and look at nothing."""
+    """A server that lets users log in but read nothing."""
 
     @pytest.fixture
     def jp_server_config(self, jp_server_config):
-        """Have the authorizer decide."""
+        """Set the authorizer."""
         jp_server_config["ServerApp"]["authorizer_class"] = Nobody
         return jp_server_config
 
@@ -371,7 +371,7 @@ async def test_an_archive_that_can_not_be_read_to_its_end_is_cut_off(server, job
         yield random.Random(0).randbytes(1 << 20)
         raise UnreachableError("the cluster is gone")
 
-    monkeypatch.setattr(LocalBackend, "log", broken)  # no log of this machine breaks off
+    monkeypatch.setattr(LocalBackend, "log", broken)  # a real local log never breaks off
     with pytest.raises((HTTPClientError, StreamClosedError)):
         await server.get(jobs(local(job), "logs.zip"))
 
@@ -404,7 +404,7 @@ async def test_what_ranks_left_is_listed_and_comes_as_an_archive(server, job):
     assert error(await server.get(jobs("local:nobody-2222", "artifacts.zip")))[0] == 404
 
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 pytestmark = pytest.mark.torch
@@ -448,7 +448,7 @@ async def test_files_are_listed_and_read_while_ranks_run_and_after(server, state
         part, whole = await server.get(f"{page}&node=0&limit=7"), await server.get(page)
         assert (part.body, part.headers["X-File-Size"], whole.body) == (PAGE[:7], str(len(PAGE)), PAGE)
         assert whole.headers["Content-Disposition"] == "attachment; filename*=utf-8''page.html"
-        for answer in (part, whole):  # no browser may take it for a page of the server's
+        for answer in (part, whole):  # no browser may render it as a page of the server
             assert answer.headers["Content-Type"] == "application/octet-stream"
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
         saved = await server.get(f"{jobs(local(job), 'file')}?file=checkpoints/last.pt")

@@ -1,4 +1,4 @@
-"""A followed job as messages: how much of it waits, how often it is told, and what is left at its end."""
+"""A followed job as messages: how much is buffered, how often it is sent, and what remains at its end."""
 
 import asyncio
 import threading
@@ -20,12 +20,12 @@ PIECE = 1 << 16
 
 
 def notices(state):
-    """Show a state as how many notices it has."""
+    """Return a record of a state: how many notices it has."""
     return {"notices": len(state.notices)}
 
 
 def taken(events, ranks=None):
-    """Return all messages of a job with these events, but for the one that all is there by now."""
+    """Return all messages of a job with these events, except the ``loaded`` message."""
 
     async def take():
         frames = [message async for message in messages(INFO, events, ranks, notices)]
@@ -35,7 +35,7 @@ def taken(events, ranks=None):
 
 
 async def told(*events):
-    """Report these events."""
+    """Yield these events."""
     for event in events:
         yield event
 
@@ -77,7 +77,7 @@ def test_an_old_log_that_waits_for_a_slow_page_is_not_taken_for_told(monkeypatch
                 got += len(message.partition(b"\n")[2])
             else:
                 assert message != {"loaded": True}
-            while read < min(8 << 20, got + (1 << 20)):  # noqa: ASYNC110 it is read on another loop
+            while read < min(8 << 20, got + (1 << 20)):  # noqa: ASYNC110 another loop reads the log
                 await asyncio.sleep(0)
             now += 10
 

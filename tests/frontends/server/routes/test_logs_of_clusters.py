@@ -1,4 +1,4 @@
-"""Logs of jobs on clusters over a websocket: pods' lines as bytes, what was kept among them."""
+"""Logs of cluster jobs over a websocket: pods' lines as bytes, and the kept log of a job that is gone."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ FIRST = b"line 1\nline 2\n"
 
 @pytest.fixture
 def job(stage):
-    """Return a job that runs on the emulator until it is let go."""
+    """Return a job that runs on the emulator until the test lets it end."""
     return running(stage.submit(TALK))
 
 
@@ -88,7 +88,7 @@ async def test_of_a_job_that_the_cluster_has_no_more_comes_what_was_kept(connect
 
 async def test_a_page_that_is_closed_leaves_nothing_behind(connect, stage, job):
     until(lambda: "line 2" in job.logs(0))
-    before = following()  # what the job's own handle does
+    before = following()  # tasks of the job's own handle
     socket = await connect(remote(job))
     await socket.until(lambda: socket.logs)
     assert following() - before

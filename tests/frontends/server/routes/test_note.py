@@ -1,4 +1,4 @@
-"""A person's note and tags, put on a job from a page."""
+"""A user's note and tags on a job, set from a page."""
 
 import json
 
@@ -12,7 +12,7 @@ from tests.frontends.server.routes.test_jobs import local
 
 @pytest.fixture
 def job():
-    """Yield a job whose folder the test writes."""
+    """Yield a job with a folder that the test writes."""
     job = Acted()
     yield job
     job.remove()

@@ -1,4 +1,4 @@
-"""Ended jobs run once more through the server, with no kernel at all."""
+"""Retries of ended jobs through the server, without a kernel."""
 
 import asyncio
 import json
@@ -16,12 +16,12 @@ from tests.backends.kubernetes.stage import running, until
 from tests.frontends.server.conftest import error, jobs
 from tests.patience import LIMIT
 
-# As in a notebook, whose functions no node can import.
+# Pickle by value, as in a notebook: no node can import these functions.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 async def retried(server, id, verb="retry"):
-    """Have a job run once more; give its record, and the job."""
+    """Run a job once more; return the new job's record and handle."""
     answer = await server.post(jobs(id, verb))
     assert answer.code == 201, answer.body
     record = json.loads(answer.body)
@@ -39,7 +39,7 @@ async def test_a_job_of_this_machine_is_run_again_and_nothing_is_unpickled(serve
     with monkeypatch.context() as patch:
         for module in (pickle, cloudpickle):
             for name in ("load", "loads", "Unpickler"):
-                patch.setattr(module, name, None, raising=False)  # whoever would do it
+                patch.setattr(module, name, None, raising=False)  # any unpickling fails
         record, again = await retried(server, f"local:{job.name}")
 
     assert record["id"] == f"local:{again.name}" != f"local:{job.name}"

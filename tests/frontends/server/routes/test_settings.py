@@ -30,7 +30,7 @@ async def told(server, path, method="GET"):
 
 @pytest.fixture
 def write(jp_root_dir):
-    """Return what writes a file of profiles into a folder of the server's root."""
+    """Return a function that writes a profiles file into a folder of the server's root."""
 
     def write(text, folder="."):
         (jp_root_dir / folder).mkdir(parents=True, exist_ok=True)
@@ -117,9 +117,7 @@ async def test_the_doctor_looks_at_what_a_job_on_this_machine_would_need(server,
 
     assert {*findings[0]} == {"good", "text", "remedy"}
     assert f"jobs are kept in {state_dir / 'jobs'}" in [finding["text"] for finding in findings]
-    assert (
-        await server.get(f"{API}/doctor")
-    ).code == 405  # it writes into stores: a link mustn't have it done
+    assert (await server.get(f"{API}/doctor")).code == 405  # it writes into stores: a link must not start it
 
 
 async def test_the_doctor_takes_the_profile_that_is_named_else_the_default(server, write, hanging):  # noqa: F811
@@ -211,7 +209,7 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("key", KEYS)
 def test_what_a_profile_takes_is_never_refused(key):
-    # A number in quotes is taken too, but nobody need offer that.
+    # A profile also takes a number in quotes, but the schema needn't offer that.
     values = [value for value in VALUES if not (KEYS[key].takes == "int" and isinstance(value, str))]
     taken = [value for value in values if _taken(key, value)]
 

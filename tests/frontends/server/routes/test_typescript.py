@@ -1,4 +1,4 @@
-"""What the page takes from Python: ``GOLDEN=write pytest`` with this file writes it anew."""
+"""TypeScript that the page takes from Python: ``GOLDEN=write pytest`` on this file regenerates it."""
 
 import os
 from pathlib import Path

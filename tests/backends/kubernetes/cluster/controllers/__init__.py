@@ -1,6 +1,6 @@
 """The controllers of each kind, a module each, written against the HTTP API.
 
-They run inside the emulator, and on a real cluster that has no operators: `python -m tests.backends.kubernetes.cluster.controllers`.
+They run in the emulator and, with `python -m` on this package, on a real cluster that has no operators.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ CONTROLLERS: dict[str, tuple[type[Controller], ...]] = {
     "volcano": (Volcano,),
     "indexedjob": (IndexedJob,),
 }
-# Kueue's, for the kinds of jobs beside it.
+# Kueue's controllers: its own, and those of the kinds of jobs beside it.
 QUEUED: dict[str, tuple[type[Controller], ...]] = {
     "kueue": (Quotas, Unqueued, QueuedJob),
     "pytorchjob": (QueuedPyTorchJob,),
@@ -41,8 +41,8 @@ async def run_controllers(
 ) -> None:
     """Run the controllers of these kinds until cancelled.
 
-    `backoff_s` is the first wait before a new pod. `scheduler` schedules in place of the one that a Volcano Job names.
-    With a `status_server` the trainer has its gate TrainJobStatus on, and `grouped` the Job controller its EnableWorkloadWithJob.
+    `backoff_s` is the first wait before a new pod. `scheduler` replaces the one that a Volcano Job names.
+    `status_server` turns on Trainer's TrainJobStatus, `grouped` the Job controller's EnableWorkloadWithJob.
     """
     # A TrainJob becomes a JobSet, which becomes Jobs.
     wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)

@@ -1,4 +1,4 @@
-"""Run the controllers on a cluster that has no operators: `python -m tests.backends.kubernetes.cluster.controllers`."""
+"""Run the controllers on a cluster that has no operators, with `python -m` on this package."""
 
 import argparse
 import asyncio
@@ -10,7 +10,7 @@ from tests.backends.kubernetes.cluster.controllers import CONTROLLERS, run_contr
 from tests.backends.kubernetes.cluster.controllers.client import Client, HttpClient
 from tests.backends.kubernetes.cluster.resources import Object
 
-# Volcano's installer brings it beside the Job: cancel, suspend and resume are Commands there.
+# Volcano's installer adds this beside the Job: in Volcano, cancel, suspend and resume are Commands.
 COMMANDS: Object = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -47,7 +47,7 @@ def connect(kubeconfig: str | None) -> Client:
 
 
 async def install(client: Client) -> None:
-    """Make the definitions that an operator's installer brings and a cluster without it lacks."""
+    """Create the definitions that an operator's installer would add."""
     async with client:
         await client.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", COMMANDS)
 

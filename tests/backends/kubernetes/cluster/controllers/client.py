@@ -37,7 +37,7 @@ def content_type(method: str) -> str:
 
 
 class Client(ABC):
-    """What a controller asks of one API server."""
+    """A controller's client of one API server."""
 
     async def __aenter__(self) -> "Client":
         return self
@@ -49,14 +49,14 @@ class Client(ABC):
 
     @abstractmethod
     async def request(self, method: str, path: str, body: Any = None, query: Query = NO_QUERY) -> Object:
-        """Return the answer; a PATCH merges. ApiError for a refusal."""
+        """Send a request and return the answer; a PATCH merges. Raises ApiError for a refusal."""
 
     @abstractmethod
     def changes(self, path: str) -> AsyncIterator[Object]:
-        """Yield each object, and again after each change of it, until the watch ends."""
+        """Yield each object, and again after each of its changes, until the watch ends."""
 
     async def get(self, path: str) -> Object | None:
-        """Return the object, None if there is none."""
+        """Return the object, or None if it doesn't exist."""
         try:
             return await self.request("GET", path)
         except ApiError as error:
@@ -65,7 +65,7 @@ class Client(ABC):
             raise
 
     async def list(self, path: str, labels: str = "") -> list[Object]:
-        """Return the objects with these labels; none of a resource that the cluster doesn't have."""
+        """Return the objects with these labels; none if the cluster doesn't serve the resource."""
         try:
             listing = await self.request("GET", path, query={"labelSelector": labels} if labels else {})
         except ApiError as error:
@@ -80,7 +80,7 @@ class Client(ABC):
         return await self.request("POST", path, body)
 
     async def ensure(self, path: str, body: Object) -> None:
-        """Create an object unless it is there."""
+        """Create an object unless it exists."""
         try:
             await self.create(path, body)
         except ApiError as error:
@@ -92,11 +92,11 @@ class Client(ABC):
         return await self.request("PATCH", path, body)
 
     async def write_status(self, path: str, obj: Object, status: Object) -> Object:
-        """Replace an object's status, if nobody has written since it was read."""
+        """Replace an object's status, if nobody has written the object since it was read."""
         return await self.request("PUT", f"{path}/status", obj | {"status": status})
 
     async def delete(self, path: str, policy: str = "Background") -> None:
-        """Delete an object; it may be gone already."""
+        """Delete an object, if it still exists."""
         try:
             await self.request("DELETE", path, {"propagationPolicy": policy})
         except ApiError as error:

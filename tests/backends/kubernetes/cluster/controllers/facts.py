@@ -1,4 +1,4 @@
-"""What controllers read off pods and conditions."""
+"""Facts that controllers read from pods and conditions."""
 
 from collections.abc import Sequence
 
@@ -12,29 +12,29 @@ def phase(pod: Object) -> str:
 
 
 def ended(pod: Object) -> bool:
-    """Say whether the pod is in its last phase."""
+    """Return whether the pod is in its last phase."""
     return phase(pod) in ("Succeeded", "Failed")
 
 
 def dying(pod: Object) -> bool:
-    """Say whether the pod is being deleted and hasn't ended."""
+    """Return whether the pod is being deleted and hasn't ended."""
     return "deletionTimestamp" in pod["metadata"] and not ended(pod)
 
 
 def active(pod: Object) -> bool:
-    """Say whether the pod runs or will, and nobody has asked it to go."""
+    """Return whether the pod runs or will run, and isn't being deleted."""
     return not ended(pod) and "deletionTimestamp" not in pod["metadata"]
 
 
 def ready(pod: Object) -> bool:
-    """Say whether the pod's Ready condition is True."""
+    """Return whether the pod's Ready condition is True."""
     return any(
         condition["type"] == "Ready" and condition["status"] == "True" for condition in _conditions(pod)
     )
 
 
 def exit_code(pod: Object, container: str = "") -> int | None:
-    """Return the exit code of a container (the first if none is named), None if there is none."""
+    """Return the exit code of a container (the first if none is named), or None if it has none."""
     for status in pod.get("status", {}).get("containerStatuses", ()):
         if not container or status["name"] == container:
             code = status["state"].get("terminated", {}).get("exitCode")
@@ -60,14 +60,14 @@ def condition(obj: Object, kind: str) -> Object | None:
 
 
 def holds(obj: Object, *kinds: str) -> bool:
-    """Say whether one of these conditions is True."""
+    """Return whether one of these conditions is True."""
     return any(condition["type"] in kinds and condition["status"] == "True" for condition in _conditions(obj))
 
 
 def with_condition(
     conditions: Sequence[Object], kind: str, status: str, reason: str, message: str, **more: str
 ) -> list[Object]:
-    """Return the conditions with this one set: in its place if it was there, else last."""
+    """Return the conditions with this one set: in place of one of its type, else last."""
     new = {"type": kind, "status": status, "reason": reason, "message": message, **more}
     new["lastTransitionTime"] = now()
     old = next((condition for condition in conditions if condition["type"] == kind), None)

@@ -26,33 +26,33 @@ GANGS = "scheduling.k8s.io/v1alpha2"
 
 @dataclass
 class Progress:
-    """What the pods of a job come to."""
+    """The progress of a job, as its pods show it."""
 
     pods: list[Object]
     completed: list[int]
     failed_indexes: list[int]
     new_failures: list[Object]
-    # The last failed pod of each index with a limit of its own that waits for another: it tells how often the
-    # index has failed, so it is kept, and not counted, until that one is there.
+    # With a limit per index, the last failed pod of each index that waits for a new pod. It records how often
+    # the index has failed, so it is kept, and not counted, until the new pod exists.
     waiting: dict[int, Object]
 
     @property
     def active(self) -> list[Object]:
-        """Return the pods that run or will."""
+        """Return the pods that run or will run."""
         return [pod for pod in self.pods if facts.active(pod)]
 
     @property
     def terminating(self) -> list[Object]:
-        """Return the pods that are on their way out."""
+        """Return the pods that are being deleted and haven't ended."""
         return [pod for pod in self.pods if facts.dying(pod)]
 
 
 class IndexedJob(Controller):
-    """Indexes to pods, pods to counts, counts to conditions."""
+    """The Job controller: from indexes to pods, from pods to counts, from counts to conditions."""
 
     api_version, plural, kind, component = "batch/v1", "jobs", "Job", "job-controller"
     grouped = False  # whether pods are placed all at once
-    # A second in Kubernetes: pods that end together are seen together.
+    # A second in Kubernetes: the controller sees the ends of pods within that time together.
     patience_s = 0.1
 
     async def reconcile(self, job: Object) -> float | None:
@@ -73,7 +73,7 @@ class IndexedJob(Controller):
         return await self._go_on(job, status, progress)
 
     async def forget(self, namespace: str, name: str) -> None:
-        """Let go of the pods of a job that is gone."""
+        """Release the pods of a job that is gone: remove their finalizer."""
         await self._release(await self.client.list(collection("v1", "pods", namespace), f"{NAME}={name}"))
 
     async def _pods(self, job: Object) -> list[Object]:
@@ -81,13 +81,13 @@ class IndexedJob(Controller):
         return await self.client.list(path, f"{UID}={job['metadata']['uid']}")
 
     def _progress(self, job: Object, status: Object, pods: list[Object]) -> Progress:
-        """Count: an index is complete by one success; a failure counts once, when its pod is let go."""
-        # A pod that was let go before, for a suspension, counts for nothing.
+        """Count: one success completes an index; a failure counts once, when its pod is released."""
+        # A pod that a suspension has released doesn't count.
         succeeded = [pod for pod in pods if facts.phase(pod) == "Succeeded"]
         done = {index_of(pod) for pod in succeeded if TRACKING in pod["metadata"].get("finalizers", ())}
         completed = sorted(done | set(read_ranges(status.get("completedIndexes", ""))))
         patient = job["spec"].get("podReplacementPolicy") == "Failed"
-        # Without a policy that waits for the end, a pod that is asked to go has failed.
+        # Without a policy that waits for its end, a pod that is being deleted has failed.
         failed = [pod for pod in pods if facts.phase(pod) == "Failed" or (facts.dying(pod) and not patient)]
         uncounted = [pod for pod in failed if TRACKING in pod["metadata"].get("finalizers", ())]
         new = [pod for pod in uncounted if jobpolicy.action(job, pod) != "Ignore"]
@@ -116,12 +116,12 @@ class IndexedJob(Controller):
     async def _finish(
         self, job: Object, status: Object, progress: Progress, target: str, reason: str, message: str
     ) -> float | None:
-        """Say that it will end, end its pods, and say that it has ended when the last of them is gone."""
+        """Announce the end of the job, end its pods, and set the last condition once all of them are gone."""
         failing = target == "FailureTarget"
         conditions = facts.with_condition(status["conditions"], target, "True", reason, message)
         for pod in progress.active:
             await self._delete(job, pod)
-        # Those that are ended with the job count as failures of it.
+        # Pods that a failing job ends count as its failures.
         lost = progress.active if failing else []
         ended = {pod["metadata"]["uid"]: pod for pod in [*progress.new_failures, *lost]}
         status = self._counts(status, progress) | {"conditions": conditions, "active": 0, "ready": 0}
@@ -151,13 +151,13 @@ class IndexedJob(Controller):
         status.pop("startTime", None)
         try:
             job = await self.write(job, status)
-        finally:  # pods that are ended for a suspension are no failures, also where the job was resumed meanwhile
+        finally:  # pods that a suspension ends are no failures, even if the job was resumed meanwhile
             await self._release(progress.pods)
         if not known:
             await self.tell(job, "Suspended", "Job suspended")
 
     async def _go_on(self, job: Object, status: Object, progress: Progress) -> float | None:
-        """Make the pods that are missing."""
+        """Create the missing pods."""
         status = self._counts(status, progress)
         resumed = facts.holds({"status": status}, "Suspended")
         if resumed:
@@ -179,7 +179,7 @@ class IndexedJob(Controller):
         return self._next(job, later)
 
     def _wait(self, progress: Progress) -> float:
-        """Return the seconds until a pod may follow on one that failed."""
+        """Return the seconds until a new pod may follow a failed one."""
         failed = [pod for pod in progress.pods if facts.phase(pod) == "Failed"]
         if not failed:
             return 0.0
@@ -194,7 +194,7 @@ class IndexedJob(Controller):
         return float(min(waits)) if waits else None
 
     async def _make(self, job: Object, progress: Progress) -> tuple[int, float]:
-        """Make pods of the first indexes that have none; give how many, and the seconds until there may be more."""
+        """Create pods for the first indexes without one; return how many, and the seconds until the next."""
         spec = job["spec"]
         taken = {index_of(pod) for pod in progress.active} | set(progress.completed)
         taken |= set(progress.failed_indexes)
@@ -203,7 +203,7 @@ class IndexedJob(Controller):
             taken |= {index_of(pod) for pod in progress.terminating}
             room -= len(progress.terminating)
         missing = [index for index in range(spec["completions"]) if index not in taken][: max(room, 0)]
-        # An index that waits for its next try keeps its place: none behind it is taken meanwhile.
+        # An index that waits for its next try keeps its place: no later index takes it meanwhile.
         waits = {index: self._pause(progress.waiting.get(index)) for index in missing}
         group = await self._group(job) if self.grouped else ""
         count = 0
@@ -222,7 +222,7 @@ class IndexedJob(Controller):
         return count, min(filter(None, waits.values()), default=0.0)
 
     async def _group(self, job: Object) -> str:
-        """Make the Workload and the PodGroup of a job whose pods can be placed at once; return the latter's name."""
+        """Create the Workload and PodGroup of a job that is placed at once; return the PodGroup's name."""
         spec, meta = job["spec"], job["metadata"]
         if spec["parallelism"] < 2 or spec["completions"] != spec["parallelism"]:
             return ""
@@ -240,7 +240,7 @@ class IndexedJob(Controller):
         return name
 
     def _pause(self, last: Object | None) -> float:
-        """Return the seconds until an index may have a pod again whose last one failed."""
+        """Return the seconds until an index may have a new pod after its last one failed."""
         if last is None:
             return 0.0
         return max(float(self.backoff_s * 2 ** min(_failures(last), 5)) - age(ended_at(last)), 0.0)
@@ -259,7 +259,7 @@ class IndexedJob(Controller):
         return status | counts
 
     async def _count(self, job: Object, status: Object, new: list[Object], pods: list[Object]) -> Object:
-        """Write the counts in the two steps that survive a crash: name the new failures, let them go, add them up."""
+        """Write counts in two steps that survive a crash: name new failures, then release and add them."""
         if new:
             named = {"failed": [pod["metadata"]["uid"] for pod in new]}
             job = await self.write(job, status | {"uncountedTerminatedPods": named})
@@ -289,7 +289,7 @@ class IndexedJob(Controller):
         await self.tell(job, "SuccessfulDelete", f"Deleted pod: {name}")
 
     async def _age(self, job: Object) -> float | None:
-        """Delete a job whose time after its end is over."""
+        """Delete the job if its time after the end is over; else return the seconds left."""
         await self._release(await self._pods(job))
         seconds = job["spec"].get("ttlSecondsAfterFinished")
         if seconds is None:
@@ -304,5 +304,5 @@ class IndexedJob(Controller):
 
 
 def _failures(pod: Object) -> int:
-    """Return how many pods of its index failed before it, ignored or not."""
+    """Return how many earlier pods of the pod's index failed, ignored or not."""
     return counted(pod, FAILURES) + counted(pod, IGNORED)

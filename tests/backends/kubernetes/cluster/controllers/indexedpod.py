@@ -1,4 +1,4 @@
-"""The pods of an Indexed Job, and how indexes are written."""
+"""The pods of an Indexed Job, and the notation of indexes."""
 
 from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.store import now, suffix
@@ -7,8 +7,8 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 TRACKING = "batch.kubernetes.io/job-tracking"
 NAME = "batch.kubernetes.io/job-name"
 UID = "batch.kubernetes.io/controller-uid"
-# Of an index with a back-off limit of its own: how many of its pods before this one failed, and how many
-# failures of them were ignored; what is none is left out (1.36).
+# With a back-off limit per index: how many failures of the index's earlier pods count, and how many were
+# ignored; the second is left out if it is 0 (1.36).
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 
@@ -19,12 +19,12 @@ def index_of(pod: Object) -> int:
 
 
 def counted(pod: Object, name: str) -> int:
-    """Return what a pod of such an index carries of those before it."""
+    """Return one of these two counts of a pod; 0 if it is missing."""
     return int(pod["metadata"]["annotations"].get(name, 0))
 
 
 def pod_of(job: Object, index: int, owner: Object, notes: Object) -> Object:
-    """Return the pod of an index; ``notes`` are the annotations that tell of those before it."""
+    """Return the pod of an index; ``notes`` are annotations with the counts of earlier pods."""
     template, name = job["spec"]["template"], job["metadata"]["name"]
     template_meta, spec = template.get("metadata", {}), dict(template["spec"])
     field = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
@@ -54,14 +54,14 @@ def ended_at(pod: Object) -> str:
 
 
 def ranges(indexes: list[int]) -> str:
-    """Write indexes as status does: `0,2-4`."""
+    """Format indexes as the status does: `0,2-4`."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
         if parts and parts[-1][-1] == index - 1:
             parts[-1].append(index)
         else:
             parts.append([index])
-    # Two in a row are written as two.
+    # A run of two isn't a range.
     shown = [
         f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(str(index) for index in part) for part in parts
     ]
@@ -69,7 +69,7 @@ def ranges(indexes: list[int]) -> str:
 
 
 def read_ranges(text: str) -> list[int]:
-    """Read what `ranges` writes."""
+    """Parse what `ranges` returns."""
     indexes: list[int] = []
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -17,7 +17,7 @@ SUCCESS_POLICY = "SuccessPolicy", "Matched rules at index 0"
 
 
 def matched(job: Object, pod: Object) -> tuple[int, Object] | None:
-    """Return the first rule of the pod failure policy that matches, with its place."""
+    """Return the index and the rule of the first match in the pod failure policy."""
     if facts.phase(pod) != "Failed":
         return None
     for place, rule in enumerate(job["spec"].get("podFailurePolicy", {}).get("rules", ())):
@@ -38,13 +38,13 @@ def _exit_code_matches(rule: Object, pod: Object) -> bool:
 
 
 def action(job: Object, pod: Object) -> str:
-    """Return what the policy does with a failed pod; no rule is Count."""
+    """Return the policy's action for a failed pod: Count if no rule matches."""
     match = matched(job, pod)
     return str(match[1]["action"]) if match else "Count"
 
 
 def fails_index(job: Object, pod: Object) -> bool:
-    """Say whether the end of a pod is the last of its index, where indexes have a limit of their own."""
+    """Return whether a pod's end fails its index, if indexes have a limit of their own."""
     limit = job["spec"].get("backoffLimitPerIndex")
     if limit is None or facts.phase(pod) != "Failed":
         return False
@@ -53,7 +53,7 @@ def fails_index(job: Object, pod: Object) -> bool:
 
 
 def notes_after(job: Object, pod: Object | None) -> Object:
-    """Return the annotations of the pod that follows on a failed one of an index with a limit of its own."""
+    """Return the annotations of the pod after a failed one, if indexes have a limit of their own."""
     if "backoffLimitPerIndex" not in job["spec"]:
         return {}
     failed, ignored = (0, 0) if pod is None else (counted(pod, FAILURES), counted(pod, IGNORED))
@@ -72,7 +72,7 @@ def failure(
     lost_indexes: list[int],
     completed: list[int],
 ) -> tuple[str, str] | None:
-    """Return (reason, message) if the job has failed. All this is asked before a success policy is."""
+    """Return (reason, message) if the job has failed; any success policy is checked after that."""
     spec = job["spec"]
     for pod in pods:
         match = matched(job, pod)
@@ -88,7 +88,7 @@ def failure(
     most = spec.get("maxFailedIndexes")
     if most is not None and len(lost_indexes) > most:
         return TOO_MANY_INDEXES
-    # Whether it may yet succeed by its policy, or just has, isn't asked.
+    # This ignores that the job may yet succeed by its policy, or just has.
     if lost_indexes and len(lost_indexes) + len(completed) >= spec["completions"]:
         return FAILED_INDEXES
     return None

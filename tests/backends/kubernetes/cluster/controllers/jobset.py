@@ -1,4 +1,4 @@
-"""JobSet 0.12, as far as Kubeflow Trainer uses it: jobs, a service, restarts of the whole."""
+"""JobSet 0.12, as far as Kubeflow Trainer uses it: jobs, a service, restarts of the whole JobSet."""
 
 import copy
 import hashlib
@@ -15,7 +15,7 @@ AGAIN = "applying RestartJobSet failure policy action (first failed job: {})"
 
 
 class JobSet(Controller):
-    """Replicated jobs to Jobs, Jobs to conditions."""
+    """The JobSet controller: from replicated jobs to Jobs, from Jobs to conditions."""
 
     api_version, plural, kind, component = "jobset.x-k8s.io/v1alpha2", "jobsets", "JobSet", "jobset"
     owns = (("batch/v1", "jobs"),)
@@ -68,7 +68,7 @@ class JobSet(Controller):
                     raise
 
     async def _follow_suspend(self, jobset: Object, status: Object, jobs: list[Object]) -> Object:
-        """Return the status with its word on suspension; the jobs follow."""
+        """Suspend or resume the jobs; return the status with its condition Suspended."""
         wanted = bool(jobset["spec"].get("suspend"))
         conditions = status.get("conditions", [])
         if wanted:
@@ -85,7 +85,7 @@ class JobSet(Controller):
         return status | ({"conditions": conditions} if conditions else {})
 
     def _conclude(self, jobset: Object, status: Object, jobs: list[Object]) -> Object:
-        """Set the conditions that the jobs call for."""
+        """Return the status with the conditions that follow from the jobs."""
 
         def with_end(kind: str, reason: str, message: str) -> Object:
             conditions = status.get("conditions", [])
@@ -158,7 +158,7 @@ def _counted(jobset: Object, status: Object, jobs: list[Object]) -> Object:
 
 
 def _ready(job: Object) -> bool:
-    """Say whether the job's pods are ready or have succeeded, and the job isn't over."""
+    """Return whether the job's pods are ready or have succeeded, and the job isn't over."""
     status = job.get("status", {})
     count = status.get("ready", 0) + status.get("succeeded", 0)
     return bool(count >= job["spec"]["parallelism"] and not facts.holds(job, "Complete", "Failed"))

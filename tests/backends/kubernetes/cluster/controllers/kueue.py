@@ -1,4 +1,4 @@
-"""Kueue 0.19's stop and start of jobs: a job with a queue is suspended, and has a Workload that says when it may run."""
+"""How Kueue 0.19 stops and starts jobs: a job with a queue is suspended until its Workload is admitted."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,12 +20,12 @@ NOT_READY = "Not all pods are ready or succeeded"
 
 
 class Queued(Controller):
-    """One kind of job, held and let go by its field for a suspension, whoever else sets that."""
+    """The controller of one kind of job: it suspends and resumes jobs, no matter who else does."""
 
     owns = ((VERSION, "workloads"),)
     suspend: ClassVar[tuple[str, ...]]
     sets: ClassVar[Callable[[Object], list[Object]]]
-    # Whether it can't be started again before the pods of its suspension are gone.
+    # Whether a suspended job can start again only after its pods have ended.
     patient: ClassVar[bool] = False
 
     async def reconcile(self, obj: Object) -> float | None:
@@ -48,7 +48,7 @@ class Queued(Controller):
             await self.client.patch(_path(workload), {"spec": {"queueName": name}})
             return None
         if workload["spec"].get("active") is False:
-            return LOOK_S  # it is about to be evicted
+            return LOOK_S  # the Workload is about to be evicted
         if facts.holds(workload, "Admitted"):
             return await self._start(obj, workload) if name else None
         if not self._suspended(obj):
@@ -196,14 +196,14 @@ def _of_trainjob(job: Object) -> list[Object]:
 
 
 class QueuedJob(Queued):
-    """batch/v1 Jobs."""
+    """The controller of batch/v1 Jobs."""
 
     api_version, plural, kind, component = "batch/v1", "jobs", "Job", "batch/job-kueue-controller"
     suspend, sets = ("spec", "suspend"), _of_job
 
 
 class QueuedPyTorchJob(Queued):
-    """PyTorchJobs."""
+    """The controller of PyTorchJobs."""
 
     api_version, plural, kind = "kubeflow.org/v1", "pytorchjobs", "PyTorchJob"
     component = "kubeflow.org/pytorchjob-kueue-controller"
@@ -211,7 +211,7 @@ class QueuedPyTorchJob(Queued):
 
 
 class QueuedTrainJob(Queued):
-    """TrainJobs."""
+    """The controller of TrainJobs."""
 
     api_version, plural, kind = "trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"
     component = "trainer.kubeflow.org/trainjob-kueue-controller"

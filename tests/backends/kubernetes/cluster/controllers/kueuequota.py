@@ -1,4 +1,4 @@
-"""Kueue 0.19's quotas: which Workloads are admitted, evicted and preempted, and what it says of the others."""
+"""Kueue 0.19's quotas: which Workloads it admits, evicts and preempts, and its messages for the others."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ TOO_LONG = "exceeding the maximum execution time"
 
 
 class Quotas(Controller):
-    """All queues at once, whenever one of a namespace's is looked at."""
+    """The controller of all queues at once, which acts whenever a LocalQueue is due."""
 
     api_version, plural, kind, component = VERSION, "localqueues", "LocalQueue", "kueue-admission"
     owns = ()
@@ -39,7 +39,7 @@ class Quotas(Controller):
 
 
 class Unqueued(Quotas):
-    """Workloads: those whose queue isn't there are looked at, too."""
+    """The controller of Workloads that name a queue that doesn't exist."""
 
     plural, kind = "workloads", "Workload"
 
@@ -61,7 +61,7 @@ def waits(reason: str, message: str) -> list[tuple[str, str, str, str]]:
 async def write(
     client: Client, workload: Object, conditions: Iterable[tuple[str, str, str, str]], **more: object
 ) -> None:
-    """Set conditions and more of a Workload's status, if they are news."""
+    """Set conditions and other fields of a Workload's status, if they change it."""
     before = workload.get("status") or {}
     status = {**before, **more}
     for kind, state, reason, message in conditions:
@@ -73,7 +73,7 @@ async def write(
             new = facts.with_condition([], kind, state, reason, message)[0]
             status["conditions"] = [*rest, new | ({"lastTransitionTime": since} if since else {})]
     if status != before:
-        with suppress(ApiError):  # somebody was faster: the next look sees what became of it
+        with suppress(ApiError):  # somebody else wrote first: the next turn sees the result
             workload.update(await client.write_status(_path(workload), workload, status))
 
 
@@ -84,7 +84,7 @@ class Turn:
         self._client = client
 
     async def take(self) -> None:
-        """Read everything; admit, evict, preempt, say."""
+        """Read everything; evict, admit and preempt Workloads, and write the status of queues."""
         self._locals = await self._client.list(collection(VERSION, "localqueues"))
         self._whole = {
             queue["metadata"]["name"]: queue
@@ -100,7 +100,7 @@ class Turn:
         await self._count()
 
     async def _watch(self, workload: Object) -> None:
-        """Evict what is deactivated, drained, or has run for too long."""
+        """Evict a Workload that is deactivated, drained, or has run for too long."""
         spec = workload["spec"]
         limit = spec.get("maximumExecutionTimeSeconds")
         admitted = facts.condition(workload, "Admitted")
@@ -137,7 +137,7 @@ class Turn:
         return next((queue for queue, name in zip(self._locals, named, strict=True) if name == wanted), None)
 
     async def _try(self, workload: Object) -> None:
-        """Admit a Workload, or say why not."""
+        """Admit a Workload, or record why not in its status."""
         local, queue = self._local(workload), self._queue(workload)
         if local is None:
             return None
@@ -159,7 +159,7 @@ class Turn:
         return None
 
     async def _short(self, workload: Object, queue: Object, resource: str, asked: Decimal) -> str:
-        """Return why a resource has too little quota; "" where it has enough. Others may be preempted for it."""
+        """Return why the quota of a resource is too small, else ""; preempt other Workloads if possible."""
         cohort = self._cohort(queue)
         flavor = _flavor(queue, resource)
         if flavor is None:
@@ -255,7 +255,7 @@ class Turn:
         return [workload for workload in workloads if self._queue(workload) in cohort]
 
     async def _count(self) -> None:
-        """Write what queues say of themselves."""
+        """Write the status of all queues."""
         for local in self._locals:
             mine = [workload for workload in self._workloads if self._local(workload) is local]
             queue = self._whole.get(local["spec"]["clusterQueue"])
@@ -316,13 +316,13 @@ class Turn:
 
 
 def order(workload: Object) -> tuple[int, str, str]:
-    """Return what a queue sorts its Workloads by."""
+    """Return the key that sorts a queue's Workloads."""
     meta = workload["metadata"]
     return -workload["spec"].get("priority", 0), meta["creationTimestamp"], meta["name"]
 
 
 def active(workload: Object) -> bool:
-    """Say whether nobody has deactivated a Workload."""
+    """Return whether a Workload is active: nobody has deactivated it."""
     return workload["spec"].get("active") is not False
 
 
@@ -360,7 +360,7 @@ def _nominal(queue: Object, resource: str) -> Decimal:
 
 
 def _capacity(queue: Object, cohort: Sequence[Object], resource: str) -> Decimal:
-    """Return what a queue could ever have of a resource: its own, and what others lend, as far as it may borrow."""
+    """Return the most that a queue can have of a resource: its own, and what it may borrow from others."""
     others = [member for member in cohort if member is not queue]
     lent = sum(
         (min(_nominal(other, resource), _limit(other, resource, "lendingLimit")) for other in others),

@@ -1,4 +1,4 @@
-"""What every controller stands on: feeds of changes, a queue of objects to look at, retries."""
+"""The base of every controller: feeds of changes, a queue of objects to reconcile, retries."""
 
 import asyncio
 import contextlib
@@ -13,24 +13,24 @@ from tests.backends.kubernetes.cluster.controllers.client import ApiError, Clien
 from tests.backends.kubernetes.cluster.resources import Object
 
 Key = tuple[str, str]
-# An object that can't be brought on is looked at ever less often.
+# An object that can't be reconciled is retried ever less often.
 RETRY_S, LONGEST_RETRY_S = 0.1, 5.0
 BUSY_S = 0.02
-# Objects that one controller looks at at a time.
+# How many objects one controller reconciles at a time.
 WORKERS = 4
 
 
 class Controller(ABC):
-    """Brings one kind of object to what its spec asks for, one object at a time."""
+    """A controller of one kind of object: each call brings one object to what its spec asks for."""
 
     api_version: ClassVar[str]
     plural: ClassVar[str]
     kind: ClassVar[str]
     component: ClassVar[str]
-    # What it makes, and so has to look at: (apiVersion, plural).
+    # Resources that it creates, and so has to watch: (apiVersion, plural).
     owns: ClassVar[Sequence[tuple[str, str]]] = (("v1", "pods"),)
 
-    # How long it lets changes gather before it looks.
+    # How long it gathers changes before it reconciles.
     patience_s: ClassVar[float] = 0.0
 
     def __init__(self, client: Client, *, backoff_s: float, scheduler: str = "") -> None:
@@ -38,23 +38,23 @@ class Controller(ABC):
 
     @abstractmethod
     async def reconcile(self, obj: Object) -> float | None:
-        """Do what is to be done now; give the seconds after which to look again, if nothing changes before."""
+        """Do what is due now; return the seconds until the next call, if nothing changes before."""
 
     async def forget(self, namespace: str, name: str) -> None:  # noqa: B027 few have anything left to do
-        """Do what is left to do when the object is gone."""
+        """Clean up after an object that is gone."""
 
     def path(self, obj: Object) -> str:
         """Return the path of an object of this kind."""
         return f"{collection(self.api_version, self.plural, obj['metadata']['namespace'])}/{obj['metadata']['name']}"
 
     def reference(self, obj: Object) -> Object:
-        """Return what makes an object this one's own."""
+        """Return the owner reference to this object."""
         meta = obj["metadata"]
         own = {"apiVersion": self.api_version, "kind": self.kind, "name": meta["name"], "uid": meta["uid"]}
         return own | {"controller": True, "blockOwnerDeletion": True}
 
     async def owned(self, obj: Object, api_version: str, plural: str) -> list[Object]:
-        """Return the objects of a resource that are this one's own."""
+        """Return the objects of a resource that this one owns."""
         objects = await self.client.list(collection(api_version, plural, obj["metadata"]["namespace"]))
         uid = obj["metadata"]["uid"]
         return [
@@ -64,7 +64,7 @@ class Controller(ABC):
         ]
 
     async def make(self, owner: Object, plural: str, body: Object) -> Object:
-        """Create a core object for its owner, unless the owner has gone meanwhile, or is about to."""
+        """Create a core object for its owner, unless the owner is gone meanwhile, or being deleted."""
         obj = await self.client.get(self.path(owner))
         if obj is None or "deletionTimestamp" in obj["metadata"]:
             raise ApiError(404, "the owner is gone")
@@ -75,14 +75,14 @@ class Controller(ABC):
         await self.client.tell(obj, self.component, reason, message, warning=warning)
 
     async def write(self, obj: Object, status: Object) -> Object:
-        """Write a status that has changed; give the object as it is then."""
+        """Write a status if it has changed; return the object as it is then."""
         if status == obj.get("status"):
             return obj
         return await self.client.write_status(self.path(obj), obj, status)
 
 
 class Runner:
-    """Feeds a set of controllers."""
+    """The feeds and workers of a set of controllers."""
 
     def __init__(self, client: Client, controllers: Sequence[Controller]) -> None:
         self._client, self._controllers = client, controllers
@@ -107,7 +107,7 @@ class Runner:
             await asyncio.sleep(RETRY_S)
 
     def _sort(self, obj: Object) -> None:
-        """Queue an object with its controller, or its owner with the owner's."""
+        """Queue an object with its controller, and its owners with theirs."""
         meta = obj["metadata"]
         for controller in self._controllers:
             if obj["kind"] == controller.kind and obj["apiVersion"] == controller.api_version:
@@ -123,7 +123,7 @@ class Runner:
             asyncio.get_running_loop().call_later(controller.patience_s + after, put, key)
 
     async def _work(self, controller: Controller) -> None:
-        """Look at one object after the other, but never at one twice at a time."""
+        """Reconcile one object after the other, but never the same one twice at a time."""
         while True:
             key = await self._queues[controller].get()
             self._waiting[controller].discard(key)
@@ -137,7 +137,7 @@ class Runner:
                 asyncio.get_running_loop().call_later(max(again, 0.01), self._queue, controller, key)
 
     async def _look(self, controller: Controller, key: Key) -> float | None:
-        """Look at an object; give the seconds until it is to be looked at again."""
+        """Reconcile an object; return the seconds until the next time."""
         try:
             path = f"{collection(controller.api_version, controller.plural, key[0])}/{key[1]}"
             obj = await self._client.get(path)
@@ -145,7 +145,7 @@ class Runner:
             if obj is None:
                 await controller.forget(*key)
         except (aiohttp.ClientError, ApiError, ConnectionError):
-            # A conflict means that there is news; a refusal or a lost connection may pass.
+            # A conflict means that the object has changed; a refusal or a lost connection may pass.
             self._failures[controller, key] += 1
             return float(min(RETRY_S * 2 ** self._failures[controller, key], LONGEST_RETRY_S))
         self._failures.pop((controller, key), None)

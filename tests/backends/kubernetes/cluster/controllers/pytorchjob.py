@@ -18,7 +18,7 @@ DEADLINE = "it was active longer than specified deadline"
 
 
 class PyTorchJob(Controller):
-    """Replicas to pods and services, pods to conditions."""
+    """The PyTorchJob controller: from replicas to pods and services, from pods to conditions."""
 
     api_version, plural, kind = "kubeflow.org/v1", "pytorchjobs", "PyTorchJob"
     component = "pytorchjob-controller"
@@ -48,7 +48,7 @@ class PyTorchJob(Controller):
             return None
         status["replicaStatuses"] = {}
         for role, replica in replicas_of(job).items():
-            # A pod or service that can't be made leaves the status unwritten, for as long as that lasts.
+            # As long as a pod or service can't be created, the status isn't written.
             await self._replicas(job, status, role, replica, pods)
         await self._write(job, status)
         return self._ttl(job | {"status": status})
@@ -56,7 +56,7 @@ class PyTorchJob(Controller):
     async def _mine(self, job: Object, plural: str) -> list[Object]:
         path = collection("v1", plural, job["metadata"]["namespace"])
         objects = await self.client.list(path, f"{LABEL}/job-name={job['metadata']['name']}")
-        # Those of an earlier job of its name have its labels, too: they are told by their controller.
+        # Objects of an earlier job of the same name have the same labels, but another owner.
         uid = job["metadata"]["uid"]
         return [obj for obj in objects if uid in [r["uid"] for r in obj["metadata"]["ownerReferences"]]]
 
@@ -88,13 +88,13 @@ class PyTorchJob(Controller):
         await self.tell(job, f"SuccessfulCreate{kind}", f"Created {kind.lower()}: {body['metadata']['name']}")
 
     async def _failed(self, job: Object, status: Object, role: str, replica: Object, pod: Object) -> None:
-        """Take away a failed pod that may run again, or fail the job for one that may not."""
+        """Delete a failed pod that may run again, or fail the job if it may not."""
         policy, name = replica.get("restartPolicy", "OnFailure"), job["metadata"]["name"]
         code = facts.exit_code(pod, "pytorch")
         space, own = pod["metadata"]["namespace"], pod["metadata"]["name"]
         if code is not None:
             await self.tell(job, "ExitedWithCode", f"Pod: {space}.{own} exited with code {code}")
-        # A pod without an exit code counts as one with a code that may run again.
+        # A pod without an exit code counts as one that may run again.
         retryable = code is None or code >= 128
         if policy in ("OnFailure", "Always") or (policy == "ExitCode" and retryable):
             await self.client.delete(f"{collection('v1', 'pods', space)}/{own}")
@@ -103,7 +103,7 @@ class PyTorchJob(Controller):
             _set(status, "Failed", "True", f'job "{name}" is failing because "{role}" replica(s) failed.')
 
     def _conclude(self, job: Object, status: Object, role: str, replica: Object, counts: Object) -> None:
-        """Draw conditions from the counts of one kind of replica."""
+        """Set the conditions that follow from the counts of one kind of replica."""
         space, name = job["metadata"]["namespace"], job["metadata"]["name"]
         wanted = replica.get("replicas", 1)
         running, succeeded, failed = (counts.get(phase, 0) for phase in ("active", "succeeded", "failed"))
@@ -142,7 +142,7 @@ class PyTorchJob(Controller):
             status["startTime"] = now()
 
     async def _clean_up(self, job: Object, pods: list[Object]) -> float | None:
-        """Remove what cleanPodPolicy says, and the job itself when its time is over."""
+        """Delete what cleanPodPolicy says, and the job itself once its time after the end is over."""
         policy = _policy(job).get("cleanPodPolicy", "None")
         if policy == "All":
             await self._remove(job, pods, await self._mine(job, "services"))
@@ -198,7 +198,7 @@ def _policy(job: Object) -> Object:
 
 
 def _set(status: Object, kind: str, value: str, message: str, reason: str = "") -> None:
-    """Set a condition. Running and Restarting drive each other out; an end makes Running False; after Failed nothing is set."""
+    """Set a condition, unless Failed is. Running and Restarting exclude each other; an end resets Running."""
     if facts.holds({"status": status}, "Failed"):
         return
     conditions = status["conditions"]
@@ -220,19 +220,19 @@ def _set(status: Object, kind: str, value: str, message: str, reason: str = "") 
 
 
 def _exceeded(job: Object, status: Object, pods: list[Object]) -> str:
-    """Say which limit of the job is exceeded; empty if none is."""
+    """Return which limit of the job is exceeded; an empty string if none is."""
     policy, replicas = _policy(job), replicas_of(job)
     limit = policy.get("backoffLimit")
     if limit is not None:
         total = sum(replica.get("replicas", 1) for replica in replicas.values())
         failed = sum(facts.phase(pod) == "Failed" for pod in pods)
         before = sum(replica.get("failed", 0) for replica in status.get("replicaStatuses", {}).values())
-        # The operator's count of retries is always 0, so this clause bites at limit 0 only.
+        # The operator's count of retries is always 0, so this clause holds only for limit 0.
         fresh = failed > before and sum(facts.active(pod) for pod in pods) != total and limit < 1
         if fresh or _restarted_too_often(replicas, pods, limit):
             return LIMIT
     deadline = policy.get("activeDeadlineSeconds")
-    # Nobody looks again when the time is over: it is noticed at the next change.
+    # Nothing triggers a check when the time is over: the operator notices it at the next change.
     if deadline is not None and age(status["startTime"]) >= deadline:
         return DEADLINE
     return ""

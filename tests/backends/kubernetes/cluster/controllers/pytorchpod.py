@@ -44,7 +44,7 @@ def pod_of(job: Object, role: str, index: int, owner: Object) -> Object:
     meta = _metadata(job, role, index, owner)
     template_meta = template.get("metadata") or {}
     own = {**(template_meta.get("labels") or {}), **meta["labels"]}
-    # Without a Master the first worker is called one.
+    # Without a Master, the first worker gets the label of one.
     if index == 0 and (role == "Master" or "Master" not in replicas_of(job)):
         own[f"{LABEL}/job-role"] = "master"
     spec = template["spec"]
@@ -52,7 +52,7 @@ def pod_of(job: Object, role: str, index: int, owner: Object) -> Object:
     spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
     added = [{"name": name, "value": value} for name, value in _environment(job, role, index).items()]
     for container in spec["containers"]:
-        # Later entries win, so the operator's do.
+        # Later entries win: here, the operator's.
         container["env"] = [*(container.get("env") or ()), *added]
         ports = container.setdefault("ports", [])
         if container["name"] == "pytorch" and not any(port.get("name") == PORT_NAME for port in ports):
@@ -86,7 +86,7 @@ def _port(job: Object, role: str) -> int:
 
 
 def _environment(job: Object, role: str, index: int) -> dict[str, str]:
-    """Return what the operator adds; an elastic job gets a rendezvous, one with a Master an address."""
+    """Return the operator's variables: a rendezvous for an elastic job, an address for one with a Master."""
     spec, name, replicas = job["spec"], job["metadata"]["name"], replicas_of(job)
     elastic = spec.get("elasticPolicy")
     total = sum(replica.get("replicas", 1) for replica in replicas.values())

@@ -1,4 +1,4 @@
-"""Kubeflow Trainer's server for what a TrainJob's pods tell of their progress (2.3, with its gate `TrainJobStatus`)."""
+"""Kubeflow Trainer's server for the progress that a TrainJob's pods report (2.3, gate `TrainJobStatus`)."""
 
 import json
 import ssl
@@ -19,12 +19,12 @@ FIELDS = ("progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpd
 
 
 class StatusServer:
-    """Listens with TLS, and writes what a pod posts into the status of its TrainJob."""
+    """A TLS server that writes what a pod posts into the status of its TrainJob."""
 
     def __init__(self, client: Client, folder: Path) -> None:
         self._client, self.url = client, ""
         key, certificate = folder / "trainer.pem", folder / "trainer.crt"
-        # By a name: an address of this machine's network would be taken for a pod's.
+        # The certificate has a name, as an address of this machine's network would be taken for a pod's.
         words = "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=trainer"
         arguments = [*words.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key)]
         subprocess.run([*arguments, "-out", str(certificate)], check=True, capture_output=True)
@@ -48,7 +48,7 @@ class StatusServer:
         await self._runner.cleanup()
 
     def tell(self, job: Object, pod: Object, container: Object) -> Object:
-        """Let a job's pods know where it is; return the ConfigMap that they need."""
+        """Add the server's address and a token to a job's pods; return the ConfigMap that they need."""
         space, name = job["metadata"]["namespace"], job["metadata"]["name"]
         env = {"URL": self.url + _path(space, name), "CA_CERT": f"{MOUNT}/ca.crt", "TOKEN": f"{MOUNT}/token"}
         variables = [{"name": f"KUBEFLOW_TRAINER_SERVER_{key}", "value": value} for key, value in env.items()]
@@ -77,7 +77,7 @@ class StatusServer:
         report = asked.get("trainerStatus")
         if report:
             try:
-                # It is applied: what was there, and isn't said any more, goes.
+                # The report is applied: fields that it no longer has are removed.
                 status = {"trainerStatus": dict.fromkeys(FIELDS) | report}
                 await self._client.patch(f"{_path(space, name)}", {"status": status})
             except ApiError as error:

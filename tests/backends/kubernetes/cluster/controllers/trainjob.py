@@ -14,7 +14,7 @@ from tests.backends.kubernetes.cluster.resources import Object
 from tests.backends.kubernetes.cluster.store import age
 
 PORT = 29500
-# How long the JobSet that nobody wanted is there.
+# How long the unwanted second JobSet exists.
 SECOND_LIFE_S = 0.3
 RANK = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 PLURALS = {"TrainingRuntime": "trainingruntimes", "ClusterTrainingRuntime": "clustertrainingruntimes"}
@@ -22,7 +22,7 @@ STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 
 
 class TrainJob(Controller):
-    """Makes the JobSet, and says of the TrainJob what the JobSet says of itself."""
+    """The TrainJob controller: creates the JobSet, and copies the JobSet's status to the TrainJob."""
 
     api_version, plural, kind = "trainer.kubeflow.org/v1alpha1", "trainjobs", "TrainJob"
     component = "trainjob-controller"
@@ -41,7 +41,7 @@ class TrainJob(Controller):
         if jobset is None:
             jobset = await self._make(job)
         elif bool(jobset["spec"].get("suspend")) != suspended:
-            # The condition comes before the JobSet follows.
+            # The condition changes before the JobSet follows.
             job = await self.write(job, _suspension(job, dict(job.get("status", {}))))
             jobset = await self.client.patch(self._jobset_path(job), {"spec": {"suspend": suspended}})
         await self.write(job, _status(job, jobset))
@@ -88,9 +88,9 @@ class TrainJob(Controller):
                 await self.client.ensure(collection("v1", "configmaps", job["metadata"]["namespace"]), own)
 
     async def _expire(self, job: Object) -> None:
-        """End it for its deadline.
+        """End a job at its deadline.
 
-        2.3.0 makes the JobSet a second time after that, and takes it away again: pods of it are seen.
+        2.3.0 then creates the JobSet a second time, and deletes it again: its pods can be seen.
         """
         await self.client.delete(self._jobset_path(job))
         status = dict(job.get("status", {}))
@@ -142,7 +142,7 @@ def _status(job: Object, jobset: Object) -> Object:
 
 
 def jobset_of(job: Object, runtime: Object) -> Object:
-    """Return the JobSet of a TrainJob: the runtime's template with patches and the trainer laid over it."""
+    """Return the JobSet of a TrainJob: the runtime's template, with patches and the trainer applied."""
     spec = copy.deepcopy(runtime["spec"]["template"]["spec"])
     for patch in job["spec"].get("runtimePatches") or ():
         over = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {})
@@ -197,7 +197,7 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
 
 
 def _processes(container: Object) -> str | int:
-    """Return how many processes a node gets by default: `auto` with GPUs, else one per CPU asked for."""
+    """Return how many processes a node gets by default: `auto` with GPUs, else one per requested CPU."""
     resources = container.get("resources", {})
     asked = {**resources.get("limits", {}), **resources.get("requests", {})}
     if any(name.endswith("/gpu") for name in asked):

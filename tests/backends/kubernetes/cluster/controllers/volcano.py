@@ -20,7 +20,7 @@ from tests.backends.kubernetes.cluster.store import age, now
 
 GROUPS = "scheduling.volcano.sh/v1beta1"
 BUS = "bus.volcano.sh/v1alpha1"
-# Where an action leads at once, and where it ends when the pods are gone.
+# The phase that follows an action at once; ENDS has the phase that follows once the pods are gone.
 WAYS = {
     "RestartJob": "Restarting",
     "RestartTask": "Restarting",
@@ -30,16 +30,16 @@ WAYS = {
     "TerminateJob": "Terminating",
     "CompleteJob": "Completing",
 }
-# What each phase heeds; all else it takes for a word to look again, a command too (its state machine, 1.15).
+# The actions that each phase heeds; any other, even a command, only starts a sync (1.15's state machine).
 _ALL = tuple(action for action in WAYS if action != "ResumeJob")
 HEEDED = {"Pending": _ALL, "Running": _ALL, "Aborting": ("ResumeJob",), "Aborted": ("ResumeJob",)}
 ENDS = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
-_PLUGGED = "controlledResources"  # of the status: which plugins have made what they make
+_PLUGGED = "controlledResources"  # status field: plugins that have created their objects
 FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
 
 
 class Volcano(Controller):
-    """Tasks to pods, pods to phases."""
+    """The Volcano Job controller: from tasks to pods, from pods to phases."""
 
     api_version, plural, kind = "batch.volcano.sh/v1alpha1", "jobs", "Job"
     component = "vc-controller-manager"
@@ -47,9 +47,9 @@ class Volcano(Controller):
 
     def __init__(self, client: Client, *, backoff_s: float, scheduler: str = "") -> None:
         super().__init__(client, backoff_s=backoff_s, scheduler=scheduler)
-        # Pods by the uid of their job: a pod that is deleted leaves no other trace.
+        # Tasks of known pods, by the uid of their job: a deleted pod leaves no other trace.
         self._known: dict[str, dict[str, str]] = {}
-        # What is to be done and isn't done yet, as (action, task), by the uid of the job.
+        # Pending (action, task) pairs, by the uid of the job.
         self._due: dict[str, list[tuple[str, str]]] = defaultdict(list)
 
     async def reconcile(self, job: Object) -> float | None:
@@ -76,7 +76,7 @@ class Volcano(Controller):
             await self._ending(job, status, pods)
         else:
             again = await self._sync(job, status, pods)
-        # Only now: what has failed half way is tried again.
+        # Only now, so that an action that failed halfway is tried again.
         del due[:1]
         return 0.05 if action else again
 
@@ -87,7 +87,7 @@ class Volcano(Controller):
         return [pod for pod in pods if pod["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def _lost(self, job: Object, pods: list[Object]) -> list[str]:
-        """Return the tasks of pods that were there when last looked and that nobody here has taken away."""
+        """Return the tasks of pods that have disappeared since the last call, but not by this controller."""
         version = str(job.get("status", {}).get("version", 0))
         # A pod of an earlier version has been dealt with.
         mine = [pod["metadata"] for pod in pods if pod["metadata"]["annotations"].get(VERSION) == version]
@@ -97,7 +97,7 @@ class Volcano(Controller):
         return [task for uid, task in before.items() if uid not in tasks]
 
     async def _take_commands(self, job: Object, due: list[tuple[str, str]]) -> None:
-        """Take the commands for the job off the bus, in the order in which they came."""
+        """Move the commands for the job from the bus to ``due``, in the order in which they came."""
         meta = job["metadata"]
         path = collection(BUS, "commands", meta["namespace"])
         commands = [
@@ -113,14 +113,14 @@ class Volcano(Controller):
             await self.tell(job, "CommandIssued", text)
 
     async def _act(self, job: Object, status: Object, pods: list[Object], action: str, task: str) -> None:
-        """Begin what a policy or a command asks for: pods go, the phase follows."""
+        """Begin the action of a policy or a command: delete pods, and change the phase."""
         await self.tell(job, "ExecuteAction", f"Start to execute action {action} ")
         restart = WAYS[action] == "Restarting"
         retries = status.get("retryCount", 0) + restart
         last = restart and retries >= job["spec"]["maxRetry"]
         for pod in pods:
             mine = action != "RestartTask" or pod["metadata"]["labels"]["volcano.sh/task-spec"] == task
-            # What has ended stays to be looked at, unless it is to run again.
+            # Pods that have ended stay for inspection, unless they are to run again.
             if mine and (not facts.ended(pod) or (restart and not last)):
                 await self._delete(job, pod)
         await self._plug_out(job, status)
@@ -131,7 +131,7 @@ class Volcano(Controller):
         gone = [pod for pod in pods if facts.active(pod) or facts.dying(pod)]
         job = await self.write(job, _counted(status, []) | ({"terminating": len(gone)} if gone else {}))
         if last:
-            # It has failed at once: nobody waits for its pods.
+            # The job fails at once: nothing waits for its pods.
             final = dict(job["status"])
             _enter(final, "Failed")
             await self.write(job, final)
@@ -151,7 +151,7 @@ class Volcano(Controller):
         await self.write(job, _counted(status, []) | ({"terminating": len(left)} if left else {}))
 
     async def _finished(self, job: Object, status: Object, pods: list[Object]) -> float | None:
-        """Clear up; delete the job when its time is over. An aborted one stays."""
+        """Clean up; delete the job when its time after the end is over. An aborted one stays."""
         for pod in pods:
             if facts.active(pod):
                 await self._delete(job, pod)
@@ -170,7 +170,7 @@ class Volcano(Controller):
         return left
 
     async def _sync(self, job: Object, status: Object, pods: list[Object]) -> float | None:
-        """Make what is missing and draw the phase from what is there."""
+        """Create what is missing, and set the phase that follows from the pods."""
         if status["state"]["phase"] == "Restarting" and any(
             "deletionTimestamp" in pod["metadata"] for pod in pods
         ):
@@ -201,7 +201,7 @@ class Volcano(Controller):
         return None
 
     async def _plug_in(self, job: Object, status: Object) -> Object:
-        """Have plugin svc make what it makes, once for each start; what has the names is taken, whoever made it."""
+        """Create plugin svc's objects, once for each start; use existing ones, whoever made them."""
         plugins = job["spec"].get("plugins") or {}
         if _PLUGGED in status or not plugins:
             return job
@@ -218,13 +218,13 @@ class Volcano(Controller):
         return await self.write(job, dict(status))
 
     async def _plug_out(self, job: Object, status: Object) -> None:
-        """Remove what plugin svc makes: by name, whoever made it."""
+        """Delete plugin svc's objects by name, whoever made them."""
         if "plugin-svc" in status.pop(_PLUGGED, {}):
             for path, body in _beside(job):
                 await self.client.delete(f"{path}/{body['metadata']['name']}")
 
     async def _admit(self, job: Object) -> bool:
-        """Make the PodGroup; say whether the cluster has room for the gang. Without room there are no pods."""
+        """Create the PodGroup; return whether the cluster has room for the gang: without it, no pods."""
         space, name = job["metadata"]["namespace"], _group_name(job)
         path = collection(GROUPS, "podgroups", space)
         group = await self.client.get(f"{path}/{name}")
@@ -234,7 +234,7 @@ class Volcano(Controller):
             spec = {"minMember": least, "queue": job["spec"]["queue"]}
             body = {"apiVersion": GROUPS, "kind": "PodGroup", "metadata": meta, "spec": spec}
             group = await self.client.create(path, body)
-            # Shown for every gang, also when all is well.
+            # Volcano writes this for every gang, even when all is well.
             text = f"0/0 tasks in gang unschedulable: pod group is not ready, {least} minAvailable"
             await self.client.tell(group, "volcano", "Unschedulable", text, warning=True)
         elif group.get("status", {}).get("phase") in ("Inqueue", "Running"):
@@ -249,7 +249,7 @@ class Volcano(Controller):
         return not missing
 
     async def _shortage(self, job: Object) -> str:
-        """Return the resource that the whole job asks more of than all nodes have."""
+        """Return the resource of which the whole job requests more than all nodes have."""
         nodes = await self.client.list(collection("v1", "nodes"))
         for what in ("cpu", "memory"):
             has = sum(quantity(node["status"]["allocatable"].get(what, "0")) for node in nodes)
@@ -265,7 +265,7 @@ class Volcano(Controller):
 
 
 def _go(name: str, error: ApiError) -> str:
-    """Return a refused pod as Go prints the error; recorded."""
+    """Return the error of a refused pod as Go prints it; recorded."""
     text = json.dumps(error.message, ensure_ascii=False)
     empty = 'v1.TypeMeta{Kind:"", APIVersion:""}, ListMeta:v1.ListMeta{SelfLink:"", ResourceVersion:"", Continue:"", '
     empty += "RemainingItemCount:(*int64)(nil), ShardInfo:(*v1.ShardInfo)(nil)}"
@@ -277,7 +277,7 @@ def _go(name: str, error: ApiError) -> str:
 
 
 def _beside(job: Object) -> list[tuple[str, Object]]:
-    """Return what plugin svc makes, each with the path of its collection, in the order in which it does."""
+    """Return plugin svc's objects, each after the path of its collection, in the order of their creation."""
     space = job["metadata"]["namespace"]
     return [
         (collection("v1", "configmaps", space), config_of(job)),
@@ -291,7 +291,7 @@ def _group_name(job: Object) -> str:
 
 
 def _enter(status: Object, phase: str) -> None:
-    """Change the phase; each phase stands once in the conditions, by its last time."""
+    """Change the phase; the conditions have each phase once, with its last time."""
     moment = now()
     status["state"] = {"phase": phase, "lastTransitionTime": moment}
     others = [condition for condition in status["conditions"] if condition["status"] != phase]
@@ -299,7 +299,7 @@ def _enter(status: Object, phase: str) -> None:
 
 
 def _counted(status: Object, pods: list[Object]) -> Object:
-    """Return the status with the pods counted; a count of nothing is left out."""
+    """Return the status with the pods counted; counts of 0 are left out."""
     counts = dict.fromkeys(("pending", "running", "succeeded", "failed", "terminating"), 0)
     tasks: Object = {}
     for pod in pods:

@@ -1,4 +1,4 @@
-"""What a Volcano Job does about its pods: lifecycle policies, and the phase that they come to."""
+"""How a Volcano Job reacts to its pods: lifecycle policies, and the phase that follows from the pods."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ LABEL = "volcano.sh/task-spec"
 
 
 def decide(job: Object, pods: list[Object], lost: Iterable[str]) -> tuple[str, str]:
-    """Return (action, task) that a policy calls for, or two empty texts."""
+    """Return the (action, task) of the first policy that applies, or two empty strings."""
     version = str(job.get("status", {}).get("version", 0))
     for pod in pods:
         # A pod of an earlier version has been dealt with.
@@ -44,7 +44,7 @@ def _action(job: Object, task: str, event: str, code: int | None) -> str:
 
 
 def outcome(job: Object, phase: str, pods: list[Object]) -> str:
-    """Return the phase that the pods come to, from the one that the job is in."""
+    """Return the phase that follows from the pods and the job's phase now."""
     spec = job["spec"]
     pods = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     counts = {name: sum(facts.phase(pod) == name for pod in pods) for name in ("Succeeded", "Failed")}
@@ -56,12 +56,12 @@ def outcome(job: Object, phase: str, pods: list[Object]) -> str:
     started = sum(facts.phase(pod) != "Pending" for pod in pods)
     if phase in ("Pending", "Running") and started >= spec["minAvailable"]:
         return "Running"
-    # A job that has lost pods runs on until there are new ones to wait for.
+    # A job that has lost pods stays Running until it has new pods that haven't started.
     return "Running" if phase == "Running" and started == len(pods) else "Pending"
 
 
 def _conclusion(spec: Object, pods: list[Object], succeeded: int) -> str:
-    """Say how a job ends whose pods have all ended."""
+    """Return the last phase of a job after all its pods have ended."""
     tasks = spec["tasks"]
     if spec["minAvailable"] >= sum(task["minAvailable"] for task in tasks):
         for task in tasks:

@@ -9,7 +9,7 @@ VOLCANO_JOB = "jobs.batch.volcano.sh"
 
 
 def default(resource: Resource, obj: Object, *, queues: bool) -> None:
-    """Change a new object as mutating webhooks do, before its schema is looked at."""
+    """Change a new object as mutating webhooks do, before the validation of its schema."""
     if queues:
         kueue.default(resource, obj)
     if resource.qualified == VOLCANO_JOB:
@@ -19,7 +19,7 @@ def default(resource: Resource, obj: Object, *, queues: bool) -> None:
 
 
 def validate(resource: Resource, obj: Object, store: Store, warnings: list[str]) -> None:
-    """Refuse what validating webhooks do."""
+    """Refuse the objects that validating webhooks refuse."""
     if resource.plural == "pytorchjobs":
         pytorchjob.validate(obj, warnings)
     elif resource.plural == "trainjobs":
@@ -31,7 +31,7 @@ def validate(resource: Resource, obj: Object, store: Store, warnings: list[str])
 
 
 def update(resource: Resource, obj: Object, before: Object, *, queues: bool) -> None:
-    """Refuse changes that validating webhooks do."""
+    """Refuse the changes that validating webhooks refuse."""
     if queues:
         kueue.update(resource, obj, before)
 

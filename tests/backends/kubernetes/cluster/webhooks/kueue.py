@@ -1,10 +1,10 @@
-"""What the webhooks of Kueue 0.19 do to jobs that name a queue."""
+"""The webhooks of Kueue 0.19 for jobs that name a queue."""
 
 from tests.backends.kubernetes.cluster.refusals import webhook
 from tests.backends.kubernetes.cluster.resources import Object, Resource
 
 QUEUE, MANAGER = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/manager"
-# Where each kind is suspended, and the webhook that looks after it.
+# The path of each kind's suspend field, and the name of its webhook.
 KINDS = {
     "jobs.batch": (("spec", "suspend"), "vjob.kb.io"),
     "pytorchjobs.kubeflow.org": (("spec", "runPolicy", "suspend"), "vpytorchjob.kb.io"),
@@ -13,7 +13,7 @@ KINDS = {
 
 
 def default(resource: Resource, obj: Object) -> None:
-    """Suspend a new job that names a queue; a TrainJob gets a patch of Kueue's own, whatever it has (recorded)."""
+    """Suspend a new job that names a queue; add Kueue's own patch to any TrainJob that does (recorded)."""
     if resource.qualified in KINDS and _queue(obj):
         if resource.plural == "trainjobs":
             own = {"manager": MANAGER, "trainingRuntimeSpec": {"template": {"spec": {}}}}
@@ -25,7 +25,7 @@ def default(resource: Resource, obj: Object) -> None:
 
 
 def update(resource: Resource, obj: Object, before: Object) -> None:
-    """Refuse another queue for a job that runs, and goes on running."""
+    """Refuse a change of queue, unless it leaves the job suspended."""
     if resource.qualified not in KINDS or _queue(obj) == _queue(before):
         return
     path, name = KINDS[resource.qualified]

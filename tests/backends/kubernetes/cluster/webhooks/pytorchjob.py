@@ -1,4 +1,4 @@
-"""What the webhook of training-operator refuses."""
+"""The webhook of training-operator."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ MANAGERS = ("kueue.x-k8s.io/multikueue", "kubeflow.org/training-operator")
 
 
 def validate(obj: Object, warnings: list[str]) -> None:
-    """Refuse a PyTorchJob; a deprecated field is a warning."""
+    """Refuse an invalid PyTorchJob; warn of a deprecated field."""
 
     def refuse(field: str, why: str) -> None:
         raise webhook(PYTORCHJOB, f"{field}: {why}")

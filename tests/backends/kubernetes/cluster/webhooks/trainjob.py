@@ -1,4 +1,4 @@
-"""What the webhooks of Kubeflow Trainer refuse."""
+"""The webhooks of Kubeflow Trainer."""
 
 import json
 import re
@@ -13,9 +13,9 @@ OWN_CONTAINERS = ("node", "dataset-initializer", "model-initializer")
 
 
 def default(resource: Resource, obj: Object) -> None:
-    """Refuse what can't be read at all: the defaulting webhook comes before the schema."""
+    """Refuse what can't be decoded at all: the defaulting webhook comes before the schema."""
     spec, managers = obj["spec"], list[str]()
-    for index, patch in enumerate(spec.get("runtimePatches") or ()):  # a map by manager, in its schema
+    for index, patch in enumerate(spec.get("runtimePatches") or ()):  # its schema: a map by manager
         if patch.get("manager") in managers:
             shown = json.dumps({"manager": patch["manager"]}, separators=(",", ":"))
             cause = ("FieldValueDuplicate", f"Duplicate value: {shown}", f"spec.runtimePatches[{index}]")
@@ -28,7 +28,7 @@ def default(resource: Resource, obj: Object) -> None:
 
 
 def validate(obj: Object, store: Store) -> None:
-    """Refuse a TrainJob."""
+    """Refuse an invalid TrainJob."""
     spec = obj["spec"]
     ref = spec["runtimeRef"]
     kind = ref["kind"]
@@ -67,7 +67,7 @@ def validate(obj: Object, store: Store) -> None:
 
 
 def _sets_environment(patch: Object) -> bool:
-    """Say whether a patch sets environment variables of a container whose variables the TrainJob itself has."""
+    """Return whether a patch sets environment variables of a container that the TrainJob configures."""
     jobs = patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {}).get("replicatedJobs", ())
     pods = [job.get("template", {}).get("spec", {}).get("template", {}).get("spec", {}) for job in jobs]
     containers = [container for pod in pods for container in pod.get("containers", ())]

@@ -1,4 +1,4 @@
-"""What the webhooks of Volcano fill in and refuse."""
+"""The webhooks of Volcano: defaults and refusals."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ EVENTS = (
 
 
 def default(spec: Object) -> None:
-    """Fill in what the mutating webhook does."""
-    # Zero can't be told from nothing: maxRetry 0 becomes 3.
+    """Fill in the defaults of the mutating webhook."""
+    # The webhook can't distinguish zero from unset: maxRetry 0 becomes 3.
     spec["maxRetry"] = spec.get("maxRetry") or 3
     spec["queue"] = spec.get("queue") or "default"
     spec["schedulerName"] = spec.get("schedulerName") or "volcano"
@@ -42,7 +42,7 @@ def default(spec: Object) -> None:
 
 
 def validate(obj: Object, store: Store) -> None:
-    """Refuse a Volcano Job."""
+    """Refuse an invalid Volcano Job."""
 
     def refuse(why: str) -> None:
         raise webhook(VOLCANO, f"{why};", 400)

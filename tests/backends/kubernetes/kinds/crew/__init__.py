@@ -11,7 +11,7 @@ from .status import facts, node
 
 
 def cautions(spec: JobSpec, minor: int) -> Iterator[str]:
-    """Say what a size comes to."""
+    """Yield a note on the consequence of a size."""
     if spec.launch.max_nodes > 1:
         yield "a Crew of several starts its captain first"
 

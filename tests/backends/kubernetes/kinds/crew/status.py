@@ -6,10 +6,10 @@ from nbtorchjob.state.facts import events as ev
 
 
 def facts(obj: Object) -> list[ev.Event]:
-    """Return what a Crew says of itself."""
+    """Return the facts that a Crew's conditions state."""
     return reading.job_facts(obj, "Landed", "Sunk")
 
 
 def node(pod: Object) -> int | None:
-    """Say which node a pod is: its berth."""
+    """Return the node of a pod: its berth."""
     return reading.index((reading.meta(pod).get("labels") or {}).get("crews.example.org/berth"))
