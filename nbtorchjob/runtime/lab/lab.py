@@ -677,8 +677,7 @@ class Lab:
                 assert self._base is not None
                 for node in waiting.nodes:
                     ranks = [rank for rank in waiting.ranks if self._base.where[rank] == node]
-                    self._fail(node, round_, ranks, KeyboardInterrupt())
-                    self._tell("TurnEnded", node=node, round=round_, failed=ranks)
+                    self._drop(node, waiting.round, ranks)
                 self._say({"drop": waiting.number})
                 self._unlink(waiting.number)
                 self._standing.post(self._next)  # it may have delayed jobs that need fewer nodes
@@ -693,6 +692,11 @@ class Lab:
         """Interrupt a turn on all nodes."""
         self._say({"interrupt": round_, **why})
         self._interrupt_here(round_)
+
+    def _drop(self, node: int, round_: int, ranks: Sequence[int]) -> None:
+        """Report a turn that was interrupted before it began."""
+        self._fail(node, round_, ranks, KeyboardInterrupt())
+        self._tell("TurnEnded", node=node, round=round_, failed=ranks)
 
     def _interrupt_here(self, round_: int) -> None:
         here = self._here
