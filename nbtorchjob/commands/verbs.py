@@ -46,8 +46,7 @@ def parse(
     if say is not None:
         for note in profiles.notes():
             say(f"Note: {note}")
-    # Twice: the profile that the other options are laid over is itself an option.
-    profile = options.parse(line, JobSpec())[1].profile
+    profile = options.profile_of(line)
     parsed = options.parse(line, profiles.load(profile, base=base) if profile else base or front.default())
     if say is not None:
         for note in parsed[1].notes:

@@ -140,6 +140,7 @@ COMMON = (
 )
 _BY_FLAG = {flag: o for o in TABLE for flag in o.flags}
 _RANKS = _BY_FLAG["--nproc-per-node"]
+_PROFILE = _BY_FLAG["--profile"]
 
 
 def flags() -> Sequence[str]:
@@ -202,6 +203,17 @@ def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
     return alone, flagged
 
 
+def profile_of(line: str) -> str | None:
+    """Return the profile that a line names; what else it says can only be judged over that profile.
+
+    Raises ``SpecError`` for an unknown option or an invalid name.
+    """
+    words = split(line, _LINE)
+    given = dict(_given(words[: _end(words)], {}))  # the last value counts
+    with named([_PROFILE], _flag):
+        return CellOptions(profile=given.get(_PROFILE)).profile
+
+
 def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     """Return ``base`` with the line's options laid over it, and the line's options for the cell.
 
@@ -209,7 +221,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     """
     values: dict[Option, Any] = {}
     words = split(line, _LINE)
-    end = words.index("--") if "--" in words else len(words)
+    end = _end(words)
     needless: dict[str, list[str]] = {}
     for o, value in _given(words[:end], needless):
         # The last value of an option counts, unless the option is repeatable.
@@ -284,7 +296,7 @@ def _of_labs(cell: CellOptions, values: Mapping[Option, Any]) -> None:
 def check_read(words: Iterable[str], reads: Container[str], verb: str) -> None:
     """Raise ``LineError`` for options for cells, except those that a ``verb`` ``reads``, by their keys."""
     words = [*words]
-    end = words.index("--") if "--" in words else len(words)
+    end = _end(words)
     given = dict.fromkeys(o for o, _ in _given(words[:end], {}) if o.home[:1] == _CELL)
     others = [*(_flag(o) for o in given if o.key not in reads), *words[end : end + 1]]
     if others:
@@ -335,6 +347,11 @@ def by_flag() -> Iterator[None]:
     """Make errors about a job name the line's flag instead of the Python field."""
     with named(KEYS.values(), _flag):
         yield
+
+
+def _end(words: Sequence[str]) -> int:
+    """Return where a line's options end: at ``--``, or with the line."""
+    return words.index("--") if "--" in words else len(words)
 
 
 def _flag(o: Option) -> str:

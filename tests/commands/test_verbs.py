@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from nbtorchjob.backends.downloads import Artifact
+from nbtorchjob.commands import verbs
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import LineError, SpecError
+from nbtorchjob.spec import options, profiles
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text.stacks import MemoryProfile
 
@@ -146,3 +148,36 @@ def test_a_sync_says_once_why_something_is_missing_meanwhile():
     assert first.text == "Keeping there in step with job until it ends …"
     assert (meanwhile.text, meanwhile.aside) == ("the cluster is away", True)
     assert (last.text, last.good) == ("there: 7 B copied", True)
+
+
+SPOT = """\
+[profiles.spot]
+backend = "kubernetes"
+gpu = 4
+spot-selector = {"cloud.google.com/gke-spot" = "true"}
+mount = ["type=volume,src=data,dst=/data"]
+"""
+
+
+@pytest.mark.parametrize("line", ["-p spot {}", "{} --profile=spot -- -p none", "{}"])
+@pytest.mark.parametrize(
+    "option", ["--preemptible", "--checkpoints /data/x", "--nproc-per-node gpu", "--data d=pvc://claim/x"]
+)
+def test_a_line_is_judged_with_its_profile_alone(line, option, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "nbtorchjob.toml").write_text(SPOT)
+    if "spot" not in line:
+        monkeypatch.setenv("NBTORCHJOB_PROFILE", "spot")
+
+    spec, _ = verbs.parse(line.format(option))
+
+    assert spec == options.parse(option, profiles.load("spot"))[0]
+
+
+def test_a_lines_last_profile_counts(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "nbtorchjob.toml").write_text("[profiles.two]\nnnodes = 2\n")
+
+    assert verbs.parse("-p none -p two")[0].launch.max_nodes == 2
+    with pytest.raises(SpecError, match="--profile: got '-x', but it must be a name"):
+        verbs.parse("--profile=-x")
