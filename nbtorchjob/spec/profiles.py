@@ -114,7 +114,9 @@ class Site:
             none = {option: None for option in ambient if option.home == POLICY}
             spec = overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
         open_ = {
-            option: {**value, **value_at(option, spec)} if option.takes == "pairs" else value
+            option: {**_unnamed(option, value, spec), **value_at(option, spec)}
+            if option.takes == "pairs"
+            else value
             for option, value in self._defaults.items()
             # A launch sets all of its fields; the rest of a spec may leave them open, as None.
             if option.home not in (ELASTIC, WORKER) and _counts(option, spec)
@@ -124,9 +126,8 @@ class Site:
         for option in self._locked:
             value, locked = _asked(option, filled), _asked(option, self.base)
             if value != locked and _counts(option, filled):
-                raise SpecError(
-                    option.key, _limit_text(value), f"{_limit_text(locked)!r}: {self._path} locks it"
-                )
+                shown, allowed = (_limit_text(option, asked) for asked in (value, locked))
+                raise SpecError(option.key, shown, f"{allowed!r}: {self._path} locks it")
         for option, most in self._limits.items():
             amount = _amount(option, filled)
             if amount is not None and amount > most:
@@ -138,13 +139,23 @@ class Site:
         return f"{self._path} [defaults] {option.key}"
 
 
+_ENV = KEYS["env"]
+
+
+def _unnamed(option: Option, pairs: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
+    """Return an option's default pairs without the variables that a spec names as its own secrets."""
+    return {name: text for name, text in pairs.items() if option != _ENV or name not in spec.secret_env}
+
+
 def _counts(option: Option, spec: JobSpec) -> bool:
     of_pods = option.home == CLUSTER or (option.home == POLICY and option.name in _OF_PODS)
     return spec.in_pods or not of_pods
 
 
 def _asked(option: Option, spec: JobSpec) -> Any:
-    """Return the option's value; for a spec without budgets, an option's default."""
+    """Return the option's value, ``env`` with its secrets; for a spec without budgets, an option's default."""
+    if option == _ENV:
+        return {**{name: text for name, text in spec.hidden.items() if name in spec.secret_env}, **spec.env}
     return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
 
 
@@ -167,7 +178,9 @@ def _amount(option: Option, spec: JobSpec) -> float | None:
     return math.inf if value == UNLIMITED or (option.key == "idle" and value == 0) else value
 
 
-def _limit_text(value: Any) -> Any:
+def _limit_text(option: Option, value: Any) -> Any:
+    if option == _ENV:
+        return {name: "…" if name in JobSpec(env=value).hidden else text for name, text in value.items()}
     return value.value if isinstance(value, Enum) else value
 
 

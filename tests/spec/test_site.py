@@ -248,6 +248,40 @@ def test_what_is_locked_may_be_said_as_it_is(site):
     assert admitted(JobSpec()).cluster == Cluster()
 
 
+@pytest.mark.parametrize(
+    ("mine", "sent"),
+    [
+        (JobSpec(env={"HF_TOKEN": "mine", "PLAIN": "mine"}), {"HF_TOKEN": "mine", "PLAIN": "mine"}),
+        (JobSpec(secret_env=["HF_TOKEN", "PLAIN"]), {"HF_TOKEN": "of this process", "PLAIN": "plain too"}),
+        (JobSpec(), {"HF_TOKEN": "the site's", "PLAIN": "the site's"}),
+    ],
+)
+def test_a_specs_own_variables_outdo_the_sites_even_secret_ones(site, monkeypatch, mine, sent):
+    site("""[defaults]\nenv = {HF_TOKEN = "the site's", PLAIN = "the site's"}""")
+    monkeypatch.setenv("HF_TOKEN", "of this process")
+    monkeypatch.setenv("PLAIN", "plain too")
+
+    spec = admitted(mine)
+
+    assert {**spec.env, **spec.secrets()} == sent
+    assert admitted(spec) == spec
+    assert admitted(spec).secrets() == spec.secrets()
+
+
+@pytest.mark.parametrize("defaults", ["", """[defaults]\nenv = {HF_TOKEN = "the site's"}"""])
+@pytest.mark.parametrize("name", ["PLAIN", "HF_TOKEN"])
+def test_locked_variables_are_locked_even_if_they_are_secret(site, defaults, name):
+    path = site(f"locked = ['env']\n{defaults}")
+
+    message = refusal(admitted, JobSpec(env={name: "mine"}))
+
+    assert message.startswith("env: ")
+    assert message.endswith(f"{path} locks it")
+    assert "the site's" not in message
+    assert name == "PLAIN" or "mine" not in message
+    assert admitted(JobSpec()).hidden == ({"HF_TOKEN": "the site's"} if defaults else {})
+
+
 def test_every_way_of_submitting_asks_the_site(site):
     path = site("locked = ['name']")
     spec = JobSpec(name="mine")
