@@ -169,16 +169,13 @@ def met(line: str, versions: Mapping[str, str]) -> bool:
 
 def _checked(where: str, text: str) -> str:
     """Return a requirement unchanged; raises ``SpecError`` if it is invalid, or reveals a secret."""
-    from packaging.requirements import InvalidRequirement
-
     if "${" in text:
         raise SpecError(where, text, f"{_FORM}, without variables: nodes have others")
     try:
-        requirement = parsed(text)
-    except InvalidRequirement as exc:
+        url = urlsplit(parsed(text).url or "")
+    except ValueError as exc:  # an InvalidRequirement is one, too
         reason = str(exc).partition("\n")[0].rstrip(":.")
         raise SpecError(where, _bare(text), f"{_FORM} ({reason})") from None
-    url = urlsplit(requirement.url or "")
     user, at, _ = url.netloc.rpartition("@")
     if at and not ("ssh" in url.scheme and ":" not in user):
         raise SpecError(where, _bare(text), "without a password: nodes have their own")

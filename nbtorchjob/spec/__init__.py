@@ -10,6 +10,7 @@ from dataclasses import MISSING, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import SplitResult, urlsplit
 
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
@@ -116,6 +117,14 @@ class Frozen(Mapping[str, V]):
 
     def __repr__(self) -> str:
         return repr(self._items)
+
+
+def address(field: str, value: str, allowed: str) -> SplitResult:
+    """Return the parts of a URL; raises ``SpecError`` if it is none, such as ``s3://[bucket``."""
+    try:
+        return urlsplit(value)
+    except ValueError:
+        raise SpecError(field, value, allowed) from None
 
 
 def whole(field: str, value: object, at_least: int) -> int:

@@ -21,6 +21,7 @@ from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.secret import has_password
 from nbtorchjob.spec import (
     Frozen,
+    address,
     brief,
     digits,
     instance,
@@ -274,7 +275,7 @@ def places(value: object) -> Frozen[str]:
         if not isinstance(text, str) or not text or not text.isprintable():
             raise SpecError("data", text, _FORMS)
         if "://" in text:
-            parts = urlsplit(text)
+            parts = address("data", text, _FORMS)
             if parts.scheme not in _SCHEMES or not parts.netloc:
                 raise SpecError("data", text, _FORMS)
             if has_password(text) or parts.password:

@@ -40,6 +40,7 @@ def test_words_are_requirements_projects_wheels_or_what_is_needed(folder):
         (".", "a project's folder, or a wheel (it has no pyproject.toml)"),
         ("a @ https://me:secret@host/a.whl", "without a password: nodes have their own"),
         ("a @ git+https://secret@host/a", "without a password: nodes have their own"),
+        ("a @ https://me:secret@[host/a.whl", "a requirement such as einops>=0.8 ("),
         ("a @ file:///a.whl", "a path alone (--package PATH): it is sent"),
         ("a==${VERSION}", "without variables: nodes have others"),
     ],

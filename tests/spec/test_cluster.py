@@ -95,10 +95,24 @@ def test_a_number_is_an_amount():
             ("annotation", notes)
             for notes in ({"a b": "c"}, {"nbtorchjob.dev/info": ""}, {"a": "b" * 200_000})
         ),
-        *(("storage", url) for url in ("", "bucket/x", "relative", "s3:/x", "/", "s3://", "s3://a b")),
+        ("annotation", {"a": "\udcff"}),
+        *(
+            ("storage", url)
+            for url in ("", "bucket/x", "relative", "s3:/x", "/", "s3://", "s3://a b", "s3://[a")
+        ),
         *(
             ("pod_patch", patch)
-            for patch in ("", "[1]", "{}", "{spec", "no/such/file.yaml", "a: {b: 1}", {"x": 1}, 1)
+            for patch in (
+                "",
+                "[1]",
+                "{}",
+                "{spec",
+                "no/such/file.yaml",
+                "a: {b: 1}",
+                {"x": 1},
+                1,
+                "spec: 2026-02-30",
+            )
         ),
         *(
             ("pod_patch", {"spec": spec})
@@ -106,6 +120,7 @@ def test_a_number_is_an_amount():
         ),
         ("pod_patch", {"metadata": {"labels": object()}}),
         ("pod_patch", "x" * 5000),
+        ("pod_patch", "spec: {until: 2026-02-30}"),
         *(("runtime", name) for name in ("", "A")),
         *(("preemptible", value) for value in (1, True)),
         *(("spot_selector", labels) for labels in ({"a b": "c"}, "a=b")),

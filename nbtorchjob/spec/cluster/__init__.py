@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from nbtorchjob.errors import Shape, SpecError
-from nbtorchjob.spec import brief, one_of, sequence, setting, switch, whole
+from nbtorchjob.spec import address, brief, one_of, sequence, setting, switch, whole
 from nbtorchjob.spec.cluster import grammars
 from nbtorchjob.spec.cluster.grammars import (
     Mount,
@@ -48,9 +48,13 @@ def _matching(pattern: str, allowed: str) -> Callable[[str, object], str]:
 
 _word = _matching(r"\S+", "a text without spaces")
 _path = _matching(r"/[^\s]+", "an absolute path below a mount")
-_location = _matching(
-    r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", "a URL such as s3://bucket/jobs, or an absolute path of a mount"
-)
+_LOCATION = "a URL such as s3://bucket/jobs, or an absolute path of a mount"
+
+
+def _location(name: str, value: object) -> str:
+    text = _matching(r"(/|[a-z][a-z0-9+.-]*://)[^\s]+", _LOCATION)(name, value)
+    address(name, text, _LOCATION)
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -111,7 +111,10 @@ def selector(field: str, value: object) -> Frozen[str]:
 def user_annotations(field: str, value: object) -> Frozen[str]:
     """Return the annotations if a user may set them, else raise ``SpecError``."""
     annotations = _free(field, texts(field, value))
-    size = sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
+    try:
+        size = sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
+    except UnicodeEncodeError as exc:
+        raise SpecError(field, exc.object, "text that UTF-8 can represent") from None
     if size > _ANNOTATIONS:
         raise SpecError(field, f"{size} bytes", f"at most {_ANNOTATIONS} bytes in all")
     return annotations
@@ -222,7 +225,7 @@ def _read(field: str, text: str) -> Any:
         raise SpecError(field, text, "JSON, because PyYAML isn't installed") from None
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, ValueError) as exc:  # the latter for an impossible date or number
         reason = " ".join(str(exc).split())
         raise SpecError(field, text, f"JSON or YAML, or a file's path ({reason})") from None
 

@@ -154,6 +154,8 @@ def test_no_option_is_on_or_filled_by_default_unless_its_default_says_so():
         ("device", ("hca=1",), "a name with a domain"),
         ("mount", ("type=nfs",), "but it must be type=bind or"),
         ("pod-patch", "{", "'{'"),
+        ("pod-patch", "{metadata: {name: 2026-02-30}}", "JSON or YAML, or a file's path (day "),
+        ("data", ("d=s3://[bucket/x",), "got 's3://[bucket/x', but it must be hf://"),
     ],
 )
 def test_a_wrong_entry_is_told_at_its_own_field(key, entry, error):
