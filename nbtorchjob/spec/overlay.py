@@ -86,7 +86,9 @@ def value_at(o: Option, spec: JobSpec) -> Any:
 
 
 def chosen_at(o: Option, spec: JobSpec, *, in_pool: bool = True) -> Any:
-    """Return the value of the option's field; in a pool None for a number that is left to the pool."""
+    """Return the value that an option of this launch chose; in a pool None for a number left to the pool."""
+    if o.home == ELASTIC and not isinstance(spec.launch, Elastic):
+        return None  # a master and workers have such values too, but by no option
     value = value_at(o, spec)
     return None if in_pool and isinstance(value, Unsaid) else value
 

@@ -97,6 +97,15 @@ def test_a_magic_line_of_a_job_in_a_pool_says_one_node_and_not_that_none_were_ch
     assert magic_line(JobSpec(Elastic(1))) == magic_line(JobSpec()) == ""
 
 
+def test_a_magic_line_of_workers_has_none_of_torchruns_options():
+    spec, base = JobSpec(PyTorch(worker=Worker(1))), JobSpec(Elastic(2, 4, max_restarts=3))
+
+    line = magic_line(spec, base=base)
+
+    assert line == "--worker-replicas 1"
+    assert parse(line, base)[0] == spec
+
+
 def test_a_magic_line_is_quoted():
     line = magic_line(
         JobSpec(Elastic("1:2"), env={"A": "b c"}), CellOptions(arg=(("s", "'x'"),), detach=True)
