@@ -304,11 +304,12 @@ def _entries(spec: JobSpec, old: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``SpecError`` for settings that no profile can hold, and for a secret's value that isn't in the
     profile already.
     """
-    default = JobSpec()
+    bases = (JobSpec(), Site.installed(os.environ).base)  # a profile is laid over the site's defaults
     values = {
         option: _plain(value)
         for option in KEYS.values()
-        if (value := chosen_at(option, spec)) not in (None, chosen_at(option, default))
+        if (value := chosen_at(option, spec)) is not None and (value or not option.repeated)
+        if any(value != chosen_at(option, base) for base in bases)
     }
     env = old.get("env")
     for name, text in spec.hidden.items():

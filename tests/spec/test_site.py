@@ -268,6 +268,27 @@ def test_a_specs_own_variables_outdo_the_sites_even_secret_ones(site, monkeypatc
     assert admitted(spec).secrets() == spec.secrets()
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        JobSpec(Elastic(1, 1), debug_wait=600, no_locals=False, retry=Retry(), env={"A": "1"}),
+        JobSpec(Elastic(1, 1), debug_wait=0, no_locals=True, retry=Retry(2), env={"A": "1"}),
+        JobSpec(PyTorch(worker=Worker(1)), no_locals=False, retry=Retry(), env={"A": "1"}),
+    ],
+)
+def test_a_profile_is_saved_with_what_the_site_would_change(site, folder, spec):
+    site(
+        "[defaults]\nnnodes = 2\nnproc-per-node = 4\ndebug-wait = 0\nno-locals = true\nretries = 2\n"
+        "env = {A = '1'}"
+    )
+    spec = admitted(spec)
+
+    file = profiles.save("mine", spec, cwd=folder)
+
+    assert profiles.load("mine", cwd=folder) == spec
+    assert "{}" not in file.read_text()
+
+
 @pytest.mark.parametrize("defaults", ["", """[defaults]\nenv = {HF_TOKEN = "the site's"}"""])
 @pytest.mark.parametrize("name", ["PLAIN", "HF_TOKEN"])
 def test_locked_variables_are_locked_even_if_they_are_secret(site, defaults, name):
