@@ -153,10 +153,10 @@ def _counts(option: Option, spec: JobSpec) -> bool:
 
 
 def _asked(option: Option, spec: JobSpec) -> Any:
-    """Return the option's value, ``env`` with its secrets; for a spec without budgets, an option's default."""
+    """Return the option's value: of ``env`` with its secrets, of a budget that is left open its default."""
     if option == _ENV:
         return {**{name: text for name, text in spec.hidden.items() if name in spec.secret_env}, **spec.env}
-    return value_at(option, spec if spec.retry else replace(spec, retry=Retry()))
+    return getattr(spec.retry or Retry(), option.name) if option.home == RETRY else value_at(option, spec)
 
 
 # The options that a limit may name: all whose value is a number or a time, in any spelling.

@@ -303,6 +303,19 @@ def test_locked_variables_are_locked_even_if_they_are_secret(site, defaults, nam
     assert admitted(JobSpec()).hidden == ({"HF_TOKEN": "the site's"} if defaults else {})
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_job_with_a_backoff_limit_is_admitted_where_anything_is_locked(site, own):
+    limit = "" if own else "backoff-limit = 3"
+    path = site(f"locked = ['namespace', 'retries']\n[defaults]\nnamespace = 'ml'\n{limit}")
+    launch = Elastic(run_policy=RunPolicy(backoff_limit=3)) if own else None
+
+    spec = admitted(cluster_spec(launch))
+
+    assert spec == cluster_spec(Elastic(run_policy=RunPolicy(backoff_limit=3)), namespace="ml")
+    assert admitted(JobSpec()) == JobSpec()
+    assert f"0: {path} locks it" in refusal(admitted, JobSpec(retry=Retry(3)))
+
+
 def test_every_way_of_submitting_asks_the_site(site):
     path = site("locked = ['name']")
     spec = JobSpec(name="mine")
