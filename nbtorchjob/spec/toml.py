@@ -117,12 +117,15 @@ def _foreign(path: Path) -> str:
 
 
 def sites(environ: Mapping[str, str]) -> list[File]:
-    """Return the file of this machine's administrator, if there is one.
+    """Return the file of this machine's administrator, if there is one: the first in the system's folders.
 
     A file that ``NBTORCHJOB_SITE_CONFIG`` names must exist: a typo must not lift its locks.
     """
     named = environ.get(SITE)
-    path = Path(named) if named else platformdirs.site_config_path("nbtorchjob") / FILE
+    # XDG_CONFIG_DIRS of a Linux desktop begins with the desktop's own folder.
+    folders = platformdirs.site_config_dir("nbtorchjob", multipath=True).split(os.pathsep)
+    paths = [Path(named)] if named else [Path(folder) / FILE for folder in folders]
+    path = next((path for path in paths if os.path.isfile(path)), paths[0])
     there = os.path.isfile(path)
     if there and (why := _foreign(path)):
         raise SpecError(str(path), why, "a file that only root and you can write")

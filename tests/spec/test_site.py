@@ -1,5 +1,7 @@
 """An administrator's settings for all jobs: defaults, locks and limits."""
 
+import os
+
 import pytest
 
 from nbtorchjob import api, dry_run, submission, submit, torchjob
@@ -48,6 +50,16 @@ def test_a_site_has_a_file_in_the_systems_config_directory(tmp_path, monkeypatch
 
     assert profiles.default().launch == Elastic(2)
     assert profiles.load("far").launch == Elastic(2, 3)
+
+
+def test_a_sites_file_may_lie_in_any_of_the_systems_config_directories(tmp_path, monkeypatch):
+    folders = [tmp_path / name / "nbtorchjob" for name in ("desktop", "system", "last")]
+    monkeypatch.setenv("XDG_CONFIG_DIRS", os.pathsep.join(str(folder.parent) for folder in folders))
+    for nodes, folder in enumerate(folders[1:], 2):
+        folder.mkdir(parents=True)
+        write(folder, f"[defaults]\nnnodes = {nodes}")
+
+    assert profiles.default().launch == Elastic(2)
 
 
 def test_a_sites_file_that_is_named_must_be_there(tmp_path):
