@@ -39,6 +39,7 @@ from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from nbtorchjob import errors
@@ -364,11 +365,20 @@ def _update(table: MutableMapping[str, Any], entries: Mapping[str, Any]) -> None
 def _write(path: Path, text: str) -> None:
     # Atomically, and through a link to the file itself.
     path = path.resolve()
-    new = path.with_name(f".{path.name}.new")
+    new = path.with_name(f".{path.name}.{os.getpid()}.{token_hex(4)}")
     try:
-        new.write_text(text, "utf-8")
-        if path.exists():
-            shutil.copymode(path, new)
-        new.replace(path)
+        there = path.exists()
+        # Never readable by more users than the file, which may have secrets.
+        mode = path.stat().st_mode & 0o777 if there else 0o666
+        try:
+            with open(
+                os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8"
+            ) as file:
+                file.write(text)
+            if there:
+                shutil.copymode(path, new)
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
     except OSError as exc:
         raise SpecError(str(path), exc.strerror or str(exc), "a file that can be written") from None

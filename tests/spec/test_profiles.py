@@ -1,6 +1,7 @@
 """Specs saved as profiles: they load again, and the file keeps its other contents."""
 
 import os
+import resource
 from dataclasses import replace
 
 import pytest
@@ -485,6 +486,35 @@ def test_a_link_stays_one(file, tmp_path):
 
     assert link.is_symlink()
     assert profiles.load("new", cwd=file.parent) == JobSpec(Elastic(3))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_file_keeps_its_mode_and_a_new_one_gets_the_umasks(file, tmp_path, mode):
+    file.chmod(mode)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    plain = elsewhere / "plain"
+    plain.touch()
+
+    new = profiles.save("new", JobSpec(), cwd=elsewhere)
+    profiles.save("new", JobSpec(), cwd=file.parent)
+
+    assert file.stat().st_mode & 0o777 == mode
+    assert new.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_full_disk_leaves_the_file_as_it_was_and_no_other(file):
+    before = file.read_text()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+
+    try:
+        refused(file.parent, JobSpec(Elastic(3)), "a file that can be written")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert file.read_text() == before
+    assert list(file.parent.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
