@@ -18,7 +18,7 @@ from nbtorchjob import submission
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import Option, options
-from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Worker
+from nbtorchjob.spec.config import Elastic, Launch, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import PLACES, JobSpec
 from nbtorchjob.spec.options import KEYS, magic_line, parse
 from nbtorchjob.spec.overlay import (
@@ -224,15 +224,17 @@ def unsaid(spec: JobSpec, base: JobSpec) -> str:
 
 def python(spec: JobSpec, fn: str = "fn") -> str:
     """Return the Python that submits ``fn`` under the same spec."""
-    imported = ", ".join(sorted({"submit", *_names(spec)}))
-    call = _called("submit", [fn, f"spec={code(spec)}"])
+    in_pool = spec.pool is not None
+    imported = ", ".join(sorted({"submit", *_names(spec, in_pool)}))
+    call = _called("submit", [fn, f"spec={_code(spec, in_pool)}"])
     return f"from nbtorchjob import {imported}\n\njob = {call}"
 
 
-def code(value: Any) -> str:
+def _code(value: Any, in_pool: bool) -> str:
     """Return the expression whose value is ``value``: configs, enums, and what they hold."""
     if is_dataclass(value):
-        arguments = [f"{f.name}={code(getattr(value, f.name))}" for f in _changed(value)]
+        changed = _changed(value, in_pool)
+        arguments = [f"{f.name}={_code(getattr(value, f.name), in_pool)}" for f in changed]
         return _called(type(value).__name__, arguments)
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -249,19 +251,25 @@ def _called(name: str, arguments: list[str]) -> str:
     return f"{name}(\n{lines})"
 
 
-def _changed(config: Any) -> list[Field[Any]]:
-    return [
-        f
-        for f in fields(config)
-        if f.name != "hidden"  # values of secrets
-        and getattr(config, f.name) != (f.default if f.default_factory is MISSING else f.default_factory())
-    ]
+def _changed(config: Any, in_pool: bool) -> list[Field[Any]]:
+    """Return the fields that differ from their default; in a pool also a default number that was chosen."""
+    changed = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        differs = value != default
+        if in_pool and not differs:
+            chosen = isinstance(default, Unsaid) and not isinstance(value, Unsaid)
+            differs = bool(_changed(value, in_pool)) if is_dataclass(value) else chosen
+        if differs and f.name != "hidden":  # values of secrets
+            changed.append(f)
+    return changed
 
 
-def _names(value: Any) -> Iterator[str]:
+def _names(value: Any, in_pool: bool) -> Iterator[str]:
     if is_dataclass(value):
         yield type(value).__name__
-        for f in _changed(value):
-            yield from _names(getattr(value, f.name))
+        for f in _changed(value, in_pool):
+            yield from _names(getattr(value, f.name), in_pool)
     elif isinstance(value, Enum):
         yield type(value).__name__

@@ -335,6 +335,14 @@ def called(python):
     return submitted[0]
 
 
+@pytest.mark.parametrize("launch", [Elastic(), Elastic(1), Elastic(1, 2)])
+def test_the_call_of_a_job_in_a_pool_says_one_node_where_it_was_chosen(launch):
+    made = called(form.python(JobSpec(launch, pool="warm"))).launch
+
+    assert (made, type(made.nnodes)) == (launch, type(launch.nnodes))
+    assert "nnodes" not in form.python(JobSpec(Elastic(1)))
+
+
 def test_python_says_what_no_option_can():
     spec = JobSpec(
         PyTorch(Master(image="a", restart_policy=RestartPolicy.NEVER), Worker(1, limits={"cpu": "1"})),
