@@ -16,6 +16,7 @@ from typing import Any
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.machine import processes
 from nbtorchjob.spec import Option, digits, one_of
+from nbtorchjob.spec.cluster.grammars import amount
 from nbtorchjob.spec.config import Elastic, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.policies import Retry, RunPolicy
@@ -223,12 +224,18 @@ def ranks_of(word: str, spec: JobSpec) -> int:
     """
     here = not spec.remote
     gpus = processes.gpus() if here else spec.cluster.gpu or 0
-    cores = processes.cores() if here else digits(spec.cluster.cpu) or 0
+    cores = processes.cores() if here else _cores(spec.cluster.cpu)
     number = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[word]
     if number:
         return number
-    why = "this machine has no NVIDIA GPU" if here else "neither --gpu nor --cpu is set"
+    unset = "neither --gpu nor --cpu is set" if word == "auto" else f"--{word} isn't set"
+    why = "this machine has no NVIDIA GPU" if here else unset
     raise SpecError("nproc_per_node", word, f"a whole number, because {why}")
+
+
+def _cores(cpu: str | None) -> int:
+    """Return an amount's whole cores; a part of one counts as one."""
+    return 0 if cpu is None else max(1, int(round(amount(cpu), 3)))
 
 
 def flags_near(flag: str, flags: Sequence[str]) -> str:

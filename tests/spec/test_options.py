@@ -260,7 +260,7 @@ def test_worker_replicas_exclude_torchruns_options(flag):
         ("--rdzv_backend etcd", "--rdzv-backend: got 'etcd', but it must be 'c10d'"),
         ("--rdzv-conf a=1", "--rdzv-conf can't be given as an option: in Python"),
         ("--master-port", "--master-port expects a value"),
-        ("--backend kubernetes --nproc-per-node gpu", "a whole number, because neither --gpu nor"),
+        ("--backend kubernetes --nproc-per-node gpu", "a whole number, because --gpu isn't set"),
         ("--zzzzzz", "%torchjob lists them"),
         ("--help", "unknown option --help; %torchjob lists them"),
         ("-h", "unknown option -h; "),
@@ -327,6 +327,9 @@ def test_torchruns_spellings_are_understood_and_what_has_no_effect_is_noted():
         ("--nproc-per-node gpu", "GPU-27e3c1a4-1111-4c22, GPU-8932f937-d72c-4106", 2),
         ("--nproc-per-node gpu --gpu 8 --backend kubernetes", "", 8),
         ("--nproc-per-node auto --cpu 6 --backend kubernetes", "0", 6),
+        ("--nproc-per-node cpu --cpu 4000m --backend kubernetes", "0", 4),
+        ("--nproc-per-node auto --cpu 29.5 --backend kubernetes", "0", 29),
+        ("--nproc-per-node cpu --cpu 500m --backend kubernetes", "0", 1),
     ],
 )
 def test_torchruns_words_for_a_nodes_ranks_are_counted(monkeypatch, line, visible, ranks):
@@ -335,6 +338,21 @@ def test_torchruns_words_for_a_nodes_ranks_are_counted(monkeypatch, line, visibl
 
     assert spec.launch.nproc_per_node == ranks
     assert cell.notes == (f"--nproc-per-node {line.split()[1]} is {ranks} here",)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("--nproc-per-node gpu --cpu 8", "--gpu isn't set"),
+        ("--nproc-per-node cpu --gpu 8", "--cpu isn't set"),
+        ("--nproc-per-node auto", "neither --gpu nor --cpu is set"),
+    ],
+)
+def test_a_nodes_ranks_that_cant_be_counted_name_the_resource_that_is_missing(line, why):
+    message = refusal(f"{line} --backend kubernetes")
+
+    assert message.startswith("--nproc-per-node: got ")
+    assert message.endswith(f"but it must be a whole number, because {why}")
 
 
 def test_help_has_every_flag_with_its_default_and_unit():
