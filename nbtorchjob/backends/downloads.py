@@ -255,21 +255,26 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
 
 def stored(backend: Backend, state: JobState, attempt: int | None = None) -> list[Stored]:
     """Return the artifacts as :func:`listed` does, with their locations; raises as it does."""
+    known: dict[str, Stored] = {}
+    folders: set[str] = set()
+    for new in sent(backend, state, attempt):
+        place = _place(new, known, folders)
+        if place in known:
+            continue  # the same file of another node
+        known[place] = replace(new, artifact=replace(new.artifact, path=place))
+        folders.update(_folders(place))
+    return [known[path] for path in sorted(known)]
+
+
+def sent(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[Stored]:
+    """Yield the artifacts of each node in turn, at the paths that it wrote; raises as :func:`listed` does."""
     attempts = {number for number, _ in state.artifacts}
     wanted = max(attempts, default=1) if attempt is None else attempt
     if attempt is not None and attempt not in attempts:
         there = " and ".join(map(str, sorted(attempts))) or "none"
         raise SpecError("attempt", attempt, f"one that left artifacts: {there}")
-    known: dict[str, Stored] = {}
-    folders: set[str] = set()
-    for _, sent in sorted((of[1], sent) for of, sent in state.artifacts.items() if of[0] == wanted):
-        for new in _of_node(backend, state, sent):
-            place = _place(new, known, folders)
-            if place in known:
-                continue  # the same file of another node
-            known[place] = replace(new, artifact=replace(new.artifact, path=place))
-            folders.update(_folders(place))
-    return [known[path] for path in sorted(known)]
+    for _, archive in sorted((of[1], archive) for of, archive in state.artifacts.items() if of[0] == wanted):
+        yield from _of_node(backend, state, archive)
 
 
 def _place(new: Stored, known: dict[str, Stored], folders: set[str]) -> str:

@@ -12,11 +12,11 @@ import filecmp
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from nbtorchjob.backends import downloads
@@ -84,7 +84,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
     """
     path = checked(path)
     if state.phase.terminal:
-        home = [kept.file for kept in islice(_home(backend, state, path), MOST_FILES + 1)]
+        home = [kept.file for kept in islice(_home(backend, state, path, nodes), MOST_FILES + 1)]
         return Listing(tuple(home[:MOST_FILES]), {}, len(home) > MOST_FILES)
     files: list[RunFile] = []
     trouble: dict[int, str] = {}
@@ -122,14 +122,15 @@ def fetch(
     path = checked(path)
     if not path:
         raise SpecError("path", path, f"a file or folder that {hint('files', state.info.name)} lists")
-    there = listed(backend, state, path, None if node is None else [node])
+    nodes = None if node is None else [node]
+    there = listed(backend, state, path, nodes)
     if not there.files:
         why = next((f"; node {index}: {text}" for index, text in there.trouble.items()), "")
         raise ResultError(
             f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
         )
     if state.phase.terminal:
-        home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path)}
+        home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path, nodes)}
         for file, below in _placed(there.files, path):
             yield _copied_home(home[file.path, file.node], folder / below)
         return
@@ -143,14 +144,14 @@ def fetch(
         raise ResultError("; ".join(refused[:_MOST_REFUSED]))
 
 
-def refresh(backend: Backend, state: JobState, path: str, folder: Path) -> int:
-    """Overwrite a folder's copies with the files of an ended job that came home, at or below a path.
+def refresh(backend: Backend, state: JobState, path: str, target_of: Callable[[RunFile], Path]) -> int:
+    """Overwrite copies with the files of an ended job that came home, at or below a path.
 
     Return the number of bytes written. Raises ``ResultError`` for a file that can't be read or written.
     """
     count = 0
-    for kept in _home(backend, state, path):
-        target = folder / within(kept.file.path, path)
+    for kept in _home(backend, state, path, {node for _, node in state.artifacts}):
+        target = target_of(kept.file)
         with _beside(target, kept) as partial:
             if not target.is_file() or not filecmp.cmp(partial, target, shallow=False):
                 os.replace(partial, target)
@@ -187,8 +188,8 @@ def content(backend: Backend, state: JobState, path: str, node: int | None = Non
             reader.close()
 
     if state.phase.terminal:
-        for kept in _home(backend, state, path):
-            if kept.file.path == path and node in (None, kept.file.node):
+        for kept in _home(backend, state, path, None if node is None else [node]):
+            if kept.file.path == path:
                 return Content(kept.file, kept.pieces())
     else:
         for file in listed(backend, state, path, None if node is None else [node]).files:
@@ -204,20 +205,30 @@ class _Kept(FrozenDataclass):
     pieces: Callable[[], Iterator[bytes]]
 
 
-def _home(backend: Backend, state: JobState, path: str) -> Iterator[_Kept]:
-    """Yield the files of an ended job that came home, at or below a path."""
+def _home(
+    backend: Backend, state: JobState, path: str, nodes: Collection[int] | None = None
+) -> Iterator[_Kept]:
+    """Yield the files of an ended job that came home, at or below a path, sorted as in a listing.
+
+    Unless ``nodes`` are named, files of several nodes that are the same are yielded once.
+    """
     first, _, rest = path.partition("/")
     if first in ("", ARTIFACTS):
-        for stored in downloads.stored(backend, state):
-            artifact = stored.artifact
-            if not rest or artifact.path == rest or artifact.path.startswith(f"{rest}/"):
+        sent = sorted(downloads.sent(backend, state), key=lambda new: (new.artifact.path, new.artifact.node))
+        known: set[tuple[str, tuple[int, int]]] = set()
+        for stored in sent:
+            artifact, content = stored.artifact, (stored.artifact.path, stored.content)
+            wanted = content not in known if nodes is None else artifact.node in nodes
+            if wanted and (not rest or f"{artifact.path}/".startswith(f"{rest}/")):
+                known.add(content)
                 file = RunFile(f"{ARTIFACTS}/{artifact.path}", artifact.size, stored.modified, artifact.node)
                 yield _Kept(file, stored.pieces)
     root = backend.checkpoints(state.info.address) if first in ("", CHECKPOINTS) else None
     if root is not None:
         folder = os.path.realpath(root)
         for name, status in plain_files(CHECKPOINTS, folder, path):
-            file = RunFile(name, status.st_size, status.st_mtime, 0)
+            # All nodes of this machine share the folder.
+            file = RunFile(name, status.st_size, status.st_mtime, min(nodes or [0]))
             yield _Kept(file, partial(_pieces, folder, name.partition("/")[2]))
 
 
@@ -263,15 +274,33 @@ def _copied_home(kept: _Kept, target: Path) -> Copied:
     return Copied(target, size, 0, growing=False)
 
 
+class Places:
+    """The paths of files in a folder that is filled from several nodes.
+
+    The first node's file keeps its path; another node's is below ``node-1/``, also if one of the two paths is
+    a folder of the other.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, int] = {}  # by path: the node whose file has it
+        self._folders: set[str] = set()
+
+    def of(self, file: RunFile, own: str) -> str:
+        """Return the path of a file in the folder; it is ``own`` unless that is taken."""
+        above = {str(folder) for folder in PurePosixPath(own).parents}
+        if own not in self._folders and above.isdisjoint(self._owners):
+            self._folders |= above
+            if self._owners.setdefault(own, file.node) == file.node:
+                return own
+        return f"node-{file.node}/{own}"
+
+
 def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:
-    """Yield each file with its path in a folder; for a second node's file at one path, below ``node-1/``."""
+    """Yield each file with its path in a folder."""
     above = path.rpartition("/")[0]
-    taken: set[str] = set()
+    places = Places()
     for file in files:
-        own = file.path[len(above) + 1 :] if above else file.path
-        place = own if own not in taken else f"node-{file.node}/{own}"
-        taken.add(own)
-        yield file, place
+        yield file, places.of(file, file.path[len(above) + 1 :] if above else file.path)
 
 
 def checked(path: str) -> str:

@@ -63,7 +63,7 @@ class Sync:
         self._seen: dict[tuple[int, str], RunFile] = {}
         self._refused: dict[tuple[int, str], RunFile] = {}
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._owners: dict[str, int] = {}  # by path: the node whose file has the same path here
+        self._places = files.Places()
 
     def start(self) -> Sync:
         """Copy what is new in the background until the job has ended; return ``self``."""
@@ -108,7 +108,7 @@ class Sync:
         if state.phase.terminal:
             complete_state = self._backend.snapshot(self._state.info.address)
             try:
-                self.copied += files.refresh(self._backend, complete_state, self._path, self._folder)
+                self.copied += files.refresh(self._backend, complete_state, self._path, self._target)
                 paths = (self._path, *(path for _, path in self._seen))  # requested, and copied
                 if state.info.cluster and any(path.partition("/")[0] == CHECKPOINTS for path in paths):
                     self.trouble = _LAST_MISSING
@@ -136,11 +136,12 @@ class Sync:
         if reader := self._readers.pop(node, None):
             reader.close()
 
+    def _target(self, file: RunFile) -> Path:
+        return self._folder / self._places.of(file, files.within(file.path, self._path))
+
     def _renew(self, reader: Reader, file: RunFile) -> None:
         """Update a file to what its node has; skip one that was removed or renamed meanwhile."""
-        below = files.within(file.path, self._path)
-        own = self._owners.setdefault(file.path, file.node) == file.node
-        target = self._folder / below if own else self._folder / f"node-{file.node}" / below
+        target = self._target(file)
         key = file.node, file.path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,119 @@
+"""Files of two nodes that have the same names, and files that can't all be copied."""
+
+import io
+import os
+import zipfile
+
+import pytest
+
+from nbtorchjob import attach
+from nbtorchjob.backends import backend, links
+from nbtorchjob.machine import folders
+from nbtorchjob.runtime.ask import answering, files, questions
+from nbtorchjob.runtime.facts import injected
+from tests.backends.local.acted import Acted
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    """Return a job with two nodes and a folder that the test writes."""
+    monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
+    return Acted(nodes=2)
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Return the folder that the ranks of all nodes write their artifacts to."""
+    monkeypatch.setenv(injected.FOLDER, str(tmp_path / "node"))
+    folder = tmp_path / "node" / "artifacts-1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def runs(job, node):
+    """Have a node begin, and answer questions about files."""
+    job.folder.key.write_bytes(KEY)
+    job.folder.node(node).mkdir()
+    job.folder.emit("NodeStarted", node=node, host="here", pid=os.getpid())
+    job.begin(ranks=(node,), node=node)
+    own = questions.node_key(KEY, job.folder.info().run, node)
+    answering.serve(str(job.folder.node(node)), own, {"files": files.answer})
+
+
+def sends(job, node, files):
+    """Have a node send its artifacts, as it does once its ranks have ended."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    path = job.folder.artifacts(node, 1)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(out.getvalue())
+    size = {"size": path.stat().st_size, "files": len(files), "total": sum(map(len, files.values()))}
+    job.folder.emit("ArtifactsReady", node=node, attempt=1, ref=str(path), **size)
+
+
+def texts(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_of_an_ended_job_the_files_of_the_named_node_are_copied(job, tmp_path):
+    job.folder.checkpoints.mkdir()
+    (job.folder.checkpoints / "step-1.pt").write_text("weights")
+    for node in (0, 1):
+        sends(job, node, {"runs/loss.csv": f"of node {node}", "config": "the same"})
+    job.end()
+    ended = attach(job.name)
+
+    assert [(file.path, file.node) for file in ended.files().files] == [
+        ("artifacts/config", 0),
+        ("artifacts/runs/loss.csv", 0),
+        ("artifacts/runs/loss.csv", 1),
+        ("checkpoints/step-1.pt", 0),
+    ]
+    for path in ("artifacts/runs/loss.csv", "artifacts/config", "checkpoints/step-1.pt"):
+        ended.get(path, tmp_path / "one", node=1)
+    assert texts(tmp_path / "one") == {
+        "loss.csv": "of node 1",
+        "config": "the same",
+        "step-1.pt": "weights",
+    }
+    ended.get("artifacts/runs", tmp_path / "both")
+    assert texts(tmp_path / "both") == {
+        "runs/loss.csv": "of node 0",
+        "node-1/runs/loss.csv": "of node 1",
+    }
+
+
+def test_a_file_where_another_node_has_a_folder_is_copied_below_its_node(job, tmp_path):
+    sends(job, 0, {"best": "a file"})
+    sends(job, 1, {"best/model": "in a folder"})
+    job.end()
+
+    attach(job.name).get("artifacts/best", tmp_path / "home")
+    assert texts(tmp_path / "home") == {"best": "a file", "node-1/best/model": "in a folder"}
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_a_second_nodes_file_is_completed_where_it_was_synced(job, written, tmp_path, first, second):
+    (written / "runs").mkdir()
+    (written / "runs" / "loss.csv").write_text("of")
+    here = backend("local")
+    going = links.Sync(here, here.snapshot(job.name), "artifacts/runs", tmp_path / "synced")
+    for node in (first, second):
+        runs(job, node)
+        going.step()
+    assert texts(tmp_path / "synced") == {"loss.csv": "of", f"node-{second}/loss.csv": "of"}
+
+    for node in (0, 1):
+        sends(job, node, {"runs/loss.csv": f"of node {node}"})
+    job.end()
+    going.step()
+    going.close()
+    assert texts(tmp_path / "synced") == {
+        "loss.csv": f"of node {first}",
+        f"node-{second}/loss.csv": f"of node {second}",
+    }
+    assert going.trouble == ""
