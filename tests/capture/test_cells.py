@@ -149,6 +149,7 @@ def test_an_empty_cell_is_refused(text):
         ("files = !ls", 2),
         ("x?", 2),
         ("if x:\n    %time f()", 3),
+        ("page = '\f'\n%timeit x", 3),
     ],
 )
 def test_ipython_syntax_is_refused_by_its_line(text, line):

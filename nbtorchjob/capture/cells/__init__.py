@@ -82,7 +82,7 @@ def parse(text: str, filename: str, flags: int = 0) -> Cell:
     try:
         code = compile(text, filename, "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
     except SyntaxError as exc:
-        lines = text.splitlines()
+        lines = text.split("\n")  # Python counts no others: a form feed, say, ends none
         line = lines[exc.lineno - 1] if exc.lineno and exc.lineno <= len(lines) else ""
         if _IPYTHON.match(line):
             raise CaptureError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import linecache
 import sys
 import time
 import tokenize
@@ -26,6 +25,7 @@ from nbtorchjob import capture
 from nbtorchjob.commands.front import LogRequest
 from nbtorchjob.errors import CaptureError, LineError
 from nbtorchjob.job import Job
+from nbtorchjob.runtime.objects import sources
 from nbtorchjob.spec.grid import LookUp
 from nbtorchjob.state import JobState, Origin, Phase
 from nbtorchjob.state.facts.events import Closed, Event, LogChunk, Lost, WorkersStarted
@@ -147,7 +147,7 @@ def load(path: Path) -> ModuleType:
     except (OSError, ValueError) as exc:
         raise CaptureError(f"{path} can't be read: {exc}") from None
     # The text travels along, as a notebook's cells do: a pod lacks the file, which tracebacks quote.
-    linecache.cache[str(path)] = (len(text), None, text.splitlines(True), str(path))
+    sources.show(text, str(path))
     sys.modules["__main__"] = module
     sys.path.insert(0, str(path.parent))
     try:

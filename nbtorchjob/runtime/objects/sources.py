@@ -301,13 +301,19 @@ class _Table:
         return compiled
 
 
+def show(text: str, filename: str) -> None:
+    """Make tracebacks, and ``inspect.getsource``, show the lines of a source that lies in no file here."""
+    # The lines are those that Python counts: ``str.splitlines`` would end some at a form feed, too.
+    lines = io.StringIO(text, newline=None).readlines()
+    linecache.cache[filename] = (len(text), None, lines, filename)
+
+
 def begin(text: str) -> None:
     """Register the table of the pickle that this thread is loading."""
     table = json.loads(text)
     for file in table["files"]:
         if file["name"] not in linecache.cache:
-            lines = file["text"].splitlines(True)
-            linecache.cache[file["name"]] = (len(file["text"]), None, lines, file["name"])
+            show(file["text"], file["name"])
     if table["python"] != HERE and table["places"]:
         _loading.__dict__.setdefault("tables", []).append(_Table(table))
 

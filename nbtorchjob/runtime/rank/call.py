@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import linecache
 import os
 import sys
 import types
@@ -18,6 +17,7 @@ from typing import Any
 
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.runtime.api.points import KEPT_AT
+from nbtorchjob.runtime.objects import sources
 
 # Holds the last expression's value; no name that a cell can spell.
 _VALUE = "<value>"
@@ -122,7 +122,7 @@ def become_main(namespace: dict[str, Any], path: str) -> None:
 
 def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any, later: list[dict[str, Any]]) -> Any:
     text, filename = call["cell"], call["filename"]
-    show(text, filename)
+    sources.show(text, filename)
     tree = ast.parse(text, filename)
     last = tree.body[-1]
     if isinstance(last, ast.Expr):
@@ -141,11 +141,6 @@ def _cell(call: dict[str, Any], namespace: dict[str, Any], replay: Any, later: l
         args = [values.pop(p.name) if p.name in values else p.default for p in ahead]
         return _finished(function(*args, **values))
     return namespace.pop(_VALUE, None)
-
-
-def show(text: str, filename: str) -> None:
-    """Make tracebacks show the lines of a cell."""
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
 
 
 def execute(tree: ast.Module, filename: str, flags: int, namespace: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from multiprocessing import connection
 from typing import Any, Callable, Dict, Iterable, List, Set
 
 from nbtorchjob.runtime.facts import errors
+from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call
 from nbtorchjob.runtime.store.payload import Payload, lay_given
 
@@ -88,7 +89,7 @@ def become_main(path: str, names: Dict[str, Any], later: Later = lambda space: (
 def define(packed: Dict[str, Any], space: Dict[str, Any]) -> Iterable[str]:
     """Define what a cell defines; yield the names that it sets."""
     text, filename, flags = packed["cell"], packed["filename"], packed["flags"]
-    call.show(text, filename)
+    sources.show(text, filename)
     tree = ast.parse(text, filename)
     guard = next((n for n, stmt in enumerate(tree.body) if _is_guard(stmt)), None)
     if guard is not None:

@@ -29,6 +29,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Se
 
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
+from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers
 from nbtorchjob.runtime.rank.names import Names, restore
 from nbtorchjob.runtime.store.payload import FILES, Payload
@@ -105,7 +106,7 @@ class Change:
         before, imported = dict(space), set(sys.modules)
         try:
             content = Names(space, ()).load(payload)
-            call.show(content["cell"], content["filename"])
+            sources.show(content["cell"], content["filename"])
             tree = ast.parse(content["cell"], content["filename"])
             call.execute(tree, content["filename"], content["flags"], space)
             self.take(before, dict(space))

@@ -43,6 +43,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Nam
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
 from nbtorchjob.runtime.facts.errors import from_exception, is_a
+from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers, streams, swapped
 from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, read_by, restore, set_by, walk
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
@@ -286,7 +287,7 @@ class Replay:
                 settings.append((words["id"], optimizers.Setting(setting, value, space)))
             payload.show_sources()
             content = Names(space, ()).load(payload)
-            call.show(content["cell"], content["filename"])
+            sources.show(content["cell"], content["filename"])
             tree = ast.parse(content["cell"], content["filename"])
             self._left += [(statement, content) for statement in tree.body]
         if settings:

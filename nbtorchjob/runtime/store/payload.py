@@ -19,7 +19,6 @@ import binascii
 import hashlib
 import hmac
 import json
-import linecache
 import mmap
 import os
 import zipfile
@@ -101,10 +100,10 @@ class Payload:
 
     def show_sources(self) -> List[str]:
         """Make tracebacks show the lines of those cells; return their file names."""
-        sources = self.sources()
-        for filename, text in sources.items():
-            linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-        return [*sources]
+        texts = self.sources()
+        for filename, text in texts.items():
+            sources.show(text, filename)
+        return [*texts]
 
     def extract(self, folder: str) -> None:
         """Write the notebook's local modules below ``folder``."""

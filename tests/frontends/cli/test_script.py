@@ -1,11 +1,14 @@
 """Words after ``--`` as a function's arguments."""
 
 import functools
+import inspect
+import linecache
+import sys
 
 import pytest
 
 from nbtorchjob.errors import LineError
-from nbtorchjob.frontends.cli.script import arguments
+from nbtorchjob.frontends.cli.script import arguments, load
 
 
 def train(lr, steps: int = 3, tag: str = "", *, fast=False, words: "str" = ""):
@@ -65,3 +68,16 @@ def test_what_is_called_needs_no_name_of_its_own():
 def test_what_does_not_say_what_it_takes_is_refused():
     with pytest.raises(LineError, match=r"^max has no signature"):
         arguments(max, ["1", "2"])
+
+
+@pytest.mark.parametrize("odd", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_the_source_of_a_scripts_function_is_its_own_below_an_odd_character(tmp_path, monkeypatch, odd):
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "train.py"
+    path.write_text(f"def half(x):\n    return x / 2\n# {odd} page 2\n\ndef twice(x):\n    return x * 2\n")
+
+    script = load(path)
+
+    assert inspect.getsource(script.twice) == "def twice(x):\n    return x * 2\n"
+    linecache.cache.pop(str(path))

@@ -94,6 +94,15 @@ def test_a_traceback_shows_the_cells_lines(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("odd", ["\x0c", "\u2028"])
+def test_a_traceback_shows_a_cells_lines_below_a_character_that_ends_no_line(monkeypatch, odd):
+    monkeypatch.delitem(linecache.cache, "<cell 1>", raising=False)
+    with pytest.raises(ZeroDivisionError) as caught:
+        call.run(cell(f"page = '''{odd}'''\ndef f(x):\n    return 1 / x\nf(0)"))
+    last = traceback.extract_tb(caught.value.__traceback__)[-2:]
+    assert [(f.lineno, f.line) for f in last] == [(4, "f(0)"), (3, "return 1 / x")]
+
+
 def test_compiler_flags_of_the_notebook_hold():
     import __future__
 
