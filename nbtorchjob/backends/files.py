@@ -37,7 +37,7 @@ _AGAIN_S = 1.0
 _PIECE_BYTES = 1 << 20
 _MOST_NAME = 4096
 _MOST = 1 << 62
-_MOST_REFUSED = 3  # files that an error names
+_MOST_LACKING = 3  # reasons that an error gives
 
 
 class RunFile(FrozenDataclass):
@@ -60,6 +60,17 @@ class Listing(FrozenDataclass):
     more: bool = False
 
 
+class NodeListing(FrozenDataclass):
+    """The files that one node lists.
+
+    ``more`` is whether it has others, ``shared`` whether all nodes share its folder of checkpoints.
+    """
+
+    files: tuple[RunFile, ...]
+    more: bool
+    shared: bool
+
+
 class RefusedFileError(ResultError):
     """The node no longer has the file, or can't read it."""
 
@@ -79,8 +90,8 @@ class Copied(FrozenDataclass):
 def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[int] | None = None) -> Listing:
     """Ask a running job's nodes what their ranks have written at or below ``path``.
 
-    A folder of checkpoints that all nodes share is listed once. For an ended job, lists the files that came
-    home. Raises ``SpecError``, and ``JobEndedError`` if the job ends meanwhile.
+    A folder of checkpoints that all nodes share is listed once, by any of them. For an ended job, lists the
+    files that came home. Raises ``SpecError``, and ``JobEndedError`` if the job ends meanwhile.
     """
     path = checked(path)
     if state.phase.terminal:
@@ -88,25 +99,27 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
         return Listing(tuple(home[:MOST_FILES]), {}, len(home) > MOST_FILES)
     files: list[RunFile] = []
     trouble: dict[int, str] = {}
-    more = False
+    more = whole = False
     shared: set[str] = set()
     question = {"question": "files", "list": path}
     answers = able(backend, Talks, "files", state.info.address).ask(
         state.info.address, question, nodes=nodes, timeout=_LIST_S
     )
     for answer in sorted(answers, key=lambda answer: answer.node):
-        end = next((record for record in answer.records if "listed" in record), None)
-        if end is None:
-            trouble[answer.node] = answer.trouble or "it didn't list its files"
+        listing = _listing(answer.records, answer.node, path)
+        if listing is None:
+            trouble[answer.node] = answer.trouble or "its answer has no end"
             continue
-        more = more or end.get("more") is True
-        for file in _rows(answer.records, answer.node, path):
+        more = more or listing.more
+        whole = whole or (listing.shared and path.partition("/")[0] == CHECKPOINTS)
+        for file in listing.files:
             if file.path in shared and file.path.startswith(f"{CHECKPOINTS}/"):
                 continue
-            if end.get("shared") is True:
+            if listing.shared:
                 shared.add(file.path)
             files.append(file)
-    return Listing(tuple(sorted(files, key=lambda file: (file.path, file.node))), trouble, more)
+    missing = {} if whole else trouble
+    return Listing(tuple(sorted(files, key=lambda file: (file.path, file.node))), missing, more)
 
 
 def fetch(
@@ -116,32 +129,36 @@ def fetch(
 
     An interrupted copy goes on where it stopped, now or at the next call, and its digest is compared with the
     node's. A local file that is the beginning of the node's is completed. Raises ``SpecError`` for a local
-    file with other content, ``AskError`` and ``JobEndedError``; ``ResultError`` for files that can't be read,
-    once all others are copied.
+    file with other content, ``AskError`` and ``JobEndedError``; ``ResultError`` for files that can't be read
+    or aren't listed, once all others are copied.
     """
     path = checked(path)
     if not path:
         raise SpecError("path", path, f"a file or folder that {hint('files', state.info.name)} lists")
     nodes = None if node is None else [node]
-    there = listed(backend, state, path, nodes)
+    home: dict[tuple[str, int], _Kept] = {}
+    if state.phase.terminal:
+        home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path, nodes)}
+        there = Listing(tuple(kept.file for kept in home.values()), {})
+    else:
+        there = listed(backend, state, path, nodes)
     if not there.files:
         why = next((f"; node {index}: {text}" for index, text in there.trouble.items()), "")
         raise ResultError(
             f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
         )
-    if state.phase.terminal:
-        home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path, nodes)}
-        for file, below in _placed(there.files, path):
-            yield _copied_home(home[file.path, file.node], folder / below)
-        return
-    refused: list[str] = []
+    lacking = [f"node {index} didn't list its files: {why}" for index, why in there.trouble.items()]
+    if there.more:
+        text = f"{path} has more files than the {MOST_FILES:,} that a node lists: name a folder in it"
+        lacking.insert(0, text)
     for file, below in _placed(there.files, path):
+        kept, target = home.get((file.path, file.node)), folder / below
         try:
-            yield _Copy(backend, state, file, folder / below).run()
+            yield _copied_home(kept, target) if kept else _Copy(backend, state, file, target).run()
         except RefusedFileError as exc:
-            refused.append(str(exc))
-    if refused:
-        raise ResultError("; ".join(refused[:_MOST_REFUSED]))
+            lacking.append(str(exc))
+    if lacking:
+        raise ResultError("; ".join(lacking[:_MOST_LACKING]))
 
 
 def refresh(backend: Backend, state: JobState, path: str, target_of: Callable[[RunFile], Path]) -> int:
@@ -312,6 +329,15 @@ def checked(path: str) -> str:
     return "/".join(parts)
 
 
+def _listing(records: Sequence[Mapping[str, Any]], node: int, below: str) -> NodeListing | None:
+    """Return what a node lists; None if its answer was cut off."""
+    end = next((record for record in records if "listed" in record), None)
+    if end is None:
+        return None
+    rows = tuple(_rows(records, node, below))
+    return NodeListing(rows, end.get("more") is True, end.get("shared") is True)
+
+
 def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterator[RunFile]:
     """Yield the files that a node lists, except those that aren't at or below a path, or lead elsewhere."""
     for record in records:
@@ -347,13 +373,13 @@ class Reader:
         """End the conversation."""
         self._talk.close()
 
-    def list(self, path: str) -> tuple[RunFile, ...]:
+    def list(self, path: str) -> NodeListing:
         """Return the node's files at or below a path."""
         self._talk.send({"list": path})
-        records = []
-        while "listed" not in (record := _told(self._talk.hear(_PART_S))):
-            records.append(record)
-        return tuple(_rows(records, self.node, path))
+        records: list[Mapping[str, Any]] = []
+        while (listing := _listing(records, self.node, path)) is None:
+            records.append(_told(self._talk.hear(_PART_S)))
+        return listing
 
     def read(self, path: str, offset: int, span: int, sha256: str) -> Iterator[int | bytes]:
         """Yield the offset at which the node begins to read, and then the bytes.

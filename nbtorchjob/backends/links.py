@@ -34,7 +34,7 @@ from nbtorchjob.errors import (
     SpecError,
 )
 from nbtorchjob.runtime.api.checkpoints import PARTIAL
-from nbtorchjob.runtime.ask.files import CHECKPOINTS
+from nbtorchjob.runtime.ask.files import CHECKPOINTS, MOST_FILES
 from nbtorchjob.runtime.ask.ports import Channels, Message
 from nbtorchjob.state import JobState
 from nbtorchjob.text.words import line
@@ -119,7 +119,11 @@ class Sync:
             try:
                 reader = self._readers.get(node) or Reader(self._backend, state.info.address, node)
                 self._readers[node] = reader
-                for file in reader.list(self._path):
+                listing = reader.list(self._path)
+                if listing.more:
+                    most = f"the {MOST_FILES:,} that it lists"
+                    self.trouble = f"node {node} has more files than {most}: sync a folder of them"
+                for file in listing.files:
                     if self._seen.get((node, file.path)) != file:
                         self._renew(reader, file)
             except (AskError, ClusterError, TimeoutError, JobEndedError) as exc:

@@ -6,9 +6,11 @@ import zipfile
 
 import pytest
 
-from nbtorchjob import attach
+from nbtorchjob import ResultError, attach
 from nbtorchjob.backends import backend, links
+from nbtorchjob.backends import files as host_files
 from nbtorchjob.machine import folders
+from nbtorchjob.runtime.api import checkpoints
 from nbtorchjob.runtime.ask import answering, files, questions
 from nbtorchjob.runtime.facts import injected
 from tests.backends.local.acted import Acted
@@ -117,3 +119,36 @@ def test_a_second_nodes_file_is_completed_where_it_was_synced(job, written, tmp_
         f"node-{second}/loss.csv": f"of node {second}",
     }
     assert going.trouble == ""
+
+
+def test_what_could_not_be_copied_is_named_once_all_else_is_here(job, written, tmp_path, monkeypatch):
+    (written / "loss.csv").write_text("1.0")
+    (job.folder.checkpoints).mkdir()
+    monkeypatch.setenv(checkpoints.CHECKPOINTS, str(job.folder.checkpoints))
+    (job.folder.checkpoints / "step-1.pt").write_text("weights")
+    runs(job, 0)
+
+    with pytest.raises(ResultError, match=r"^node 1 didn't list its files: it hasn't started$"):
+        attach(job.name).get("artifacts", tmp_path / "home")
+    assert texts(tmp_path / "home") == {"artifacts/loss.csv": "1.0"}
+    attach(job.name).get("artifacts", tmp_path / "home", node=0)
+    attach(job.name).get("checkpoints", tmp_path / "home")  # node 1 has no others
+
+    (written / "more.csv").write_text("2.0")
+    monkeypatch.setattr(files, "MOST_FILES", 1)
+    with pytest.raises(ResultError, match=r"^artifacts has more files than the 10,000 .*: name a folder"):
+        attach(job.name).get("artifacts", tmp_path / "home", node=0)
+    here = backend("local")
+    going = links.Sync(here, here.snapshot(job.name), "artifacts", tmp_path / "synced")
+    assert going.step()
+    assert going.trouble == "node 0 has more files than the 10,000 that it lists: sync a folder of them"
+    going.close()
+
+
+def test_all_files_of_an_ended_job_are_copied(job, tmp_path, monkeypatch):
+    monkeypatch.setattr(host_files, "MOST_FILES", 2)
+    sends(job, 0, {f"{number}.csv": "x" for number in range(3)})
+    job.end()
+
+    assert attach(job.name).files().more
+    assert len(attach(job.name).get("artifacts", tmp_path / "home")) == 3
