@@ -5,11 +5,13 @@ connection after the node was replaced begins a new conversation: by then the ra
 
 In a synced folder, a file that grows is read from where the copy ends, after the copy was compared with the
 node's file (a big one only at its end). A rewritten file is replaced in one step. Once the job has ended, the
-folder is completed from what came home.
+folder is completed from what came home. Of several syncs to one folder, one copies at a time: two that append
+to one file would damage it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import os
@@ -17,7 +19,8 @@ import queue
 import selectors
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbtorchjob.backends import files, naming
@@ -105,6 +108,17 @@ class Sync:
     def _look(self) -> bool:
         """Copy what is new; return whether the job goes on."""
         state = naming.unreplaced(self._state.info, self._backend.known(self._state.info.address))
+        nodes = sorted(index for index, node in state.nodes.items() if node.life.running)
+        if not (nodes or state.phase.terminal):
+            return True
+        with _locked(self._folder) as alone:
+            if alone:
+                return self._copy(state, nodes)
+        self.trouble = f"another sync is copying to {self._folder}"
+        return True
+
+    def _copy(self, state: JobState, nodes: list[int]) -> bool:
+        """Copy what is new while no other sync does; return whether the job goes on."""
         if state.phase.terminal:
             complete_state = self._backend.snapshot(self._state.info.address)
             try:
@@ -115,7 +129,7 @@ class Sync:
             except ResultError as exc:
                 self.trouble = str(exc)
             return False
-        for node in sorted(index for index, node in state.nodes.items() if node.life.running):
+        for node in nodes:
             try:
                 reader = self._readers.get(node) or Reader(self._backend, state.info.address, node)
                 self._readers[node] = reader
@@ -188,6 +202,29 @@ class Sync:
                 raise AskError(f"{file.path} was damaged on its way: its digest isn't the node's")
         if not continues:
             os.replace(partial, target)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Keep other syncs, also of other processes, from copying to a folder; yield False if one is copying."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise ResultError(f"files can't be written to {folder}: {exc.strerror or exc}") from exc
+    alone = True
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            alone = False
+        except OSError:  # a file system without locks
+            pass
+        yield alone
+    finally:
+        with suppress(OSError):  # as above
+            fcntl.flock(file, fcntl.LOCK_UN)  # a fork of this process has the file open as well
+        os.close(file)
 
 
 LOOPBACK = "127.0.0.1"

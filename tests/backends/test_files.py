@@ -152,3 +152,30 @@ def test_all_files_of_an_ended_job_are_copied(job, tmp_path, monkeypatch):
 
     assert attach(job.name).files().more
     assert len(attach(job.name).get("artifacts", tmp_path / "home")) == 3
+
+
+def test_two_syncs_to_one_folder_do_not_mix_what_they_copy(job, written, tmp_path, monkeypatch):
+    (written / "events").write_bytes(b"one")
+    runs(job, 0)
+    here, read = backend("local"), host_files.Reader.read
+    first, second = (links.Sync(here, here.snapshot(job.name), "", tmp_path / "home") for _ in range(2))
+    troubles = []
+
+    def overlapped(self, *args):
+        monkeypatch.setattr(host_files.Reader, "read", read)
+        assert second.step()
+        troubles.append(second.trouble)
+        return read(self, *args)
+
+    for content in (b"one", b"one, two"):
+        (written / "events").write_bytes(content)
+        monkeypatch.setattr(host_files.Reader, "read", overlapped)
+        assert first.step()
+        assert (tmp_path / "home/artifacts/events").read_bytes() == content
+    assert troubles == [f"another sync is copying to {tmp_path / 'home'}"] * 2
+    assert (first.copied, first.trouble) == (8, "")
+
+    assert second.step()
+    assert (second.copied, second.trouble) == (0, "")
+    first.close()
+    second.close()
