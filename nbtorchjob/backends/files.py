@@ -70,6 +70,15 @@ class NodeListing(FrozenDataclass):
     more: bool
     shared: bool
 
+    def new(self, known: set[str]) -> Iterator[RunFile]:
+        """Yield the files, but no shared one whose path is ``known``, and add the path of each shared one."""
+        for file in self.files:
+            if self.shared and file.path.startswith(f"{CHECKPOINTS}/"):
+                if file.path in known:
+                    continue
+                known.add(file.path)
+            yield file
+
 
 class RefusedFileError(ResultError):
     """The node no longer has the file, or can't read it."""
@@ -112,12 +121,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
             continue
         more = more or listing.more
         whole = whole or (listing.shared and path.partition("/")[0] == CHECKPOINTS)
-        for file in listing.files:
-            if file.path in shared and file.path.startswith(f"{CHECKPOINTS}/"):
-                continue
-            if listing.shared:
-                shared.add(file.path)
-            files.append(file)
+        files += listing.new(shared)
     missing = {} if whole else trouble
     return Listing(tuple(sorted(files, key=lambda file: (file.path, file.node))), missing, more)
 
@@ -167,7 +171,7 @@ def refresh(backend: Backend, state: JobState, path: str, target_of: Callable[[R
     Return the number of bytes written. Raises ``ResultError`` for a file that can't be read or written.
     """
     count = 0
-    for kept in _home(backend, state, path, {node for _, node in state.artifacts}):
+    for kept in _home(backend, state, path, {0, *(node for _, node in state.artifacts)}):
         target = target_of(kept.file)
         with _beside(target, kept) as partial:
             if not target.is_file() or not filecmp.cmp(partial, target, shallow=False):

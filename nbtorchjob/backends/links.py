@@ -21,6 +21,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from nbtorchjob.backends import files, naming
@@ -129,6 +130,7 @@ class Sync:
             except ResultError as exc:
                 self.trouble = str(exc)
             return False
+        shared: set[str] = set()  # checkpoints that an earlier node has listed
         for node in nodes:
             try:
                 reader = self._readers.get(node) or Reader(self._backend, state.info.address, node)
@@ -137,8 +139,10 @@ class Sync:
                 if listing.more:
                     most = f"the {MOST_FILES:,} that it lists"
                     self.trouble = f"node {node} has more files than {most}: sync a folder of them"
-                for file in listing.files:
-                    if self._seen.get((node, file.path)) != file:
+                for file in listing.new(shared):
+                    if file.path in shared:
+                        file = replace(file, node=0)  # its copy is one, whichever node lists it
+                    if self._seen.get((file.node, file.path)) != file:
                         self._renew(reader, file)
             except (AskError, ClusterError, TimeoutError, JobEndedError) as exc:
                 self.trouble = f"node {node}: {exc or 'it does not answer'}"
@@ -166,7 +170,7 @@ class Sync:
             self._read(reader, file, target)
         except RefusedFileError as exc:
             if self._refused.get(key) == file:  # it is still listed
-                self.trouble = f"node {file.node}: {exc}"
+                self.trouble = f"node {reader.node}: {exc}"
             self._refused[key] = file
         except OSError as exc:
             if isinstance(exc, TimeoutError):

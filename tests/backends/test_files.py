@@ -179,3 +179,24 @@ def test_two_syncs_to_one_folder_do_not_mix_what_they_copy(job, written, tmp_pat
     assert (second.copied, second.trouble) == (0, "")
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
+def test_a_checkpoint_that_all_nodes_share_is_synced_once(job, tmp_path, monkeypatch, first, second):
+    job.folder.checkpoints.mkdir()
+    monkeypatch.setenv(checkpoints.CHECKPOINTS, str(job.folder.checkpoints))
+    (job.folder.checkpoints / "step-1.pt").write_text("weights")
+    here = backend("local")
+    going = links.Sync(here, here.snapshot(job.name), "checkpoints", tmp_path / "synced")
+    for node in (first, second):
+        runs(job, node)
+        going.step()
+        assert texts(tmp_path / "synced") == {"step-1.pt": "weights"}
+    assert going.copied == len("weights")
+
+    sends(job, 1, {"loss.csv": "1.0"})
+    (job.folder.checkpoints / "step-1.pt").write_text("rewritten")
+    job.end()
+    going.step()
+    going.close()
+    assert texts(tmp_path / "synced") == {"step-1.pt": "rewritten"}
