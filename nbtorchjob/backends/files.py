@@ -11,6 +11,7 @@ import fcntl
 import filecmp
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -282,17 +283,38 @@ def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
 
 
 def _copied_home(kept: _Kept, target: Path) -> Copied:
-    """Copy a file of an ended job; an existing file with the same content stays."""
-    size = kept.file.size
+    """Copy a file of an ended job; an existing file that is its beginning is completed."""
+    here = 0
     with _beside(target, kept) as partial:
         try:
             os.link(partial, target)
         except FileExistsError:
-            if not filecmp.cmp(partial, target, shallow=False):
+            same = filecmp.cmp(partial, target, shallow=False)  # needs no right to write
+            here = kept.file.size if same else _completed(partial, target, kept.file.path)
+    return Copied(target, kept.file.size, here, growing=False)
+
+
+def _completed(whole: Path, target: Path, path: str) -> int:
+    """Append what a file lacks of the whole one; return its size before. Raises as :func:`fetch` does."""
+    with open(whole, "rb") as source, open(target, "r+b") as file:
+        _lock(file, path, target)
+        while piece := file.read(_PIECE_BYTES):
+            if source.read(len(piece)) != piece:
                 allowed = f"a folder without another file named {target.name}"
-                raise SpecError("folder", str(target.parent), allowed) from None
-            return Copied(target, size, size, growing=False)
-    return Copied(target, size, 0, growing=False)
+                raise SpecError("folder", str(target.parent), allowed)
+        here = file.tell()
+        shutil.copyfileobj(source, file)
+    return here
+
+
+def _lock(file: BinaryIO, path: str, target: Path) -> None:
+    """Keep other processes from appending to the same file until it is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ResultError(f"{path} is being copied to {target} already") from None
+    except OSError:  # a file system without locks
+        pass
 
 
 class Places:
@@ -425,13 +447,7 @@ class _Copy:
             self._target.parent.mkdir(parents=True, exist_ok=True)
             begun = self._target.exists()
             with open(self._target if begun else self._partial, "a+b") as file:
-                try:  # to keep other processes from appending to the same file
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    text = f"{self._source.path} is being copied to {self._target} already"
-                    raise ResultError(text) from None
-                except OSError:  # a file system without locks
-                    pass
+                _lock(file, self._source.path, self._target)
                 growing = self._complete(file, own=not begun)
             if not begun:
                 os.link(self._partial, self._target)  # unlike a rename, never overwrites another file

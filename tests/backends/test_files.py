@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from nbtorchjob import ResultError, attach
+from nbtorchjob import ResultError, SpecError, attach
 from nbtorchjob.backends import backend, links
 from nbtorchjob.backends import files as host_files
 from nbtorchjob.machine import folders
@@ -200,3 +200,22 @@ def test_a_checkpoint_that_all_nodes_share_is_synced_once(job, tmp_path, monkeyp
     going.step()
     going.close()
     assert texts(tmp_path / "synced") == {"step-1.pt": "rewritten"}
+
+
+def test_a_file_copied_while_its_job_ran_is_completed_once_it_has_ended(job, tmp_path):
+    (tmp_path / "loss.csv").write_text("1.0\n")
+    sends(job, 0, {"loss.csv": "1.0\n0.5\n"})
+    job.end()
+    ended = attach(job.name)
+
+    (copied,) = ended.get("artifacts/loss.csv", tmp_path)
+    assert (copied.size, copied.kept, copied.growing) == (8, 4, False)
+    assert (tmp_path / "loss.csv").read_text() == "1.0\n0.5\n"
+    (copied,) = ended.get("artifacts/loss.csv", tmp_path)
+    assert copied.kept == 8
+
+    for other in ("1.0\n0.4", "1.0\n0.5\n0.3\n"):
+        (tmp_path / "loss.csv").write_text(other)
+        with pytest.raises(SpecError, match=r"a folder without another file named loss\.csv"):
+            ended.get("artifacts/loss.csv", tmp_path)
+        assert (tmp_path / "loss.csv").read_text() == other
