@@ -101,6 +101,19 @@ def test_an_agent_is_told_where_it_sees_the_last_lines_only(mcp, folder):
     assert (more.count("\n"), note in more) == (250, False)
 
 
+def test_a_tool_imports_none_of_the_modules_beside_its_server(mcp, folder, monkeypatch):
+    (folder / "tokenize.py").write_text("raise ImportError('not the standard library')")
+    monkeypatch.chdir(folder)
+
+    async def spoken():
+        async with mcp.Client(agents.server()) as client:
+            return await client.call_tool("list", {})
+
+    listed = asyncio.run(spoken())
+    assert not listed.is_error
+    assert "jobs" in (listed.structured_content or {})
+
+
 def test_the_schema_of_a_tool_is_that_of_its_verb():
     logs, submit = agents.TOOLS["logs"], agents.TOOLS["submit"]
 
