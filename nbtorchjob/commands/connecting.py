@@ -224,8 +224,11 @@ def _data(opened: Forward) -> dict[str, Any]:
 
 _START_S = 60.0
 _SERVES = re.compile(r"http://[^\s:]+:(\d+)")
-# It ends with this process, however this ends: nothing else would end it.
+# It ends with this process, however this ends: nothing else would end it. The modules beside the notebook are
+# none of its own: some may be named as Python's.
 _PROGRAM = """
+import sys
+sys.path[:] = filter(None, sys.path)
 import runpy
 from nbtorchjob.runtime.facts.death import die_with_parent
 die_with_parent()

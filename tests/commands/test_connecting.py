@@ -174,6 +174,15 @@ def test_a_live_tensorboard_shows_what_is_copied_as_it_grows(board):
         board.line("--end")
 
 
+def test_a_tensorboard_imports_none_of_the_modules_beside_the_notebook(board, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tokenize.py").write_text("raise ImportError('not the standard library')")
+    monkeypatch.chdir(tmp_path)
+
+    (shown,) = board.line()
+    assert shown.startswith("TensorBoard of train: http://127.0.0.1:")
+
+
 def test_without_tensorboard_a_line_says_what_to_install(board, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(NotInstalledError, match="tensorboard isn't installed here: pip install tensorboard"):
