@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
+from hashlib import sha256
 from typing import Any
 
 from nbtorchjob.backends.base import Tended
@@ -47,6 +48,8 @@ from nbtorchjob.spec.jobspec import JobSpec
 NAME = "nbtorchjob-tender"
 BEAT_S = 20.0  # between two beats
 HOLD_S = 60.0  # without a beat, until another tender takes over
+_NAME = 63  # letters of a Lease's name
+_DIGITS = 8  # of a user's digest, in it
 
 
 def here(what: str) -> str:
@@ -58,9 +61,7 @@ class Lease:
     """A namespace's Lease for the jobs of one user (``whose``) or, with None, of all, held by ``who``."""
 
     def __init__(self, client: Client, namespace: str, whose: str | None, who: str) -> None:
-        suffix = "" if whose is None else "-" + re.sub(r"[^a-z0-9-]+", "-", whose.lower()).strip("-")
-        name = f"{NAME}{suffix}"[:63].rstrip("-")
-        self._target = Target(LEASES, namespace, name)
+        self._target = Target(LEASES, namespace, NAME if whose is None else _name(whose))
         self._client = client
         self._who = who
         label = {} if whose is None else {labelling.USER: whose}
@@ -130,6 +131,15 @@ class Lease:
         }
         metadata = {"name": self._target.name, "namespace": self._target.namespace, "labels": self._labels}
         return {"apiVersion": LEASES.group_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
+
+
+def _name(whose: str) -> str:
+    """Return the name of a user's Lease, another one for each user."""
+    name = f"{NAME}-{re.sub(r'[^a-z0-9-]+', '-', whose.lower()).strip('-')}"[:_NAME].rstrip("-")
+    if name == f"{NAME}-{whose}":
+        return name
+    # Other users' names may look the same in the letters that an object's name may have.
+    return f"{name[: _NAME - _DIGITS - 1]}-{sha256(whose.encode()).hexdigest()[:_DIGITS]}"
 
 
 async def holder(client: Client, namespace: str, whose: str) -> Tended | None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -174,6 +175,11 @@ def holder(stage):
     return [item["spec"]["holderIdentity"] for item in stage.objects(LEASES)]
 
 
+def tends(tender):
+    """Whether a service looks after jobs in a namespace."""
+    return any(place["tending"] for place in tender.figures()["namespaces"].values())
+
+
 class Program:
     """``nbtorchjob tend`` in a process of its own."""
 
@@ -263,13 +269,27 @@ def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage,
         other = Background(tender)
         until(lambda: tender.figures()["namespaces"])
         program.process.kill()
-    assert not any(namespace["tending"] for namespace in tender.figures()["namespaces"].values())
+    assert not tends(tender)
     monkeypatch.setattr(service, "HOLD_S", 0.1)
     until(lambda: [who for who in holder(stage) if who.startswith("another on ")])
     stage.sign("go")
     attempts(stage, job, 2)
     other.stop()
     assert holder(stage) == [""]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("ann.lee", "ann_lee"), ("ann-lee", "Ann-Lee"), (50 * "e", 51 * "e"), ("李雷", "all")]
+)
+def test_users_with_names_that_look_alike_each_have_their_tender(stage, monkeypatch, one, other):
+    running = []
+    for name in (one, other):
+        monkeypatch.setenv("JUPYTERHUB_USER", name)
+        tender = Service(lambda: [Scope("", stage.namespace)], name, everyone=name == "all")
+        running.append(Background(tender))
+        until(partial(tends, tender))
+    for background in running:
+        background.stop()
 
 
 def test_without_permission_for_leases_jobs_are_looked_after_all_the_same(stage):
