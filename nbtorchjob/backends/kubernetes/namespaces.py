@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from nbtorchjob.errors import SpecError
+from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine.folders import own, record, state_dir
 from nbtorchjob.machine.processes import locked
 from nbtorchjob.spec import profiles
@@ -66,7 +66,7 @@ def known() -> list[Scope]:
 def looked_at() -> list[Scope]:
     """Return where to look for jobs: where this user has sent some, and where the profile sends them."""
     scopes = dict.fromkeys(known())
-    with suppress(SpecError):
+    with suppress(NBTorchJobError):  # a faulty profile, or a working folder that was deleted
         spec = profiles.default()
         if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
             scopes[Scope(spec.cluster.context or "", spec.cluster.namespace)] = None
@@ -78,7 +78,7 @@ def named_in() -> list[Scope]:
 
     Several namespaces may each have a job with that name.
     """
-    with suppress(SpecError):
+    with suppress(NBTorchJobError):
         cluster = profiles.default().cluster
         if cluster.namespace is not None:
             settled = Scope(cluster.context or "", cluster.namespace)

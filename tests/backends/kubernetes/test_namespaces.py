@@ -76,3 +76,12 @@ def test_the_settings_say_where_a_name_is_looked_for(monkeypatch):
     assert namespaces.looked_at() == [HOME, LAB]
     monkeypatch.setenv("NBTORCHJOB_CONTEXT", "lab")
     assert namespaces.named_in() == [LAB]
+
+
+def test_in_a_working_folder_that_was_deleted_the_known_scopes_count(tmp_path, monkeypatch):
+    namespaces.remember(LAB)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    (tmp_path / "project").rmdir()
+
+    assert namespaces.looked_at() == namespaces.named_in() == [LAB]

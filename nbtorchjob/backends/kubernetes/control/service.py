@@ -201,9 +201,18 @@ class Service:
     async def run(self) -> None:
         """Look after the jobs until cancelled; then release the Leases."""
         tasks: dict[Scope, asyncio.Task[None]] = {}
+        trouble = ""
         try:
             while True:
-                for scope in self._scopes():
+                scopes: Sequence[Scope] = ()
+                try:
+                    scopes = self._scopes()
+                except Exception as exc:  # whatever it is, jobs in the known ones are looked after
+                    why = str(exc)
+                    if trouble != why:  # not every time
+                        LOG.warning("can't look for other namespaces with jobs: %s", why)
+                    trouble = why
+                for scope in scopes:
                     if scope not in tasks:
                         place = self._places[scope] = _Place(scope, self._who, everyone=self._everyone)
                         tasks[scope] = asyncio.ensure_future(place.run())

@@ -26,6 +26,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import SECRETS
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit.attempts import begin as begin_attempt
 from nbtorchjob.capture.identity import user
+from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import loop
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
@@ -290,6 +291,23 @@ def test_users_with_names_that_look_alike_each_have_their_tender(stage, monkeypa
         until(partial(tends, tender))
     for background in running:
         background.stop()
+
+
+def test_a_tender_that_can_look_for_no_new_namespace_keeps_those_it_has(stage, monkeypatch, caplog):
+    monkeypatch.setattr(service, "_FIND_S", 0.05)
+    found = iter([[Scope("", stage.namespace)]])
+
+    def scopes():
+        for scopes_ in found:
+            return scopes_
+        raise NBTorchJobError("the state folder belongs to somebody else")
+
+    tender = Service(scopes, "a test")
+    background = Background(tender)
+    until(lambda: "the state folder belongs to somebody else" in caplog.text)
+    until(lambda: tends(tender))
+    background.stop()
+    assert caplog.text.count("the state folder belongs") == 1
 
 
 def test_without_permission_for_leases_jobs_are_looked_after_all_the_same(stage):
