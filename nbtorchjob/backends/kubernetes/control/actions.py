@@ -162,7 +162,8 @@ async def cancel(job: JobRef, early: str = "") -> None:
         has_ended = False
     if has_ended:
         return
-    await save_logs(job)
+    with suppress(OSError):  # a full disk only means that they aren't cached
+        await save_logs(job)
     when = labelling.wish(job.session.client.now(), early)
     await holding.halt(
         job.session,

@@ -197,7 +197,8 @@ class Follower:
 
     async def stream(self) -> AsyncGenerator[ev.Event, None]:
         """Yield all events from the job's beginning until it has ended. Raises ``ClusterError``."""
-        self._cache.claim(self._info)
+        with suppress(OSError):  # a full disk only means that nothing is cached
+            self._cache.claim(self._info)
         # They begin in their tasks: a caller that needs only cached events may leave before any of them runs.
         watches = [self._follow_object, self._follow_pods]
         watches += [partial(self._follow_events, fields) for fields in lifecycle.TELLING]

@@ -1,5 +1,6 @@
 """Suspending, resuming, cancelling and exporting jobs, at unlikely moments."""
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from nbtorchjob import api, capture, submission
+from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -46,6 +48,19 @@ def test_a_suspended_volcano_job_can_be_cancelled(suspended):
 
     assert suspended.wait(LIMIT)
     assert suspended.state.phase is Phase.CANCELLED
+
+
+def test_a_full_disk_keeps_no_job_from_being_cancelled_and_followed(stage, monkeypatch):
+    def full(cache, name, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    job = stage.submit("begin()\nwait('never')")
+    until((stage.signs / "life-0-0").exists)
+    monkeypatch.setattr(JobCache, "_write", full)
+
+    job.cancel()
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
 
 
 def test_the_same_cell_finds_its_suspended_volcano_job(stage, suspended):

@@ -1,6 +1,7 @@
 """A tender looks after a job that nobody follows: it does everything that a follower would do."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes import backend as kubernetes
+from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import service
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -124,6 +126,16 @@ def test_the_next_run_of_a_group_is_started_but_none_that_its_user_suspended(sta
     assert attach(runs[1]).state.suspended
     runs[1].resume()
     assert attach(runs[1]).result(LIMIT) == 1
+
+
+def test_a_full_disk_holds_up_no_next_attempt(stage, tender, monkeypatch):
+    def full(cache, name, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    job = stage.submit(f"begin()\nif ATTEMPT == 1: wait('go')\n{AGAIN}", retry=OURS)
+    monkeypatch.setattr(JobCache, "_write", full)
+    stage.sign("go")
+    attempts(stage, job, 2)
 
 
 def test_an_evicted_job_goes_on_and_is_charged_for_a_preemption(stage, tender, attach):
