@@ -215,12 +215,17 @@ class Follower:
                     for event in self._pod_facts(Change(DELETED, pod), node):
                         yield self._taken(event)
             while not self._over():
-                listed = not self._unlisted and self._queue.empty()
-                if self._visit and listed and sound(self._state):
-                    return
-                for turn in (self._vanished, self._missed, self._tend, self._next):
+                for turn in (self._vanished, self._missed):
                     for event in await turn():
                         yield self._taken(event)
+                known = not self._unlisted and self._queue.empty()
+                for event in await self._tend():
+                    yield self._taken(event)
+                # Only now, when what is due was done: even a sound job may be late.
+                if self._visit and known and self._queue.empty() and sound(self._state):
+                    return
+                for event in await self._next():
+                    yield self._taken(event)
             if self._controller is not None:
                 await self._controller.clean(self._is_pod)
             yield self._taken(ev.Closed(end(self._state)))

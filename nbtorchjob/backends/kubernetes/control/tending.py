@@ -35,7 +35,7 @@ from nbtorchjob.errors import DamagedError, ForbiddenError, NBTorchJobError
 from nbtorchjob.state import JobState, apply, runs
 from nbtorchjob.state.facts.factlines import UNREADABLE
 
-AGAIN_S = 30.0  # between two tries of what the cluster refuses
+AGAIN_S = 30.0  # between two tries of what the cluster refuses, or what changes nothing
 _Name: TypeAlias = tuple[str, str]  # a job's name, and which job of that name
 _Key: TypeAlias = tuple[str, str, str]  # the same after its kind's name: anybody may have written the labels
 _MOST_GONE = 64  # pods of a job that are gone, and weren't looked into
@@ -75,6 +75,7 @@ class _Kept:
     group: tuple[str, str] | None = None  # for a run that may have to wait for others
     begun: bool = False  # it waited, and was started
     due: float | None = None  # when there may be something to do though nothing changes
+    idle: bool = False  # nothing has changed since its visit began, which isn't over or ended just now
     visit: asyncio.Task[None] | None = None
 
     @property
@@ -165,7 +166,7 @@ class Tender:
         key = (kind.name, *name)
         pods = self._pods.setdefault(name, _Pods())
         kept = self._jobs.setdefault(key, _Kept(kind, pods))
-        kept.closed = None
+        kept.closed, kept.idle = None, False
         if change.type == DELETED:
             kept.objects.pop(change.object["metadata"]["uid"], None)
         else:
@@ -182,6 +183,8 @@ class Tender:
             if len(pods.gone) > _MOST_GONE:
                 del pods.gone[next(iter(pods.gone))]
         self._changed.update(keys)
+        for key in keys:
+            self._jobs[key].idle = False
         if not keys and not pods.here:
             del self._pods[name]
 
@@ -228,8 +231,13 @@ class Tender:
             kept.due = None
             LOG.warning("%s isn't looked after: %s", job.info.address, exc)
             return
-        if kept.due is not None and kept.due <= self._session.client.now():
-            kept.due = None
+        idle, kept.idle = kept.idle, False
+        now = self._session.client.now()
+        if kept.due is not None and kept.due <= now:
+            if idle:  # the visit couldn't do what is due
+                kept.due = now + AGAIN_S
+                return
+            kept.due, kept.idle = None, True
             visits = state.ended is None or _untidy(job, state, kept)
             work = partial(self._visit, job, kept) if visits else partial(cleanup.expire, job)
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, work))
@@ -282,6 +290,8 @@ class Tender:
         kept.visit, kept.due = None, again
         if again is None:
             self._changed.add(key)
+        else:
+            kept.idle = False
         self._woken.set()
 
     async def _visit(self, job: JobRef, kept: _Kept) -> None:

@@ -18,8 +18,10 @@ from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Tended
 from nbtorchjob.backends.kubernetes import backend as kubernetes
+from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import service
+from nbtorchjob.backends.kubernetes.control.follow import Follower
 from nbtorchjob.backends.kubernetes.control.service import Background, Service
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.backends.kubernetes.namespaces import Scope
@@ -30,11 +32,12 @@ from nbtorchjob.backends.kubernetes.submit.attempts import begin as begin_attemp
 from nbtorchjob.capture.identity import user
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import loop
+from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import Budget, JobInfo, Next, Phase
 from tests.backends.full import cluster_backend
-from tests.backends.kubernetes.mortal import elsewhere, made
+from tests.backends.kubernetes.mortal import Kernel, elsewhere, made
 from tests.backends.kubernetes.stage import collection, until
 from tests.patience import LIMIT
 
@@ -169,6 +172,32 @@ def test_a_job_that_cant_start_or_ends_too_late_is_ended(stage, tender):
 
     assert [ended(stage, job).phase for job in (held, late)] == [Phase.FAILED, Phase.FAILED]
     until(lambda: all(pod["status"].get("phase") == "Failed" for pod in stage.pods()))
+
+
+@pytest.mark.parametrize("may", [True, False], ids=["may", "may not"])
+def test_a_late_job_whose_log_is_known_here_is_ended_or_left_alone_for_a_while(stage, monkeypatch, may):
+    policy = RunPolicy(active_deadline_seconds=1000)
+    job = stage.submit("begin()\nwait('never')", kind="volcano", launch=Elastic(run_policy=policy))
+    with Kernel(stage, job):
+        logs = state_dir() / "kubernetes"
+        until(lambda: any(b"WorkersStarted" in log.read_bytes() for log in logs.glob("*/*/log-*")))
+    if not may:
+        stage.become(("patch", "jobs"))
+    visits, stream = [], Follower.stream
+
+    def visited(follower):
+        visits.append(follower)
+        return stream(follower)
+
+    monkeypatch.setattr(Follower, "stream", visited)
+    monkeypatch.setattr(Client, "now", lambda client: time.time() + 2000)
+    with looked_after(stage):
+        if may:
+            assert ended(stage, job).phase is Phase.FAILED
+            return
+        until(lambda: visits)
+        time.sleep(1.0)
+        assert len(visits) < 5
 
 
 def test_a_job_without_trouble_costs_no_request(stage, tender):
