@@ -427,6 +427,7 @@ class Tends(Protocol):
 
         It tends this user's jobs, or ``everyone``'s, in ``scopes``, by default in all of this user's scopes.
         ``who`` names the tender in a few words; it reports its health at ``listen``, HOST:PORT or a path.
+        Raises ``OSError`` if it can't listen there.
         """
 
     def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:

@@ -11,6 +11,7 @@ import re
 import signal
 import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nbtorchjob.machine.folders import state_dir
 
 LOG = "nbtorchjob.tending"
 _POOLS_S = 5.0  # between two checks for jobs that were sent to pools
+_MOST_PORT = 65535
 _BASE, _OURS = "kustomization.yaml", "# Written by nbtorchjob tend --kustomize\n"
 
 
@@ -35,17 +37,8 @@ def tend(options: Mapping[str, Any]) -> None:
             output.answer(manifests)
         return
     processes.raise_open_files()  # here, too: a tender's pod runs no other part of the command
-    # The address of its health and metrics; one that other machines could reach is refused.
-    listen = options.get("listen")
-    if listen is None:
-        listen = str(state_dir() / f"tend-{os.getpid()}.sock")
-    else:
-        host, _, port = listen.rpartition(":")
-        if port.isdigit() and host not in ("127.0.0.1", "localhost", "[::1]"):
-            raise LineError(
-                f"nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, got {listen!r}"
-            )
-        listen = listen.replace("[::1]", "::1")
+    asked = options.get("listen")
+    listen = str(state_dir() / f"tend-{os.getpid()}.sock") if asked is None else _address(asked)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -54,10 +47,19 @@ def tend(options: Mapping[str, Any]) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    tending = tended().tend(
-        "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options, listen=listen
+    begin = partial(
+        tended().tend, "nbtorchjob tend", options.get("namespace", ()), everyone="everyone" in options
     )
-    output.beside(f"tending jobs; health and metrics at {listen}")
+    try:
+        tending = begin(listen=listen)
+    except OSError as exc:
+        why = f"can't use {listen!r}: {exc.strerror or exc}"
+        if asked is not None:
+            raise LineError(f"nbtorchjob tend: --listen {why}") from exc
+        tending = begin()
+        output.beside(f"tending jobs; health and metrics aren't served without --listen: {why}")
+    else:
+        output.beside(f"tending jobs; health and metrics at {listen}")
     pools: Any = None
     while not stopped.is_set():
         if pools is None and any(resending.unfinished()):
@@ -69,6 +71,19 @@ def tend(options: Mapping[str, Any]) -> None:
         stopped.wait(_POOLS_S)
     if tending is not None:
         tending.stop()
+
+
+def _address(asked: str) -> str:
+    """Check and return the address of health and metrics: one that other machines could reach is refused."""
+    if "/" in asked or ":" not in asked:
+        return asked  # the path of a socket
+    host, _, port = asked.rpartition(":")
+    if host not in ("127.0.0.1", "localhost", "[::1]") or not (port.isdecimal() and int(port) <= _MOST_PORT):
+        raise LineError(
+            "nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, or the path of a "
+            f"socket, got {asked!r}"
+        )
+    return asked.replace("[::1]", "::1")
 
 
 def _write_base(folder: Path, manifests: str) -> None:

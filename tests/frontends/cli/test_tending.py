@@ -1,11 +1,20 @@
-"""A tender's manifests as a kustomize base: one object per file, and only its own files replaced."""
+"""A tender's manifests as a kustomize base, one object per file, and where the command reports its health.
 
+It replaces and deletes only files of its own.
+"""
+
+import os
 import shutil
+import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+
+from nbtorchjob.machine import folders
+from tests.patience import LIMIT
 
 BASE = ("tend", "--namespace", "ml", "--kustomize", "base")
 
@@ -58,3 +67,79 @@ def test_a_folder_of_something_else_is_left_as_it_is(command):
     assert (done.code, done.out) == (2, "")
     assert done.err == ("nbtorchjob tend: --kustomize expects an empty folder or one of its own, got base\n")
     assert Path("base/kustomization.yaml").read_bytes() == mine
+
+
+@pytest.fixture
+def tend(process):
+    """Return a function that starts a tender without a cluster, in a process."""
+    words = ("tend", "--namespace", "ml")
+    return lambda *more, **env: process(
+        *words, *more, env={**os.environ, "KUBECONFIG": "/nonexistent", **env}
+    )
+
+
+def begun(tender):
+    """Wait until a tender has begun; return its line about that."""
+    return next(line for line in tender.stderr if "tending jobs; " in line)
+
+
+def leave(tender):
+    """Have a tender leave; return what it has written."""
+    tender.send_signal(signal.SIGTERM)
+    _, err = tender.communicate(timeout=LIMIT)
+    assert tender.returncode == 0
+    return err
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:99999", "localhost:http", "0.0.0.0:9000", "example.org:9000"])
+def test_an_address_that_is_none_of_this_machine_is_refused(tend, where):
+    _, err = tend("--listen", where).communicate(timeout=LIMIT)
+
+    expected = "expects a local address such as 127.0.0.1:PORT, or the path of a socket"
+    assert err == f"nbtorchjob tend: --listen {expected}, got {where!r}\n"
+    assert not os.path.exists(where)
+
+
+def test_a_file_in_the_place_of_the_socket_is_kept(tend):
+    Path("results.csv").write_text("epoch,loss\n")
+    tender = tend("--listen", "results.csv")
+    _, err = tender.communicate(timeout=LIMIT)
+
+    assert tender.returncode == 2
+    assert err.startswith("nbtorchjob tend: --listen can't use 'results.csv': ")
+    assert Path("results.csv").read_text() == "epoch,loss\n"
+
+
+def test_a_file_named_like_the_address_is_kept(tend):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    Path(where).touch()
+    tender = tend("--listen", where)
+    begun(tender)
+    leave(tender)
+
+    assert Path(where).exists()
+
+
+def test_a_socket_is_taken_from_a_tender_that_was_killed_but_from_no_other(tend):
+    killed = tend("--listen", "t.sock")
+    assert "health and metrics at t.sock" in begun(killed)
+    killed.kill()
+    killed.wait()
+    first = tend("--listen", "t.sock")
+    assert "health and metrics at t.sock" in begun(first)
+    second = tend("--listen", "t.sock")
+    _, err = second.communicate(timeout=LIMIT)
+
+    assert err.startswith("nbtorchjob tend: --listen can't use 't.sock': ")
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect("t.sock")
+    leave(first)
+    assert not os.path.exists("t.sock")
+
+
+def test_jobs_are_tended_without_a_socket_where_its_path_would_be_too_long(tend, tmp_path):
+    tender = tend(**{folders.STATE: str(tmp_path / ("d" * 100))})
+
+    assert "health and metrics aren't served" in begun(tender)
+    leave(tender)

@@ -9,10 +9,12 @@ it: what two tenders do at a time is done once. So if a user may not use Leases,
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -253,11 +255,21 @@ class Service:
         return "\n".join([*lines, f"nbtorchjob_tend_up {int(self.well)}", ""])
 
     async def listen(self, where: str) -> asyncio.Server:
-        """Serve /healthz and /metrics over HTTP at ``HOST:PORT``, or at the path of a Unix socket."""
+        """Serve /healthz and /metrics over HTTP at ``HOST:PORT``, or at the path of a Unix socket.
+
+        Raises ``OSError``, also if another process listens there, or the path is another file's.
+        """
         host, _, port = where.rpartition(":")
         if port.isdigit() and "/" not in where:
             return await asyncio.start_server(self._answer, host, int(port), limit=_REQUEST)
-        with suppress(FileNotFoundError):  # a socket of a tender that was killed
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.stat(where).st_mode):
+                raise OSError(errno.EEXIST, "it is a file, and no socket")
+            # Replace the socket of a tender that was killed
+            with suppress(ConnectionRefusedError):
+                _, writer = await asyncio.open_unix_connection(where)
+                writer.close()
+                raise OSError(errno.EADDRINUSE, "another process listens there")
             os.unlink(where)
         return await asyncio.start_unix_server(self._answer, where, limit=_REQUEST)
 
@@ -283,6 +295,7 @@ class Background:
 
     def __init__(self, service: Service, listen: str = "") -> None:
         server = loop.run(service.listen(listen)) if listen else None
+        path = listen if server is not None and server.sockets[0].family == socket.AF_UNIX else ""
         self._over = threading.Event()
 
         async def run() -> None:
@@ -291,8 +304,9 @@ class Background:
             finally:
                 if server is not None:
                     server.close()
+                if path:
                     with suppress(OSError):
-                        os.unlink(listen)
+                        os.unlink(path)
                 self._over.set()
 
         self._running = loop.start(run())
