@@ -389,6 +389,7 @@ class _Place:
     async def _wait(self) -> None:
         """Wait for the next beat, or until the tender fails; raise its error."""
         if self._task is None:
+            self.trouble = ""  # another tender looks after the jobs
             await asyncio.sleep(BEAT_S)
             return
         await asyncio.wait([self._task], timeout=BEAT_S)

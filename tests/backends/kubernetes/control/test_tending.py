@@ -320,6 +320,21 @@ def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage,
     assert holder(stage) == [""]
 
 
+def test_a_tender_that_waits_for_another_is_well_once_its_trouble_is_over(stage, monkeypatch):
+    monkeypatch.setattr(service, "BEAT_S", 0.05)
+    monkeypatch.setattr(service, "_AGAIN_S", 0.5)
+    scopes = [Scope("", stage.namespace)]
+    with looked_after(stage):
+        until(lambda: holder(stage))
+        stage.cluster.trouble(400, "leases", method="GET")
+        tender = Service(lambda: scopes, "a test")
+        background = Background(tender)
+        until(lambda: tender.figures()["namespaces"] and not tender.well)
+        until(lambda: tender.well)
+        assert not tends(tender)
+        background.stop()
+
+
 @pytest.mark.parametrize(
     ("one", "other"), [("ann.lee", "ann_lee"), ("ann-lee", "Ann-Lee"), (50 * "e", 51 * "e"), ("李雷", "all")]
 )
