@@ -48,7 +48,7 @@ async def _cluster(spec: JobSpec) -> list[Finding]:
             _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
             _with_error(capacity.queue_findings(here, scope.namespace, kind, spec)),
             _with_error(server.gang_findings(here, kind, spec)),
-            _with_error(capacity.quota_findings(here.client, scope.namespace, spec)),
+            _with_error(capacity.quota_findings(here.client, scope.namespace, kind, spec)),
             _with_error(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
             _with_error(server.hosts(here.client, spec)),
             _with_error(capacity.room_findings(here.client, spec)),

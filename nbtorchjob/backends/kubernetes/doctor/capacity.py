@@ -23,6 +23,8 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     HOSTS,
     LOCAL_QUEUES,
     QUOTAS,
+    SECRETS,
+    SERVICES,
     WORKLOAD_PRIORITIES,
     Target,
 )
@@ -40,7 +42,7 @@ _REQUESTED = ("cpu", "memory")
 _GIB = 2.0**30
 
 
-async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[Finding]:
+async def quota_findings(client: Client, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
     """Report for each quota whether the job fits. Raises ``ClusterError`` and ``SpecError``."""
     try:
         quotas = (await client.list(QUOTAS, namespace)).items
@@ -50,7 +52,7 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
                 True, "can't check whether the job fits the quota, because reading quotas isn't permitted"
             )
         ]
-    wanted = asked(spec)
+    wanted = {**asked(spec), **(_objects(kind) if kind is not None else {})}
     findings = []
     for quota in quotas:
         name = quota["metadata"]["name"]
@@ -59,6 +61,7 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
             continue
         lacking: list[str] = []
         amounts: list[str] = []
+        unknown: list[str] = []
         for key, left in _room(quota).items():
             # The name that :func:`asked` uses
             known = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
@@ -69,10 +72,14 @@ async def quota_findings(client: Client, namespace: str, spec: JobSpec) -> list[
                 lacking.append(f"the job requests {worded(key, need)} {key}, but {worded(key, left)} is left")
             elif need is not None:
                 amounts.append(f"{worded(key, need)} of {worded(key, left)} {key}")
+            elif left <= 0:
+                unknown.append(key)
         if lacking:
             findings.append(Finding(False, f"quota {name}: {'; '.join(lacking)}"))
         else:
             text = f"quota {name} has room for the job{': ' if amounts else ''}{', '.join(amounts)}"
+            if unknown:
+                text += f"; nothing is left of {', '.join(unknown)}, which wasn't checked"
             findings.append(Finding(True, text))
     return findings or [Finding(True, "no quota limits the namespace")]
 
@@ -88,6 +95,15 @@ def asked(spec: JobSpec) -> dict[str, float]:
             for name, text in amounts.items():
                 key = f"{kind}.{name}"
                 total[key] = total.get(key, 0.0) + count * amount(text)
+    return total
+
+
+def _objects(kind: Kind) -> dict[str, float]:
+    """Return how many objects besides pods a job of that kind needs at least, as a quota names them."""
+    total = {str(kind.api): 1.0, str(SECRETS): 2.0}  # the claim to its name, and its key and payload
+    by_us = any(use.api == SERVICES and "create" in use.verbs.split() for use in kind.uses)
+    if by_us or any(api == SERVICES for api, _ in kind.adopts):
+        total[str(SERVICES)] = 1.0
     return total
 
 

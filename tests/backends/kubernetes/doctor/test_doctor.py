@@ -337,6 +337,31 @@ def test_a_quota_is_held_against_all_that_the_job_asks_for(emulator, examine):
     assert "requests.cpu must be set: use --cpu" in one(unstated, "quota team").text
 
 
+@pytest.mark.parametrize(
+    ("hard", "text"),
+    [
+        ({"count/jobs.batch": "0"}, "the job requests 1 count/jobs.batch, but 0 is left"),
+        ({"secrets": "1"}, "the job requests 2 secrets, but 1 is left"),
+        ({"count/services": "0"}, "the job requests 1 count/services, but 0 is left"),
+    ],
+)
+def test_a_quota_is_held_against_the_objects_that_a_job_consists_of(emulator, examine, hard, text):
+    emulator.quota("default", **hard)
+    finding = one(examine(emulator.kubeconfig, spec(kind="indexedjob")), "quota team")
+
+    assert (finding.good, finding.text) == (False, f"quota team: {text}")
+
+
+def test_what_a_quota_has_none_left_of_is_named_if_it_is_not_checked(emulator, examine):
+    emulator.quota("default", **{"pods": "3", "count/configmaps": "0"})
+    finding = one(examine(emulator.kubeconfig, spec()), "quota team")
+
+    assert finding.text == (
+        "quota team has room for the job: 1 of 3 pods; "
+        "nothing is left of count/configmaps, which wasn't checked"
+    )
+
+
 def test_a_store_is_tried_and_left_empty(emulator, examine, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
