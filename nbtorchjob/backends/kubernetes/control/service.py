@@ -321,7 +321,9 @@ class _Place:
     """One namespace: whether this process looks after it, and the tender that does."""
 
     def __init__(self, scope: Scope, who: str, *, everyone: bool) -> None:
-        self._scope, self._who, self._everyone = scope, who, everyone
+        self._scope, self._everyone = scope, everyone
+        # Several contexts may lead to one namespace: only one of their places is to hold its Lease.
+        self._who = f"{who}, by context {scope.context}" if scope.context else who
         self._client: Client | None = None
         self._tender: Tender | None = None
         self._task: asyncio.Task[None] | None = None

@@ -13,6 +13,7 @@ import time
 from functools import partial
 
 import pytest
+import yaml
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
@@ -347,6 +348,22 @@ def test_users_with_names_that_look_alike_each_have_their_tender(stage, monkeypa
         until(partial(tends, tender))
     for background in running:
         background.stop()
+
+
+def test_a_namespace_that_two_contexts_lead_to_is_looked_after_by_way_of_one(stage, monkeypatch, caplog):
+    monkeypatch.setattr(service, "BEAT_S", 0.05)
+    caplog.set_level(logging.INFO, "nbtorchjob.tending")
+    context = yaml.safe_load(stage.cluster.kubeconfig.read_text())["current-context"]
+    tender = Service(lambda: [Scope("", stage.namespace), Scope(context, stage.namespace)], "a test")
+    background = Background(tender)
+    until(partial(tends, tender))
+    time.sleep(1.0)  # 20 beats
+    places = [place["tending"] for place in tender.figures()["namespaces"].values()]
+    said = caplog.text
+    background.stop()
+
+    assert sorted(places) == [False, True]
+    assert said.count("looking after") == 1
 
 
 def test_a_tender_that_can_look_for_no_new_namespace_keeps_those_it_has(stage, monkeypatch, caplog):
