@@ -10,10 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from functools import partial
 
 import pytest
-import yaml
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
@@ -31,7 +29,6 @@ from nbtorchjob.backends.kubernetes.objects.reading import SECRETS
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit.attempts import begin as begin_attempt
 from nbtorchjob.capture.identity import user
-from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.machine import loop
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.spec.config import Elastic
@@ -218,11 +215,6 @@ def holder(stage):
     return [item["spec"]["holderIdentity"] for item in stage.objects(LEASES)]
 
 
-def tends(tender):
-    """Whether a service looks after jobs in a namespace."""
-    return any(place["tending"] for place in tender.figures()["namespaces"].values())
-
-
 class Program:
     """``nbtorchjob tend`` in a process of its own."""
 
@@ -312,75 +304,13 @@ def test_of_two_tenders_one_watches_and_the_other_takes_over_when_it_dies(stage,
         other = Background(tender)
         until(lambda: tender.figures()["namespaces"])
         program.process.kill()
-    assert not tends(tender)
+    assert not any(namespace["tending"] for namespace in tender.figures()["namespaces"].values())
     monkeypatch.setattr(service, "HOLD_S", 0.1)
     until(lambda: [who for who in holder(stage) if who.startswith("another on ")])
     stage.sign("go")
     attempts(stage, job, 2)
     other.stop()
     assert holder(stage) == [""]
-
-
-def test_a_tender_that_waits_for_another_is_well_once_its_trouble_is_over(stage, monkeypatch):
-    monkeypatch.setattr(service, "BEAT_S", 0.05)
-    monkeypatch.setattr(service, "_AGAIN_S", 0.5)
-    scopes = [Scope("", stage.namespace)]
-    with looked_after(stage):
-        until(lambda: holder(stage))
-        stage.cluster.trouble(400, "leases", method="GET")
-        tender = Service(lambda: scopes, "a test")
-        background = Background(tender)
-        until(lambda: tender.figures()["namespaces"] and not tender.well)
-        until(lambda: tender.well)
-        assert not tends(tender)
-        background.stop()
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [("ann.lee", "ann_lee"), ("ann-lee", "Ann-Lee"), (50 * "e", 51 * "e"), ("李雷", "all")]
-)
-def test_users_with_names_that_look_alike_each_have_their_tender(stage, monkeypatch, one, other):
-    running = []
-    for name in (one, other):
-        monkeypatch.setenv("JUPYTERHUB_USER", name)
-        tender = Service(lambda: [Scope("", stage.namespace)], name, everyone=name == "all")
-        running.append(Background(tender))
-        until(partial(tends, tender))
-    for background in running:
-        background.stop()
-
-
-def test_a_namespace_that_two_contexts_lead_to_is_looked_after_by_way_of_one(stage, monkeypatch, caplog):
-    monkeypatch.setattr(service, "BEAT_S", 0.05)
-    caplog.set_level(logging.INFO, "nbtorchjob.tending")
-    context = yaml.safe_load(stage.cluster.kubeconfig.read_text())["current-context"]
-    tender = Service(lambda: [Scope("", stage.namespace), Scope(context, stage.namespace)], "a test")
-    background = Background(tender)
-    until(partial(tends, tender))
-    time.sleep(1.0)  # 20 beats
-    places = [place["tending"] for place in tender.figures()["namespaces"].values()]
-    said = caplog.text
-    background.stop()
-
-    assert sorted(places) == [False, True]
-    assert said.count("looking after") == 1
-
-
-def test_a_tender_that_can_look_for_no_new_namespace_keeps_those_it_has(stage, monkeypatch, caplog):
-    monkeypatch.setattr(service, "_FIND_S", 0.05)
-    found = iter([[Scope("", stage.namespace)]])
-
-    def scopes():
-        for scopes_ in found:
-            return scopes_
-        raise NBTorchJobError("the state folder belongs to somebody else")
-
-    tender = Service(scopes, "a test")
-    background = Background(tender)
-    until(lambda: "the state folder belongs to somebody else" in caplog.text)
-    until(lambda: tends(tender))
-    background.stop()
-    assert caplog.text.count("the state folder belongs") == 1
 
 
 def test_without_permission_for_leases_jobs_are_looked_after_all_the_same(stage):
