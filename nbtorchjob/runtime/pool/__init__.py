@@ -204,6 +204,10 @@ class Pool(Lab):
         if here is not None and record.get("failed") and record["done"] == here.round:
             self._stop(here.round)
 
+    def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
+        super()._fail(node, round_, ranks, exc)
+        self._stop(round_)
+
     def _tell_failed(self, node: int, round_: int, ranks: Sequence[int], error: Dict[str, Any]) -> None:
         super()._tell_failed(node, round_, [*map(self._ranks_of.index, ranks)], error)
 

@@ -118,16 +118,18 @@ class _Zygote:
         """Carry out the node's order; return whether this process is to end."""
         if "end" in order:
             return True
-        if order["round"] == CLEAR % self._round:
+        # The node waits for these answers also after a job that failed before its zygotes knew of it.
+        round_ = int(str(order["round"]).rpartition("-")[2])
+        if order["round"] == CLEAR % round_:
             self._send(signal.SIGKILL)
             self._pid, self._kill_at = 0, None
             kill_children()
             _drained(self._returned_r)
             self._say(order["round"])
-        elif order["round"] == SEND % self._round:
+        elif order["round"] == SEND % round_:
             self._send_artifacts()
             self._say(order["round"])
-        elif isinstance(order["round"], int) and order["round"] > self._round:
+        elif round_ > self._round:
             self._begin(order)
         return False
 

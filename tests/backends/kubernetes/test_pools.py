@@ -120,6 +120,21 @@ def test_a_rank_that_raises_ends_the_others_and_the_job(pool):
     assert run("1 + 1").result(LIMIT) == 2
 
 
+NO_ROOM = """
+import os, pathlib
+next_round = int(os.environ["NBTORCHJOB_ROUND"]) + 1
+if os.environ["RANK"] == "1":
+    pathlib.Path(os.environ["NBTORCHJOB_FOLDER"], f"round-{next_round}").touch()
+"""
+
+
+def test_a_job_that_one_node_cannot_begin_fails_on_all_and_the_next_one_runs(pool):
+    run(NO_ROOM).result(LIMIT)
+
+    assert "FileExistsError" in str(run(MEET, {"scale": 1.0}).exception(LIMIT))
+    assert run("1 + 1").result(LIMIT) == 2
+
+
 @pytest.mark.parametrize(
     ("end", "how"),
     [

@@ -45,7 +45,7 @@ def spoken(tmp_path):
     started: list[subprocess.Popen[bytes]] = []
     opened = ExitStack()
 
-    def start(first):
+    def start(first, *, orders=("run", "clear-7")):
         """Return the zygote's records of a job, and then of clearing up after it."""
         (tmp_path / f"round-{ROUND}").mkdir()
         (tmp_path / "round-1").mkdir()
@@ -63,10 +63,8 @@ def spoken(tmp_path):
         node.settimeout(LIMIT)
         records: list[dict[str, Any]] = []
         with node, node.makefile("rw") as lines:
-            for order in (
-                {"round": ROUND, "id": "a", "attempt": 1, "place": {}, "path": str(tmp_path / "job")},
-                {"round": "clear-7"},
-            ):
+            job = {"round": ROUND, "id": "a", "attempt": 1, "place": {}, "path": str(tmp_path / "job")}
+            for order in (job if name == "run" else {"round": name} for name in orders):
                 lines.write(json.dumps(order) + "\n")
                 lines.flush()
                 while not records or records[-1]["done"] != order["round"]:
@@ -92,3 +90,10 @@ def test_a_rank_that_ends_as_soon_as_it_has_returned_has_returned(spoken):
 
     assert (ended["done"], ended["failed"], ended.get("code")) == (ROUND, False, None)
     assert cleared["done"] == "clear-7"
+
+
+def test_what_a_job_left_is_cleared_and_sent_even_if_it_failed_before_it_had_ranks(spoken):
+    records = spoken("", orders=("clear-6", "send-6", "run", "clear-7"))
+
+    assert [record["done"] for record in records[1:3]] == ["clear-6", "send-6"]
+    assert (records[-2]["done"], records[-2]["failed"]) == (ROUND, False)
