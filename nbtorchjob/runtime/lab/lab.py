@@ -79,6 +79,7 @@ from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
 from nbtorchjob.runtime.node.kept import HEAR_S, received, room_for
 from nbtorchjob.runtime.objects.wire import derived, sign
+from nbtorchjob.runtime.rank.names import FUNCTIONS, set_outside, walk
 from nbtorchjob.runtime.rendezvous.alone import PeersEnded, store_may_be_gone
 from nbtorchjob.runtime.store.payload import FILES, Payload, PayloadError
 
@@ -727,12 +728,11 @@ def _set_by(text: str) -> FrozenSet[str]:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return frozenset()
-    names: Set[str] = set()
+    names = set_outside(tree)
+    for node in walk(tree, ast.ClassDef, *FUNCTIONS):
+        if isinstance(node, ast.NamedExpr):  # those of comprehensions aren't local to them
+            names.add(node.target.id)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        if isinstance(node, ast.Global):  # most functions are called by the cell that defines them
+            names.update(node.names)
     return frozenset(names)

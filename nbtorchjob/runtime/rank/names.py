@@ -93,8 +93,13 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 def set_by(statement: ast.stmt) -> Set[str]:
     """Return the names that a statement sets, except those that loops in it set repeatedly."""
+    return set_outside(statement, *LOOPS)
+
+
+def set_outside(part: ast.AST, *leaves: type) -> Set[str]:
+    """Return the names that a part of a cell sets, except those inside ``leaves`` or local to its parts."""
     names: Set[str] = set()
-    for node in walk(statement, ast.ClassDef, *FUNCTIONS, *LOOPS, *_COMPREHENSIONS):
+    for node in walk(part, ast.ClassDef, *FUNCTIONS, *_COMPREHENSIONS, *leaves):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -50,6 +50,26 @@ def test_what_a_cell_sets_is_there_for_the_next_and_what_it_prints_is_its_own(la
     assert {fact["rank"] for fact in lab.facts("RankBegan", round=second)} == {0, 1}
 
 
+SETS = """
+def function():
+    global of_function
+    inner = of_function = 1
+class Kind:
+    field = 1
+squares = [(last := each) * each for each in range(3)]
+for step in range(1): time.sleep(1)
+"""
+
+
+def test_a_cell_that_runs_sets_for_the_next_what_is_not_local_to_its_parts(lab):
+    running = lab.take(lab.cell(SETS))["round"]
+
+    local = ["inner", "field", "each"]
+    meanwhile = lab.names(["function", "of_function", "Kind", "squares", "last", "step", *local])["has"]
+    assert not lab.over(running)
+    assert meanwhile == ["function", "of_function", "Kind", "squares", "last", "step"]
+
+
 def test_each_cell_has_arguments_of_its_own(lab):
     seen = []
     for argv in (["3", "--lr", "0.1"], []):
