@@ -679,6 +679,8 @@ def ranks_of(rank: int | str | Iterable[int] | None) -> tuple[int, ...]:
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise SpecError("rank", number, "the number of a rank")
+    if not numbers:
+        raise SpecError("rank", [], "a rank, or several: None means all")
     return tuple(sorted(set(numbers)))
 
 

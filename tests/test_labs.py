@@ -15,7 +15,7 @@ from nbtorchjob import JobSpec, capture, labs
 from nbtorchjob.backends import backend, resending
 from nbtorchjob.backends.talk import STARTING
 from nbtorchjob.capture.cells.lookup import NOTHING
-from nbtorchjob.errors import AskError
+from nbtorchjob.errors import AskError, SpecError
 from nbtorchjob.labs import Lab, LabAnswer
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
@@ -52,6 +52,12 @@ def test_a_cell_waits_while_a_lab_restarts_and_says_so(monkeypatch):
     answer = lab.asked([], {}, say=messages.append)
 
     assert (answer.seen, messages) == (2, ["Waiting for bench, which is restarting"])
+
+
+@pytest.mark.parametrize("none", [[], iter(())])
+def test_a_cell_on_none_of_the_ranks_is_refused_rather_than_run_on_all(none):
+    with pytest.raises(SpecError, match="None means all"):
+        Told(FIRST).run_cell("1", rank=none)
 
 
 def test_a_cell_waits_for_a_labs_first_ranks_and_says_what_the_lab_does(monkeypatch):
