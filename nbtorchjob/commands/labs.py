@@ -63,6 +63,9 @@ def ended(backend: Backend, name: str) -> None:
 def _end(lab: Lab) -> None:
     state = lab.state
     if not state.phase.terminal and turns.lead(state) is None:
+        if turns.ranks(state):
+            again = f"{hint('end', lab.name)} ends it once it has ranks"
+            raise AskError(f"{lab.name} is restarting: {again}, {hint('cancel', lab.name)} at once")
         raise AskError(f"{lab.name} hasn't started: {hint('cancel', lab.name)} ends it")
     lab.end()
 

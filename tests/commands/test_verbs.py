@@ -1,5 +1,7 @@
 """How the verbs that act on a job use their options."""
 
+import re
+from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +11,11 @@ import pytest
 from nbtorchjob.backends.downloads import Artifact
 from nbtorchjob.commands import verbs
 from nbtorchjob.commands.table import VERBS
-from nbtorchjob.errors import LineError, SpecError
+from nbtorchjob.errors import AskError, LineError, SpecError
+from nbtorchjob.labs import Lab
 from nbtorchjob.spec import options, profiles
-from nbtorchjob.state import Phase
+from nbtorchjob.state import JobInfo, JobState, Phase, apply
+from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.text.stacks import MemoryProfile
 
 
@@ -181,3 +185,27 @@ def test_a_lines_last_profile_counts(folder, monkeypatch):
     assert verbs.parse("-p none -p two")[0].launch.max_nodes == 2
     with pytest.raises(SpecError, match="--profile: got '-x', but it must be a name"):
         verbs.parse("--profile=-x")
+
+
+@pytest.mark.parametrize(
+    ("began", "why"),
+    [
+        (False, "lab hasn't started: %torchjob cancel lab ends it"),
+        (
+            True,
+            "lab is restarting: %torchjob end lab ends it once it has ranks, %torchjob cancel lab at once",
+        ),
+    ],
+)
+def test_a_lab_without_ranks_says_how_it_can_be_ended(began, why, monkeypatch):
+    info = JobInfo("lab", nodes=(1, 1), lab=60.0)
+    facts: list[ev.Event] = [ev.NodeStarted(1.0, 0, "host", 10, pod="p")]
+    if began:
+        facts += [ev.WorkersStarted(2.0, 0, 0, 1, (0,), 1, pod="p"), ev.NodeExited(3.0, 0, 137, pod="p")]
+    monkeypatch.setattr(Lab, "state", reduce(apply, facts, JobState(info)))
+    backend: Any = SimpleNamespace(info=lambda name: info)
+    change = VERBS["end"].change
+    assert change is not None
+
+    with pytest.raises(AskError, match=f"^{re.escape(why)}$"):
+        change(backend, "lab")
