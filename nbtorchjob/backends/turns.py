@@ -500,12 +500,13 @@ class TurnBackend(Backend):
         ]
 
     def artifacts(self, name: str, sent: ArtifactsReady) -> Path:
-        """Return the artifacts that a node of the lab left; in a pool, those of this turn."""
+        """Return the artifacts that a node of the lab left; in a pool, those of this turn's attempt."""
         lab, _ = parsed(name)
         if self.inner.info(lab).is_pool:
             from nbtorchjob.runtime.api.artifacts import of_round  # late: lists don't need it
 
-            sent = replace(sent, attempt=of_round(self.turn(name).taken.round))
+            round_ = turns.round_of(self.inner.known(lab), self.turn(name), sent.attempt)
+            sent = replace(sent, attempt=of_round(round_))
         return able(self.inner, Stores, "artifacts", lab).artifacts(lab, sent)
 
     def ask(

@@ -253,6 +253,12 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     return None
 
 
+def round_of(lab: JobState, turn: Turn, attempt: int) -> int:
+    """Return the round of that attempt of a pool's job, or of its newest one if that isn't known."""
+    of_turn = (taken for taken in reversed(lab.turns) if _sent_as(taken.id) == turn.key)
+    return next((taken.round for taken in of_turn if taken.attempt == attempt), turn.taken.round)
+
+
 def newest(lab: JobState) -> Turn | None:
     """Return the turn that was taken last."""
     known = turns(lab)

@@ -21,6 +21,7 @@ from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
 from nbtorchjob.backends.turns import TurnBackend
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import folders, loop
+from nbtorchjob.runtime.api.artifacts import of_round
 from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import US, JobState, Phase, apply, turns
 from nbtorchjob.state.facts import events as ev
@@ -108,6 +109,31 @@ def sends(backend):
         return Taken(lab, 7, Since(None, None))
 
     return again
+
+
+def test_artifacts_of_each_attempt_are_fetched_by_the_number_of_its_own_round(monkeypatch):
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    fetched = []
+
+    class WithArtifacts(Pool):
+        def artifacts(self, lab, sent):
+            fetched.append((sent.ref, sent.attempt))
+
+    def left(round_):
+        return ev.ArtifactsReady(170.0, 0, of_round(round_), f"of {round_}", 9, 1, 9)
+
+    def again(times, attempt):
+        sent = replace(taken(7, 160.0, turns.again("c1", times)), attempt=attempt)
+        pool.told += [sent, *ran(7, 160.5)[:-2], left(7), *ran(7, 160.5)[-2:]]
+        return AFTER
+
+    pool, info = WithArtifacts([*LOST[:-2], left(5), *LOST[-2:]]), job()
+    backend = TurnBackend(cast("Any", pool))
+    backend.sent(info, BEFORE, lambda times, attempts: again(times, attempts["attempt"]))
+
+    for ready in reduce(apply, followed(backend, info), JobState(info)).artifacts.values():
+        backend.artifacts(info.address, ready)
+    assert fetched == [("of 5", of_round(5)), ("of 7", of_round(7))]
 
 
 def test_what_may_be_sent_again_is_remembered_whatever_was_sent_since():
