@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum
@@ -159,6 +160,7 @@ def turns(lab: JobState) -> list[Turn]:
     free = lab.info.created  # when the ranks were through with the turn before
     placed = {place.round: place for place in lab.turns_placed}
     held = 0  # nodes that the turns before have, or are to have
+    going: Counter[str] = Counter()  # runs before that aren't over, by group
     number_of = numbers(lab)
     newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
     for taken in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
@@ -178,13 +180,18 @@ def turns(lab: JobState) -> list[Turn]:
             in_order.append(Turn(number, taken, stage, free, failed, what, part))
         elif taken.base != lab.round or lab.phase.terminal:
             in_order.append(Turn(number, taken, Stage.LOST, taken.time, what=what, nodes=part))
-        elif place is not None and place.nodes:
-            in_order.append(Turn(number, taken, Stage.RUNS, place.time, what=what, nodes=part))
-            held += sum(node not in ended for node in nodes)
         else:
-            stage = Stage.RUNS if place is None and _fits(lab.info, taken, held) else Stage.WAITS
-            in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
-            held += _needs(lab.info, taken)
+            group, at_once = _limit(taken)
+            if place is not None and place.nodes:
+                in_order.append(Turn(number, taken, Stage.RUNS, place.time, what=what, nodes=part))
+                held += sum(node not in ended for node in nodes)
+            else:
+                full = 0 < at_once <= going[group]
+                fits = place is None and not full and _fits(lab.info, taken, held)
+                stage = Stage.RUNS if fits else Stage.WAITS
+                in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
+                held += len(taken.nodes) if full else _needs(lab.info, taken)  # none overtakes it
+            going[group] += 1
     return in_order
 
 
@@ -289,7 +296,7 @@ def _waits(lab: JobState, round: int) -> bool:
 
     A turn with an older base doesn't keep others waiting: it was lost with its ranks.
     """
-    this, held = _taken(lab, round), 0
+    this, held, going = _taken(lab, round), 0, Counter[str]()
     place = _placed(lab, round)
     if this is None or place is not None:
         return place is not None and not place.nodes
@@ -308,6 +315,11 @@ def _waits(lab: JobState, round: int) -> bool:
         left = {*_nodes(lab, before)} - {end.node for end in lab.turns_over[first:last]}
         held += min(len(left), _needs(lab.info, before))
         if not _fits(lab.info, this, held):
+            return True
+        group, at_once = _limit(before) if left else ("", 0)
+        going[group] += 1
+        # A run that its group holds back also keeps those behind it waiting: none overtakes it.
+        if at_once > 0 and going[group] >= at_once + (group != _limit(this)[0]):
             return True
         if not lab.info.is_pool:  # all turns before that one are over, too
             return False
@@ -394,6 +406,15 @@ def _sweep(taken: ev.TurnTaken) -> dict[str, object]:
         return {"group": group, "number": number, "given": parameters, "early": dict(record["early"])}
     except (ValueError, KeyError, TypeError, RecursionError):  # not a run, or a forged one
         return {}
+
+
+def _limit(taken: ev.TurnTaken) -> tuple[str, int]:
+    """Return a run's group, and how many of its runs go on at a time; 0 if any number may."""
+    try:
+        record = json.loads(taken.sweep or "{}")
+        return str(record["group"]), int(record.get("at_once") or 0)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):  # as above
+        return "", 0
 
 
 def is_first(lab: JobInfo, key: str) -> bool:

@@ -1,5 +1,6 @@
 """A lab's turns, and one of them as a job of its own."""
 
+import json
 import sys
 from dataclasses import replace
 from functools import reduce
@@ -470,6 +471,33 @@ def test_of_jobs_that_a_pool_lost_those_had_not_begun_for_which_there_was_no_roo
     unheard = [event for event in lost if event != placed(6, 3.4, 1) and getattr(event, "round", 0) != 6]
     room = [*unheard[:-2], accepted(6, 3.3, "b", 1), *unheard[-2:]]
     assert seen(room, "b", info=POOL).verdict.text == turns.POOL_GONE  # it may have begun beside job 1
+
+
+def run_of(accepted, number, at_once):
+    """Return the fact of an accepted job as that of a run of a sweep."""
+    sweep = {"group": "lr-1", "number": number, "given": {"lr": number}, "at_once": at_once, "early": {}}
+    return replace(accepted, sweep=json.dumps(sweep))
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_runs_that_their_sweep_holds_back_wait_and_so_do_jobs_behind_them(at_once):
+    begun = [run_of(accepted(5, 3.0, "a", 1), 1, at_once), placed(5, 3.1, 0), *alone(5, 3.2, 0)[:2]]
+    held = run_of(accepted(6, 3.3, "b", 1), 2, at_once)
+    wide = [replace(event, nodes=(0, 1, 2)) for event in (*begun[:1], held, accepted(7, 3.4, "c", 1))]
+    events = [*BEGUN, wide[0], *begun[1:], *wide[1:]]
+    info = replace(POOL, nodes=(3, 3))
+
+    stage = Stage.RUNS if at_once is None else Stage.WAITS
+    assert [turn.stage for turn in turns.turns(known(*events, info=info))] == [Stage.RUNS, stage, stage]
+
+    text = turns.POOL_GONE if at_once is None else turns.POOL_GONE_BEFORE
+    for key in ("b", "c"):
+        job = seen([*events, *base(9, 5.0)], key, info=info)
+        assert bool(job.waits) == (at_once == 1)
+        assert job.verdict.text == text
+
+    over = known(*events, *alone(5, 4.0, 0)[2:], info=info)
+    assert [turn.stage for turn in turns.turns(over)] == [Stage.DONE, Stage.RUNS, Stage.RUNS]
 
 
 def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
