@@ -1,12 +1,16 @@
-"""The names of ``__main__``, for calls that are loaded into a running rank; and the names in statements."""
+"""The names of ``__main__``, for calls that are loaded into a running rank; and the names in statements.
+
+Also the functions and classes that these names hold.
+"""
 
 from __future__ import annotations
 
 import ast
 import io
 import pickle
+from contextlib import suppress
 from types import FunctionType
-from typing import Any, Dict, Iterator, Set
+from typing import Any, Dict, Iterator, List, Set
 
 from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.store.payload import Payload
@@ -75,6 +79,38 @@ class _Loader(pickle.Unpickler):
         """See the base class."""
         obj = super().find_class(module, name)
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
+
+
+def objects_in(space: Dict[str, Any]) -> List[Any]:
+    """Return the functions and classes that a namespace has, also in dictionaries and classes there."""
+    found: List[Any] = []
+    for value in list(space.values()):
+        inner = dict.values(value) if issubclass(type(value), dict) else ()
+        if issubclass(type(value), type):
+            inner = vars(value).values()
+        found += (one for one in (value, *list(inner)) if issubclass(type(one), (FunctionType, type)))
+    return found
+
+
+def class_cells(values: Any, cls: Any) -> Iterator[Any]:
+    """Yield the closure variables of a class's methods that hold the class itself."""
+    waiting, seen = list(values), set()
+    while waiting:
+        member = waiting.pop()
+        if id(member) in seen:
+            continue
+        seen.add(id(member))
+        if isinstance(member, (classmethod, staticmethod)):
+            waiting.append(member.__func__)
+        elif isinstance(member, property):
+            waiting += [member.fget, member.fset, member.fdel]
+        elif isinstance(member, FunctionType):
+            for cell in member.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    if cell.cell_contents is cls:
+                        yield cell
+                    else:
+                        waiting.append(cell.cell_contents)
 
 
 def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:

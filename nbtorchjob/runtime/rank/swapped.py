@@ -31,7 +31,7 @@ from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers
-from nbtorchjob.runtime.rank.names import Names, restore
+from nbtorchjob.runtime.rank.names import Names, class_cells, objects_in, restore
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
 _COMPILED = "_torchdynamo_orig_callable"
@@ -83,6 +83,7 @@ class Change:
         self._settings: List[optimizers.Setting] = []
         self._space = space
         self._new: Dict[str, Any] = {}
+        self._kept: Set[str] = set()  # names that keep their objects, which get the new ones' code or methods
         self._brought: Set[str] = set()  # modules that came with the cell and that it imported
         self._undo: List[Callable[[], None]] = []
 
@@ -103,13 +104,13 @@ class Change:
         _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})
         payload.show_sources()
         importlib.invalidate_caches()  # files that came with the cell were written just now
-        before, imported = dict(space), set(sys.modules)
+        before, known, imported = dict(space), objects_in(space), set(sys.modules)
         try:
             content = Names(space, ()).load(payload)
             sources.show(content["cell"], content["filename"])
             tree = ast.parse(content["cell"], content["filename"])
             call.execute(tree, content["filename"], content["flags"], space)
-            self.take(before, dict(space))
+            self.take(before, known)
         finally:
             restore(space, before)
             names = (name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES))
@@ -119,7 +120,8 @@ class Change:
         running = {frame.f_code for stack in stacks for frame, _ in stack}
         for name, new in self._new.items():
             if name in self.words["sets"]:
-                self.hows[name] = _how(before[name], new, running) if name in before else ADDED
+                kept = name in self._kept
+                self.hows[name] = _how(before[name], new, kept, running) if name in before else ADDED
         self.hows.update((name, SAME) for name in self.words["sets"] if name not in self.hows)
         for path, value in self.words.get("settings", {}).items():
             setting = optimizers.Setting(path, value, space)
@@ -130,24 +132,32 @@ class Change:
             isinstance(value, _CODE) or hasattr(value, _COMPILED) for value in self._new.values()
         )
 
-    def take(self, before: Dict[str, Any], after: Dict[str, Any]) -> None:
-        """Record the values that a cell has set, and check that each can take the place of the old one."""
+    def take(self, before: Dict[str, Any], known: List[Any]) -> None:
+        """Record the values that a cell has set, and check that each can take the place of the old one.
+
+        ``known`` are functions and classes from before the cell: one that gets another name stays as it is.
+        """
         self._new = {
             name: value
-            for name, value in after.items()
+            for name, value in dict(self._space).items()
             if not name.startswith("__") and before.get(name, _GONE) is not value
         }
         pairs = {name: (before[name], new) for name, new in self._new.items() if name in before}
         stays: Dict[int, Any] = {}  # by the id of the object that is discarded
-        for old, new in pairs.values():
-            if _keeps_object(old, new):
+        there, used = set(map(id, known)), set()
+        for name, (old, new) in pairs.items():
+            own = getattr(new, "__name__", name)
+            renamed = own != name and self._new.get(own) is new  # as in `def smooth(): ...; loss = smooth`
+            if not (renamed or id(new) in there or id(old) in used) and _can_become(old, new):
                 stays.setdefault(id(new), old)
+                used.add(id(old))
+        self._kept = {name for name, (old, new) in pairs.items() if stays.get(id(new)) is old}
         for name, (old, new) in pairs.items():
             if isinstance(old, type) and _is_mine(old):
                 _check_class(name, old, new, stays)
         _adopt([new for _, new in pairs.values() if isinstance(stays.get(id(new)), type)], stays)
         for name, new in self._new.items():
-            if name not in pairs or not _keeps_object(*pairs[name]):
+            if name not in self._kept:
                 self._new[name] = stays.get(id(new), new)  # another name for the object that stays
 
     def apply(self) -> None:
@@ -199,9 +209,9 @@ class Change:
     def _bind(self, name: str, new: Any) -> None:
         space = self._space
         old = space.get(name, _GONE)
-        if _keeps_object(old, new):
+        if name in self._kept and _can_become(old, new):
             if isinstance(new, type):
-                for cell in _class_cells(vars(new).values(), new):
+                for cell in class_cells(vars(new).values(), new):
                     cell.cell_contents = old  # which `super()` uses
                 for attribute, value in list(vars(new).items()):
                     if attribute in _OWN or isinstance(value, _SLOTS):
@@ -258,8 +268,8 @@ def _give(function: Any, attributes: Dict[str, Any]) -> None:
         setattr(function, name, value)
 
 
-def _keeps_object(old: Any, new: Any) -> bool:
-    """Whether a name keeps its object, which gets the new one's code or methods."""
+def _can_become(old: Any, new: Any) -> bool:
+    """Whether one object can get the other's code or methods."""
     if isinstance(old, type) and isinstance(new, type):
         return _is_mine(old) and _is_mine(new) and old is not new
     return _interchangeable(getattr(old, _COMPILED, old), new)
@@ -343,7 +353,7 @@ def _check_class(name: str, old: type, new: Any, stays: Dict[int, Any]) -> None:
         raise CannotSwapError("%s is a class, and can't become a %s" % (name, type(new).__name__))
     if isinstance(old, enum.EnumMeta):
         raise CannotSwapError("%s is an enum, whose members can't be changed" % name)
-    if not _is_mine(new):
+    if id(new) not in stays:
         return
     if stays[id(new)] is not old:
         raise CannotSwapError("%s can't become another name for %s" % (name, stays[id(new)].__name__))
@@ -355,33 +365,12 @@ def _check_class(name: str, old: type, new: Any, stays: Dict[int, Any]) -> None:
         raise CannotSwapError(_NOT_FOR_EXISTING % (name, "other __slots__ now"))
 
 
-def _class_cells(values: Any, cls: Any) -> Iterator[Any]:
-    """Yield the closure variables of a class's methods that hold the class itself."""
-    waiting, seen = list(values), set()
-    while waiting:
-        member = waiting.pop()
-        if id(member) in seen:
-            continue
-        seen.add(id(member))
-        if isinstance(member, (classmethod, staticmethod)):
-            waiting.append(member.__func__)
-        elif isinstance(member, property):
-            waiting += [member.fget, member.fset, member.fdel]
-        elif isinstance(member, types.FunctionType):
-            for cell in member.__closure__ or ():
-                with suppress(ValueError):  # it is empty
-                    if cell.cell_contents is cls:
-                        yield cell
-                    else:
-                        waiting.append(cell.cell_contents)
-
-
-def _how(old: Any, new: Any, running: Set[Any]) -> str:
-    """Return how a name's value changes, as a word."""
+def _how(old: Any, new: Any, kept: bool, running: Set[Any]) -> str:
+    """Return how a name's value changes, as a word; ``kept`` says whether the name keeps its object."""
     with suppress(Exception):  # whatever a comparison of the user's objects raises
         if type(old) is type(new) and bool(_content(old) == _content(new)):
             return SAME
-    if isinstance(old, _CODE) and isinstance(new, _CODE) and not _keeps_object(old, new):
+    if isinstance(old, _CODE) and isinstance(new, _CODE) and not kept:
         return REBOUND
     return LATER if running.intersection(_codes(old)) else REPLACED
 

@@ -282,6 +282,80 @@ def test_a_class_of_a_module_stays_what_it_is_and_the_name_stands_for_another(sp
     assert change.hows == {"Ratio": REBOUND, "Box": REBOUND, "box": REPLACED, "half": ADDED}
 
 
+RIVALS = """
+def plain():
+    return "plain"
+def smooth():
+    return "smooth"
+kinds = {"lambda": lambda: "lambda"}
+class Small:
+    def who(self):
+        return "small"
+class Big:
+    def who(self):
+        return "big"
+loss_fn, Model, big = plain, Small, Big()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("loss_fn = smooth", "smooth plain smooth small"),
+        ("loss_fn = kinds['lambda']", "lambda plain smooth small"),
+        ("Model = Big", "plain plain smooth big"),
+        ("def smooth():\n    return 'new'\nloss_fn = smooth", "new plain new small"),
+        ("def focal():\n    return 'focal'\nloss_fn = focal", "focal plain smooth small"),
+    ],
+)
+def test_a_name_that_stands_for_another_function_leaves_its_old_one_alone(
+    space, pack, tmp_path, text, values
+):
+    exec(compile(RIVALS, "<before>", "exec"), space)
+
+    def seen(space):
+        functions = space["loss_fn"], space["plain"], space["smooth"], space["Model"]().who
+        return " ".join(function() for function in functions)
+
+    before, assumes = seen(space), ["smooth", "plain", "Big", "kinds"]
+    change = changed(space, pack(text, assumes=[name for name in assumes if name in text]))
+
+    assert seen(space) == values
+    assert REBOUND in change.hows.values()
+    assert (type(space["big"]), space["big"].who()) == (space["Big"], "big")
+    change.undo()
+    assert seen(space) == before
+    later = {"__name__": "__main__"}
+    replay = Replay(earlier(str(tmp_path / "swaps")), later)
+    call.act({"cell": RIVALS, "filename": "<script>", "flags": 0, "entry": None}, later, replay)
+    assert seen(later) == values
+
+
+def test_two_functions_trade_their_names(space, pack):
+    loss, make = space["loss"], space["make"]
+    change = changed(space, pack("loss, make = make, loss", assumes=["loss", "make"]))
+
+    assert (space["loss"], space["make"]) == (make, loss)
+    assert (loss(1), make(3)(1)) == (2, 3)
+    assert change.hows == {"loss": REBOUND, "make": REBOUND}
+
+
+def test_two_new_functions_dont_share_the_object_that_was_known_by_both_names(space, pack):
+    space["alias"] = space["loss"]
+    changed(space, pack("def loss():\n    return 1\ndef alias():\n    return 2"))
+
+    assert (space["loss"](), space["alias"]()) == (1, 2)
+
+
+def test_a_function_that_the_cell_registers_gets_new_code_in_place(space, pack):
+    text = "def register(f):\n    known[f.__name__] = f\n    return f\n"
+    exec(compile(text, "<before>", "exec"), space)
+    space["known"], held = {}, space["loss"]
+    changed(space, pack("@register\ndef loss(x):\n    return 'new'", assumes=["register"]))
+
+    assert held(1) == "new"
+
+
 def test_a_class_of_another_module_doesnt_give_its_methods_away(space, pack):
     net = space["Base"]()
     change = changed(space, pack("from queue import Queue as Base"))
