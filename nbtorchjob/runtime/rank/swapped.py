@@ -213,11 +213,13 @@ class Change:
             if isinstance(new, type):
                 for cell in class_cells(vars(new).values(), new):
                     cell.cell_contents = old  # which `super()` uses
+                becomes: Dict[int, Any] = {}  # by the id of the old function, which several methods may share
                 for attribute, value in list(vars(new).items()):
                     if attribute in _OWN or isinstance(value, _SLOTS):
                         continue
                     known = vars(old).get(attribute)
-                    if _interchangeable(known, value):
+                    alike = _interchangeable(known, value) and known.__qualname__ == value.__qualname__
+                    if alike and becomes.setdefault(id(known), value) is value:
                         self._change_function(known, value)
                     else:
                         self._set(old, attribute, value)

@@ -356,6 +356,21 @@ def test_a_function_that_the_cell_registers_gets_new_code_in_place(space, pack):
     assert held(1) == "new"
 
 
+@pytest.mark.parametrize("function", ["def __add__(self, other): return 'add'", "__add__ = lambda *_: 'add'"])
+def test_methods_that_shared_a_function_get_each_its_own(space, pack, function):
+    text = f"class Sum:\n    {function}\n    __radd__ = __add__\n    loss = loss"
+    exec(compile(text, "<before>", "exec"), space)
+    one = space["Sum"]()
+    held = one.__add__
+    new = function.replace("add", "radd")
+    methods = f"{new}\n    {function}\n    def loss(self): return 'loss'"
+    change = changed(space, pack(f"class Sum:\n    {methods}"))
+
+    assert (one + 1, 1 + one, one.loss(), space["loss"](1)) == ("add", "radd", "loss", 2)
+    change.undo()
+    assert (one + 1, 1 + one, held(1), space["loss"](1)) == ("add", "add", "add", 2)
+
+
 def test_a_class_of_another_module_doesnt_give_its_methods_away(space, pack):
     net = space["Base"]()
     change = changed(space, pack("from queue import Queue as Base"))
