@@ -124,11 +124,15 @@ def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_PATTERNS = tuple(getattr(ast, f"Match{kind}") for kind in ("As", "Star", "Mapping") if hasattr(ast, "Match"))
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def set_by(statement: ast.stmt) -> Set[str]:
-    """Return the names that a statement sets, except those that loops in it set repeatedly."""
+    """Return the names that a statement sets, except those that loops in it set repeatedly.
+
+    ``*`` stands for those that a star import sets.
+    """
     return set_outside(statement, *LOOPS)
 
 
@@ -142,6 +146,8 @@ def set_outside(part: ast.AST, *leaves: type) -> Set[str]:
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, _PATTERNS):
+            names.update(filter(None, (getattr(node, "name", None), getattr(node, "rest", None))))
     return names
 
 

@@ -493,13 +493,27 @@ def test_a_later_attempt_calls_a_function_as_it_was_swapped(pack, tmp_path, spac
         ("import io\nwith io.StringIO() as file:\n    if file:\n        lr = 1\n        out = lr\nout", 5),
         ("if False:\n    lr = 1\nelse:\n    lr = 2\n    out = lr\n    other = 1\n(out, lr)", (5, 5)),
         ("match 1:\n    case 1:\n        lr = 1\n        out = lr\nout", 5),
+        ("match {'lr': 1}:\n    case {'lr': lr}:\n        pass\nlr", 5),
+        ("match [0, 1]:\n    case [_, *lr]:\n        pass\nlr", 5),
+        ("match {'lr': 1}:\n    case {**lr}:\n        pass\nlr", 5),
+        ("import io\nfrom swapped_values import *\nlr", 5),
+        (
+            "import io\nfrom swapped_values import *\nout = []\nfor _ in range(2):\n    out.append(lr)\n"
+            "from swapped_values import *\nout",
+            [5, 5],
+        ),
         ("lr = 1\nfor step in range(3):\n    lr *= 10\nlr", 5000),
         ("import io\nlr = 1\nwith io.StringIO():\n    for step in range(3):\n        lr *= 10\nlr", 5000),
         ("from __future__ import annotations\nfrom __future__ import division\nlr = 1\nlr", 5),
     ],
 )
-def test_a_later_attempt_has_a_value_as_swapped_wherever_its_cell_sets_it(pack, tmp_path, script, values):
+def test_a_later_attempt_has_a_value_as_swapped_wherever_its_cell_sets_it(
+    pack, tmp_path, monkeypatch, script, values
+):
     pack("lr = 5")
+    module = types.ModuleType("swapped_values")
+    vars(module)["lr"] = 1
+    monkeypatch.setitem(sys.modules, "swapped_values", module)
     space = {"__name__": "__main__"}
     replay = Replay(earlier(str(tmp_path / "swaps")), space)
 
