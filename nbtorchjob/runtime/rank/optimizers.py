@@ -23,6 +23,12 @@ from nbtorchjob.runtime.api.points import MARK
 ANY = "optimizer"
 # Values that torch's optimizers keep in their groups, in case a user takes one for a global.
 VALUES = frozenset(("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "rho"))
+# What torch's optimizers (2.13) keep for a value from their first step on, by what else they keep then.
+_KEPT_FOR = {
+    "amsgrad": ("exp_avg_sq", "max_exp_avg_sq"),
+    "centered": ("square_avg", "grad_avg"),
+    "momentum": ("square_avg", "momentum_buffer"),  # RMSprop's; SGD begins with it at any step
+}
 _SCALED = ("initial_lr", "max_lr", "min_lr")  # of a group, by schedulers (OneCycleLR, 2.13)
 _BASES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")  # of a scheduler
 
@@ -75,6 +81,13 @@ class Setting:
             )
         if not alike:
             raise CannotSetError("%s is %r, and can't become %r" % (self.path, values[0], self._value))
+        beside, kept = _KEPT_FOR.get(self.key, ("", ""))
+        states = getattr(self._optimizer, "state", {}).values() if kept and self._value else ()
+        if any(beside in state and kept not in state for state in states):
+            raise CannotSetError(
+                "%s: %s keeps %s for that from its first step on: set %s where the optimizer is made"
+                % (self.path, type(self._optimizer).__name__, kept, self.key)
+            )
         if self.key == "lr" and values[0] == 0 and self._schedulers():
             raise CannotSetError(
                 "%s: its schedule has set it to 0 for now; try again some steps later" % self.path

@@ -129,6 +129,35 @@ def test_what_an_optimizer_cant_be_given_is_refused():
             setting(path, value, space)
 
 
+@pytest.mark.parametrize(
+    ("make", "key", "value", "why"),
+    [
+        (torch.optim.RMSprop, "momentum", 0.9, "RMSprop keeps momentum_buffer for that"),
+        (torch.optim.RMSprop, "centered", True, "RMSprop keeps grad_avg for that"),
+        (torch.optim.AdamW, "amsgrad", True, "AdamW keeps max_exp_avg_sq for that"),
+    ],
+)
+def test_a_value_that_needs_what_an_optimizer_has_not_kept_is_refused(make, key, value, why):
+    fresh, optimizer = (make(parameters(), lr=0.1) for _ in range(2))
+    step(optimizer)
+
+    with pytest.raises(CannotSetError, match=f"{key}: {why} from its first step on"):
+        setting(f"opt.{key}", value, {"opt": optimizer})
+    setting(f"opt.{key}", value, {"opt": fresh}).apply()
+    for one in (fresh, optimizer):
+        step(one)
+    assert setting(f"opt.{key}", type(value)(0), {"opt": fresh}).apply()
+
+
+def test_momentum_of_an_optimizer_that_can_begin_with_it_is_set_at_any_step():
+    optimizer = torch.optim.SGD(parameters(), lr=0.1)
+    step(optimizer)
+    setting("opt.momentum", 0.9, {"opt": optimizer}).apply()
+    step(optimizer)
+
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
 def test_a_later_attempt_sets_a_value_once_unless_its_checkpoint_has_it():
     def attempt(saved):
         optimizer = torch.optim.SGD(parameters(), lr=1.0)
