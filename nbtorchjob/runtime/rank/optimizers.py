@@ -70,16 +70,9 @@ class Setting:
                 "%s: its %d groups have different values (%s): set them in a function that you swap"
                 % (self.path, len(groups), ", ".join(map(str, values[:4])))
             )
-        old = values[0]
-        if isinstance(old, bool) or isinstance(self._value, bool):
-            alike = type(old) is type(self._value)
-        elif isinstance(old, (int, float)):
-            alike = isinstance(self._value, (int, float))
-        else:
-            alike = type(old) is type(self._value) and (
-                not isinstance(old, (tuple, list)) or len(old) == len(self._value)
-            )
-        if not alike:
+        if isinstance(values[0], tuple) and isinstance(self._value, list):
+            self._value = tuple(self._value)  # it came as JSON
+        if not _alike(values[0], self._value):
             raise CannotSetError("%s is %r, and can't become %r" % (self.path, values[0], self._value))
         beside, kept = _KEPT_FOR.get(self.key, ("", ""))
         states = getattr(self._optimizer, "state", {}).values() if kept and self._value else ()
@@ -188,6 +181,16 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
 
 def _living(type_: Any) -> List[Any]:
     return [one for one in gc.get_objects() if issubclass(type(one), type_)] if type_ else []
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Whether a value can take the place of another, as far as their types tell."""
+    old = _plain(old)
+    if isinstance(old, (int, float)) and not isinstance(old, bool):
+        return isinstance(new, (int, float)) and not isinstance(new, bool)
+    if isinstance(old, (tuple, list)) and type(old) is type(new):
+        return len(old) == len(new) and all(map(_alike, old, new))
+    return type(old) is type(new)
 
 
 def _plain(value: Any) -> Any:

@@ -103,7 +103,7 @@ def test_an_optimizer_without_a_name_is_found_where_there_is_one():
     rate = space["opt"].param_groups[0]["lr"]
     setting("opt.lr", 0.5, space).apply()
     assert rate.item() == 0.5
-    setting("opt.betas", (0.5, 0.6), space).apply()
+    setting("opt.betas", [0.5, 0.6], space).apply()  # as JSON has a tuple
     assert space["opt"].param_groups[0]["betas"] == (0.5, 0.6)
     assert setting("optimizer.lr", 0.5, {}).current() == 0.5
     assert not Setting("optimizer.lr", 0.5, {}).prepare()
@@ -118,9 +118,12 @@ def test_an_optimizer_without_a_name_is_found_where_there_is_one():
 def test_what_an_optimizer_cant_be_given_is_refused():
     two = [{"params": parameters(), "lr": 0.1}, {"params": parameters(), "lr": 0.2}]
     space = {"opt": torch.optim.SGD(parameters(), lr=1.0), "two": torch.optim.SGD(two)}
+    space["adam"] = torch.optim.Adam(parameters())
     for path, value, why in [
         ("opt.rate", 1, "opt.rate: it has no rate, only dampening, differentiable"),
         ("opt.lr", True, "opt.lr is 1.0, and can't become True"),
+        ("adam.betas", [0.9], r"adam.betas is \(0.9, 0.999\), and can't become \(0.9,\)"),
+        ("adam.betas", [0.9, "x"], r"adam.betas is \(0.9, 0.999\), and can't become \(0.9, 'x'\)"),
         ("opt.nesterov", 1, "opt.nesterov is False, and can't become 1"),
         ("two.lr", 1, r"two.lr: its 2 groups have different values \(0.1, 0.2\): set them in a function"),
         ("net.lr", 1, "net.lr: this rank has no global optimizer net"),
