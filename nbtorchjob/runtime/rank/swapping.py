@@ -84,7 +84,7 @@ def _swap(number: int, count: int) -> None:
     modules = os.path.join(os.path.dirname(points.folder), FILES)
     try:
         change.prepare(payload_of(points.folder, number), modules)
-    except Exception as exc:  # whatever the cell raises
+    except (Exception, SystemExit) as exc:  # whatever the cell raises
         record.update(_described(exc))
         what = REFUSED
     record.update(names=change.hows, compiled=change.compiled)
@@ -115,7 +115,7 @@ def _swap(number: int, count: int) -> None:
     streams.flush()
 
 
-def _described(exc: Exception) -> Dict[str, Any]:
+def _described(exc: BaseException) -> Dict[str, Any]:
     lacks: List[str] = cast("LackingNamesError", exc).names if is_a(exc, LackingNamesError) else []
     return {"error": from_exception(exc).to_json(), "lacks": lacks}
 
@@ -190,7 +190,7 @@ class _Trial:
         chance, self._calling = _Randomness(), True
         try:
             value = new(*args, **kwargs)
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             _tell(self._number, RAISED, {**self._said, **_described(exc)})
             if self.wait() == STAYS:
                 raise

@@ -12,7 +12,18 @@ import pytest
 from nbtorchjob.runtime.api import points
 from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, POINT, SWAP, TRIAL, VERDICT, Page
 from nbtorchjob.runtime.rank import swapped, swapping
-from nbtorchjob.runtime.rank.swapping import BACK, CHANGED, DROP, GO, PREPARED, RAISED, SETTLED, STAYS, STEP
+from nbtorchjob.runtime.rank.swapping import (
+    BACK,
+    CHANGED,
+    DROP,
+    GO,
+    PREPARED,
+    RAISED,
+    REFUSED,
+    SETTLED,
+    STAYS,
+    STEP,
+)
 from tests.patience import LIMIT
 from tests.runtime.swaps import packed
 
@@ -83,6 +94,30 @@ def test_a_rank_that_is_slow_to_prepare_goes_on_though_another_verdict_stands_th
     node.join()
 
     assert node.space["lr"] == 1
+
+
+def test_a_rank_goes_on_though_what_a_swap_imports_exits(node, folder, monkeypatch):
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "swapped_script.py").write_text("import sys\nsys.exit('usage: swapped_script.py FILE')")
+    node.offer(1, "from swapped_script import f")
+    node.decide(1, DROP)
+    node.point.passed()
+
+    assert divmod(node.page.ready(0), STEP) == (1, REFUSED)
+    assert "usage: swapped_script.py FILE" in (folder / "swap-1-rank-0.json").read_text()
+    assert node.space["f"]() == "old"
+
+
+def test_a_function_on_trial_that_exits_is_put_back(node):
+    node.offer(1, "def f():\n    raise SystemExit(2)", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.start(lambda: node.space.update(answer=node.space["f"]()))
+    node.wait(1, RAISED)
+    node.decide(1, BACK)
+    node.join()
+
+    assert node.space["answer"] == "old"
 
 
 def test_what_was_on_trial_is_settled_before_another_swap(node):
