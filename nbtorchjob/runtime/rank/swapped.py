@@ -129,7 +129,7 @@ class Change:
             self._settings.append(setting)
         frames = sys.modules.get("torch._dynamo.convert_frame")
         self.compiled = bool(getattr(getattr(frames, "output_codes", None), "seen", ())) and any(
-            isinstance(value, _CODE) or hasattr(value, _COMPILED) for value in self._new.values()
+            isinstance(value, _CODE) for value in self._new.values()
         )
 
     def take(self, before: Dict[str, Any], known: List[Any]) -> None:
@@ -146,7 +146,7 @@ class Change:
         stays: Dict[int, Any] = {}  # by the id of the object that is discarded
         there, used = set(map(id, known)), set()
         for name, (old, new) in pairs.items():
-            own = getattr(new, "__name__", name)
+            own = new.__name__ if isinstance(new, _CODE) else name
             renamed = own != name and self._new.get(own) is new  # as in `def smooth(): ...; loss = smooth`
             if not (renamed or id(new) in there or id(old) in used) and _can_become(old, new):
                 stays.setdefault(id(new), old)
@@ -227,7 +227,7 @@ class Change:
                     if attribute not in vars(new) and isinstance(value, _METHODS):
                         self._set(old, attribute, _GONE)
             else:
-                self._change_function(getattr(old, _COMPILED, old), new)  # it stays compiled
+                self._change_function(_behind(old), new)  # it stays compiled
             return
         space[name] = new
         if old is _GONE:
@@ -270,11 +270,17 @@ def _give(function: Any, attributes: Dict[str, Any]) -> None:
         setattr(function, name, value)
 
 
+def _behind(value: Any) -> Any:
+    """Return the function that torch compiled to make this one, or the value itself if it is another."""
+    # A user's object isn't asked: one that makes up its attributes may have this one, or raise anything.
+    return vars(value).get(_COMPILED, value) if isinstance(value, types.FunctionType) else value
+
+
 def _can_become(old: Any, new: Any) -> bool:
     """Whether one object can get the other's code or methods."""
     if isinstance(old, type) and isinstance(new, type):
         return _is_mine(old) and _is_mine(new) and old is not new
-    return _interchangeable(getattr(old, _COMPILED, old), new)
+    return _interchangeable(_behind(old), new)
 
 
 def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
@@ -341,8 +347,8 @@ def _interchangeable(old: Any, new: Any) -> bool:
         and old.__globals__ is new.__globals__
         and old.__code__.co_freevars == new.__code__.co_freevars
         and set(old.__code__.co_freevars) <= {"__class__"}
-        and not hasattr(new, _COMPILED)
-        and not hasattr(old, _COMPILED)
+        and _behind(new) is new
+        and _behind(old) is old
     )
 
 
@@ -379,7 +385,7 @@ def _how(old: Any, new: Any, kept: bool, running: Set[Any]) -> str:
 
 def _content(value: Any) -> Any:
     """Return a value that is equal for functions, or classes, that do the same."""
-    value = getattr(value, _COMPILED, value)
+    value = _behind(value)
     if isinstance(value, (classmethod, staticmethod)):
         return type(value), _content(value.__func__)
     if isinstance(value, property):
@@ -398,8 +404,9 @@ def _content(value: Any) -> Any:
 
 def _codes(value: Any) -> Iterator[types.CodeType]:
     """Yield the code of a function, or of a class's methods."""
-    value = getattr(value, _COMPILED, value)
-    value = getattr(value, "__func__", value)
+    value = _behind(value)
+    if isinstance(value, (classmethod, staticmethod, types.MethodType)):
+        value = value.__func__
     if isinstance(value, types.FunctionType):
         yield value.__code__
     elif isinstance(value, property):

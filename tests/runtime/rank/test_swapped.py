@@ -415,6 +415,18 @@ def test_a_function_with_variables_of_its_own_is_told_to_be_replaced_by_name_alo
     assert (held(1), space["closed"](1)) == (3, 4)
 
 
+@pytest.mark.parametrize("lookup", ["dict.__getitem__", "dict.get"])
+def test_an_object_that_looks_its_attributes_up_elsewhere_is_replaced(space, pack, lookup):
+    exec(
+        f"class Config(dict):\n    __getattr__ = {lookup}\ncfg = Config(lr=1)\ndef f():\n    return cfg.lr",
+        space,
+    )
+    change = changed(space, pack("cfg = Config(lr=2)", assumes=["Config"]))
+
+    assert space["f"]() == 2
+    assert change.hows == {"cfg": REPLACED}
+
+
 def test_a_compiled_function_goes_on_with_new_code_compiled(space, pack):
     import torch
 
