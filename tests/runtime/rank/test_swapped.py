@@ -115,6 +115,22 @@ def test_objects_that_are_there_get_new_methods(space, pack):
     assert not hasattr(net, "gone")
 
 
+def test_what_a_new_class_lacks_is_gone_from_objects_that_are_there(space, pack):
+    text = (
+        "import functools\nclass Point:\n    kept = 1\n    def __eq__(self, other):\n        return True\n"
+        "    @functools.cached_property\n    def slow(self):\n        return 1\n"
+        "    @functools.partialmethod\n    def part(self):\n        return 1\npoint = Point()"
+    )
+    exec(compile(text, "<before>", "exec"), space)
+    change = changed(space, pack("class Point:\n    def f(self):\n        return 2"))
+    point = space["point"]
+
+    assert hash(point) == object.__hash__(point)
+    assert (point.f(), point.kept, hasattr(point, "slow"), hasattr(point, "part")) == (2, 1, False, False)
+    change.undo()
+    assert (point == 3, point.slow, space["Point"].__hash__) == (True, 1, None)
+
+
 def test_all_is_put_back(space, pack):
     held, net = space["loss"], space["Net"]()
     before = dict(space)
