@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,8 +84,9 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
     (file,) = files
     path = Path(file)
     try:
-        text = path.read_text()
-    except (OSError, ValueError) as exc:
+        with tokenize.open(path) as opened:  # obeys a coding comment, as Python does
+            text = opened.read()
+    except (OSError, ValueError, SyntaxError) as exc:
         raise LineError(f"{hint('swap')}: {path} can't be read ({exc})") from None
     folder = path.absolute().parent
     sys.path.insert(0, str(folder))  # as when Python runs the file: modules beside it come along

@@ -41,7 +41,8 @@ def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
     notebook.run("%torchjob set swapped rate=0.5")
     rates = tmp_path / "swapped_rates.py"
     rates.write_text("rate = 7\n")
-    file.write_text("from swapped_rates import rate\nif __name__ == '__main__':\n    raise SystemExit\n")
+    script = "# coding: latin-1\nfrom swapped_rates import rate  # Zoë's\n"
+    file.write_text(f"{script}if __name__ == '__main__':\n    raise SystemExit\n", encoding="latin-1")
     notebook.run(f"%torchjob swap swapped {file}")
     assert "  rate  replaced" in notebook.out
     rates.write_text("rate = 8\n")
