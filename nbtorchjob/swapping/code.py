@@ -20,7 +20,7 @@ from nbtorchjob.capture import cells
 from nbtorchjob.errors import SwapError
 from nbtorchjob.runtime.facts.secret import is_secret
 from nbtorchjob.runtime.objects import codenames
-from nbtorchjob.runtime.rank.names import set_by
+from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, set_by
 from nbtorchjob.runtime.rank.optimizers import VALUES
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.text.hints import hint
@@ -28,7 +28,6 @@ from nbtorchjob.text.hints import hint
 AS_SUBMITTED = "as submitted"
 PLAIN = (bool, int, float, str)
 _MOST_TEXT = 80  # characters of a value that is offered for change
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _POINTS = ("swap_point(", "leaving(", "report(", "Trainer(")  # calls that pass a point, as far as text tells
 _ENUMS = {"Enum", "IntEnum", "StrEnum", "Flag", "IntFlag"}
 
@@ -235,6 +234,10 @@ class JobCode:
         """Refuse a value that is read only at the top level of a cell, by lines that ran once."""
         if not self.whole or name in self.rereads | new.rereads or name not in self._looked_up:
             return
+        for _, _, tree, _ in self._parsed:
+            trains = [at for at, statement in enumerate(tree.body) if self._passes_point(statement)]
+            if trains and any(name in _loaded(statement) for statement in tree.body[trains[-1] + 1 :]):
+                return  # a line that runs after the training
         for label, _, tree, _ in self._parsed:
             for statement in tree.body:
                 if name in _loaded(statement):
@@ -242,6 +245,13 @@ class JobCode:
                         f"{name} is read only on line {statement.lineno} of {label}, which has already "
                         f"run: a new value would change nothing{_optimizers(name, job)}"
                     )
+
+    def _passes_point(self, statement: ast.stmt) -> bool:
+        """Whether code can change while a statement runs, by its text and that of what it names."""
+        if isinstance(statement, (ast.ClassDef, *FUNCTIONS)):
+            return False
+        named = [self.definitions[name][2] for name in _loaded(statement) if name in self.definitions]
+        return any(point in text for text in (ast.unparse(statement), *named) for point in _POINTS)
 
     def _is_certain(self, base: ast.expr) -> bool:
         """Whether a base is written with its class's own name, not with an alias."""
@@ -358,9 +368,9 @@ def _loops(statement: ast.stmt) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, _LOOPS):
+        if isinstance(node, LOOPS):
             yield node
-        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        elif not isinstance(node, (ast.ClassDef, *FUNCTIONS)):
             waiting += ast.iter_child_nodes(node)
 
 

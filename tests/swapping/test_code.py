@@ -93,6 +93,35 @@ def test_what_may_be_changed_is_left_to_the_ranks(text):
     code.of(job()).refuse(text, "train")
 
 
+SAVES = """
+path = "a.pt"
+trainer = Trainer(model)
+def train():
+    while True:
+        report(loss=1)
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "for _ in range(9):\n    swap_point()\nsave(model, path)",
+        "train()\nsave(model, path)",
+        "print(path)\ntrainer.train()\nsave(model, path)",
+    ],
+)
+def test_a_value_that_a_line_after_the_training_reads_may_be_changed(lines):
+    code.of(job(SAVES % lines)).refuse("path = 'b.pt'", "train")
+
+
+def test_a_value_that_only_lines_ahead_of_the_training_read_is_refused():
+    known = code.of(job(SAVES % "for _ in range(9):\n    prepare()\nprint(path)\ntrain()"))
+
+    with pytest.raises(SwapError, match=r"path is read only on line 9 of Cell In.1., which has already run"):
+        known.refuse("path = 'b.pt'", "train")
+
+
 def test_of_code_that_isnt_known_whole_nothing_is_refused_for_not_being_read():
     code.of(job("def broken(:")).refuse("lr = 1", "train")
 
