@@ -20,7 +20,7 @@ from nbtorchjob.capture import cells
 from nbtorchjob.errors import SwapError
 from nbtorchjob.runtime.facts.secret import is_secret
 from nbtorchjob.runtime.objects import codenames
-from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, set_by
+from nbtorchjob.runtime.rank.names import FUNCTIONS, loaded_in, loops_in, read_by, set_by, stored_in
 from nbtorchjob.runtime.rank.optimizers import VALUES
 from nbtorchjob.state import JobState, turns
 from nbtorchjob.text.hints import hint
@@ -81,7 +81,7 @@ class JobCode:
             names |= {i.argval for i in codenames.instructions(code) if i.opname == "STORE_GLOBAL"}
             for statement in tree.body:
                 names |= set_by(statement)
-                names |= {name for loop in _loops(statement) for name in _stored(loop)}
+                names |= {name for loop in loops_in(statement) for name in stored_in(loop)}
         return frozenset(names)
 
     @cached_property
@@ -100,9 +100,9 @@ class JobCode:
         for _, _, tree, code in self._parsed:
             functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
             names.update(*map(codenames.names_read, functions))
-            for loop in chain.from_iterable(map(_loops, tree.body)):
+            for loop in chain.from_iterable(map(loops_in, tree.body)):
                 again = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
-                names.update(*map(_loaded, again))
+                names.update(*map(loaded_in, again))
         return frozenset(names)
 
     @cached_property
@@ -112,9 +112,9 @@ class JobCode:
         for _, _, tree, code in self._parsed:
             changes |= {i.argval for i in codenames.instructions(code) if i.opname == "STORE_GLOBAL"}
             for statement in tree.body:
-                changes |= {name for loop in _loops(statement) for name in _stored(loop)}
+                changes |= {name for loop in loops_in(statement) for name in stored_in(loop)}
                 if isinstance(statement, ast.AugAssign):
-                    changes |= _stored(statement)
+                    changes |= stored_in(statement)
         return frozenset(changes)
 
     @cached_property
@@ -236,11 +236,11 @@ class JobCode:
             return
         for _, _, tree, _ in self._parsed:
             trains = [at for at, statement in enumerate(tree.body) if self._passes_point(statement)]
-            if trains and any(name in _loaded(statement) for statement in tree.body[trains[-1] + 1 :]):
+            if trains and any(name in loaded_in(statement) for statement in tree.body[trains[-1] + 1 :]):
                 return  # a line that runs after the training
         for label, _, tree, _ in self._parsed:
             for statement in tree.body:
-                if name in _loaded(statement):
+                if name in loaded_in(statement):
                     raise SwapError(
                         f"{name} is read only on line {statement.lineno} of {label}, which has already "
                         f"run: a new value would change nothing{_optimizers(name, job)}"
@@ -250,7 +250,7 @@ class JobCode:
         """Whether code can change while a statement runs, by its text and that of what it names."""
         if isinstance(statement, (ast.ClassDef, *FUNCTIONS)):
             return False
-        named = [self.definitions[name][2] for name in _loaded(statement) if name in self.definitions]
+        named = [self.definitions[name][2] for name in loaded_in(statement) if name in self.definitions]
         return any(point in text for text in (ast.unparse(statement), *named) for point in _POINTS)
 
     def _is_certain(self, base: ast.expr) -> bool:
@@ -277,7 +277,10 @@ class JobCode:
 
 
 def as_swapped(text: str, swaps: Sequence[str]) -> str:
-    """Return a cell's text with the definitions of swaps in place of its own; new ones come first."""
+    """Return a cell's text with the definitions of swaps in place of its own.
+
+    New ones come first, or after the last statement ahead of the cell's last loop that sets what they read.
+    """
     new = ""
     for _, swap, tree, _ in JobCode([("", swap) for swap in swaps], {})._parsed:
         for statement, span in zip(tree.body, cells.spans(swap, tree.body), strict=True):
@@ -294,10 +297,24 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
         tree = ast.parse(text)
     except SyntaxError:  # a magic or a shell command: the statements' places can't be told
         return f"{text}\n{new}"
-    if ast.get_docstring(tree) is None:
-        return f"{new}\n{text}"
-    head = next(cells.spans(text, tree.body))
-    return cells.spliced(text, head, [text[head], new])
+    futures = [n for n, s in enumerate(tree.body, 1) if getattr(s, "module", "") == "__future__"]
+    head = max([int(ast.get_docstring(tree) is not None), *futures])
+    last = max((n for n, s in enumerate(tree.body) if any(loops_in(s))), default=len(tree.body))
+    after: dict[str, int] = {}  # by name, how many of the cell's statements come before it is set
+    for at, statement in enumerate(tree.body[:last], 1):
+        after.update(dict.fromkeys(set_by(statement), at))
+    places: dict[int, list[str]] = {}
+    added = ast.parse(new).body
+    for statement, span in zip(added, cells.spans(new, added), strict=True):
+        # A star import may set any name.
+        at = max([head, *(after.get(name, 0) for name in ("*", *read_by(statement)))])
+        after.update(dict.fromkeys(set_by(statement), at))
+        places.setdefault(at, []).append(new[span])
+    spans = [*cells.spans(text, tree.body)]
+    for at, rows in sorted(places.items(), reverse=True):
+        here = spans[at - 1]
+        text = cells.spliced(text, here, [text[here], *rows]) if at else "\n".join([*rows, text])
+    return text
 
 
 def _replaced(text: str, names: set[str], definition: str) -> str | None:
@@ -361,27 +378,6 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _nested(constant)
-
-
-def _loops(statement: ast.stmt) -> Iterator[ast.For | ast.AsyncFor | ast.While]:
-    """Yield the outermost loops in a statement, except those in functions and classes."""
-    waiting: list[ast.AST] = [statement]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, LOOPS):
-            yield node
-        elif not isinstance(node, (ast.ClassDef, *FUNCTIONS)):
-            waiting += ast.iter_child_nodes(node)
-
-
-def _loaded(node: ast.AST) -> set[str]:
-    parts = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
-    return {part.id for part in parts if isinstance(part.ctx, ast.Load)}
-
-
-def _stored(node: ast.AST) -> set[str]:
-    parts = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
-    return {part.id for part in parts if isinstance(part.ctx, ast.Store | ast.Del)}
 
 
 def _refuse_class(name: str, old: ast.stmt, new: ast.stmt, certain: Any) -> None:

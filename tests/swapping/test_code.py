@@ -226,6 +226,29 @@ def test_a_cell_as_it_was_swapped_keeps_what_else_it_does(cell, swaps, swapped):
     ("cell", "swaps", "swapped"),
     [
         (
+            "import copy\nmodel = load()\ndef after(): pass\nfor _ in x:\n    after()\nmodel = None",
+            ["ema = copy.copy(model)\nby = 2\ndef after(): ema.take(by)\nmore = ema"],
+            "by = 2\nimport copy\nmodel = load()\nema = copy.copy(model)\nmore = ema\n"
+            "def after(): ema.take(by)\nfor _ in x:\n    after()\nmodel = None",
+        ),
+        ("model = load(); go(model)", ["w = model.w"], "model = load()\nw = model.w\ngo(model)"),
+        ("from helpers import *\ngo()", ["lr = 2"], "from helpers import *\nlr = 2\ngo()"),
+        ("go()", ["def f(by=None):\n    return model"], "def f(by=None):\n    return model\ngo()"),
+        (
+            "from __future__ import annotations\ngo()",
+            ["lr = 2"],
+            "from __future__ import annotations\nlr = 2\ngo()",
+        ),
+    ],
+)
+def test_a_new_definition_in_a_cell_as_it_was_swapped_comes_after_what_it_reads(cell, swaps, swapped):
+    assert code.as_swapped(cell, swaps) == swapped
+
+
+@pytest.mark.parametrize(
+    ("cell", "swaps", "swapped"),
+    [
+        (
             "lr = 0.1\nopts = dict(lr=lr)\nwd = 0.01\ngo(opts, wd)",
             ["lr, wd = 1e-4, 0.1"],
             "lr, wd = 1e-4, 0.1\nopts = dict(lr=lr)\ngo(opts, wd)",

@@ -162,6 +162,24 @@ def read_by(part: ast.AST) -> Set[str]:
     return names
 
 
+def loaded_in(part: ast.AST) -> Set[str]:
+    """Return the names that any code in a statement reads, also a function when it is called."""
+    return {
+        node.id for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+
+
+def stored_in(part: ast.AST) -> Set[str]:
+    """Return the names that any code in a statement sets or deletes."""
+    stores = (ast.Store, ast.Del)
+    return {node.id for node in ast.walk(part) if isinstance(node, ast.Name) and isinstance(node.ctx, stores)}
+
+
+def loops_in(statement: ast.stmt) -> Iterator[Any]:
+    """Yield the outermost loops in a statement, except those in functions and classes."""
+    return (node for node in walk(statement, ast.ClassDef, *FUNCTIONS, *LOOPS) if isinstance(node, LOOPS))
+
+
 def walk(top: ast.AST, *leaves: type) -> Iterator[ast.AST]:
     """Yield the nodes of a part of a cell, but not those inside nodes of the types ``leaves``."""
     waiting = [top]
