@@ -85,6 +85,12 @@ class Setting:
             raise CannotSetError(
                 "%s: its schedule has set it to 0 for now; try again some steps later" % self.path
             )
+        scheduled = self.key == "lr" and any("initial_lr" in group for group in groups)
+        if scheduled and _hidden() and not self._schedulers():
+            raise CannotSetError(
+                "%s: its schedule can't be found after gc.freeze(): set it in a function that you swap"
+                % self.path
+            )
         return bool(values[0] != self._value)
 
     def _only_one(self) -> Any:
@@ -99,7 +105,8 @@ class Setting:
         if len(some) != 1:
             names = ", ".join(sorted(type(one).__name__ for one in some))
             many = "%d optimizers (%s): name one that is a global" % (len(some), names)
-            raise CannotSetError("%s: this rank has %s" % (self.path, many if some else "no optimizer"))
+            none = "no optimizer" + _hidden() * " that is found after gc.freeze(): name one that is a global"
+            raise CannotSetError("%s: this rank has %s" % (self.path, many if some else none))
         return some[0]
 
     def apply(self) -> Callable[[], None]:
@@ -177,6 +184,14 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
 
     # The hook stays: torch iterates over all hooks at a step, which fails if one removes itself.
     optimizer.register_optimizer_step_pre_hook(step)
+
+
+frozen = 0  # how many objects were frozen as this rank began
+
+
+def _hidden() -> bool:
+    """Whether the code has frozen objects: the collector doesn't list them."""
+    return gc.get_freeze_count() > frozen
 
 
 def _living(type_: Any) -> List[Any]:

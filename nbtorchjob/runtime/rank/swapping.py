@@ -31,6 +31,7 @@ statement in any of them.
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import re
@@ -72,7 +73,7 @@ def install() -> None:
             trial.settle()
 
     points.on_swap, points.on_trial = _swap, settle
-    swapped.began = time.time()
+    swapped.began, optimizers.frozen = time.time(), gc.get_freeze_count()
 
 
 def _swap(number: int, count: int) -> None:

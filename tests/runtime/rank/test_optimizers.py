@@ -1,5 +1,7 @@
 """An optimizer's values are set while it trains, and again in the next attempt."""
 
+import gc
+
 import pytest
 
 from nbtorchjob import GlobalBatchSampler, ResumableTraining
@@ -159,6 +161,31 @@ def test_momentum_of_an_optimizer_that_can_begin_with_it_is_set_at_any_step():
     step(optimizer)
 
     assert optimizer.param_groups[0]["momentum"] == 0.9
+
+
+def test_what_the_code_has_frozen_is_missed_only_where_that_is_said():
+    plain, scheduled = (torch.optim.SGD(parameters(), lr=1.0) for _ in range(2))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.5)
+    space = {"plain": plain, "scheduled": scheduled}
+    gc.collect()
+    gc.freeze()
+    try:
+        with pytest.raises(
+            CannotSetError, match=r"scheduled.lr: its schedule can't be found after gc.freeze"
+        ):
+            setting("scheduled.lr", 0.1, space)
+        with pytest.raises(
+            CannotSetError, match=r"optimizer.lr: .* no optimizer that is found after gc.freeze"
+        ):
+            setting("optimizer.lr", 0.1, {})
+        setting("plain.lr", 0.1, space).apply()
+        setting("scheduled.momentum", 0.9, space).apply()
+    finally:
+        gc.unfreeze()
+    setting("scheduled.lr", 0.1, space).apply()
+    step(scheduled, scheduler)
+
+    assert (plain.param_groups[0]["lr"], scheduled.param_groups[0]["lr"]) == (0.1, 0.05)
 
 
 def test_a_later_attempt_sets_a_value_once_unless_its_checkpoint_has_it():
