@@ -6,11 +6,16 @@ Also the functions and classes that these names hold.
 from __future__ import annotations
 
 import ast
+import dis
 import io
 import pickle
+import sys
+import threading
+import traceback
 from contextlib import suppress
-from types import FunctionType
-from typing import Any, Dict, Iterator, List, Set
+from itertools import chain
+from types import CodeType, FunctionType
+from typing import Any, Dict, Iterable, Iterator, List, Set
 
 from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.store.payload import Payload
@@ -81,7 +86,7 @@ class _Loader(pickle.Unpickler):
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
-def objects_in(space: Dict[str, Any]) -> List[Any]:
+def _objects_in(space: Dict[str, Any]) -> List[Any]:
     """Return the functions and classes that a namespace has, also in dictionaries and classes there."""
     found: List[Any] = []
     for value in list(space.values()):
@@ -113,13 +118,45 @@ def class_cells(values: Any, cls: Any) -> Iterator[Any]:
                         waiting.append(cell.cell_contents)
 
 
-def restore(space: Dict[str, Any], before: Dict[str, Any]) -> None:
-    """Restore a namespace, while other threads may read the names that haven't changed."""
-    for name in [name for name in space if name not in before]:
-        del space[name]
-    for name, value in before.items():
-        if name not in space or space[name] is not value:
-            space[name] = value
+class Snapshot:
+    """A namespace before a cell runs there whose text sets the names ``sets``.
+
+    Names that other threads set stay theirs meanwhile, unless the cell sets them: ``others`` are these.
+    """
+
+    def __init__(self, space: Dict[str, Any], sets: Iterable[str]) -> None:
+        self.values = dict(space)
+        self.objects = _objects_in(space)
+        self.others = _set_by_threads(space) - set(sets)
+        self._space = space
+
+    def restore(self) -> None:
+        """Restore the namespace, while other threads may read the names that haven't changed."""
+        space = self._space
+        for name in [name for name in list(space) if name not in self.values and name not in self.others]:
+            del space[name]
+        for name, value in self.values.items():
+            if name not in self.others and (name not in space or space[name] is not value):
+                space[name] = value
+
+
+def _set_by_threads(space: Dict[str, Any]) -> Set[str]:
+    """Return the globals that functions set which other threads run, or call by their names."""
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    stacks = chain.from_iterable(map(traceback.walk_stack, frames.values()))
+    waiting: List[CodeType] = [frame.f_code for frame, _ in stacks if frame.f_globals is space]
+    names: Set[str] = set()
+    seen: Set[CodeType] = set()
+    while waiting:
+        code = waiting.pop()
+        if code not in seen:
+            seen.add(code)
+            names |= {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
+            called = (space.get(name) for name in code.co_names)
+            waiting += (function.__code__ for function in called if type(function) is FunctionType)
+            waiting += (inner for inner in code.co_consts if isinstance(inner, CodeType))
+    return names
 
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)

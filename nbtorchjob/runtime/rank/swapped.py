@@ -31,7 +31,7 @@ from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers
-from nbtorchjob.runtime.rank.names import Names, class_cells, objects_in, restore
+from nbtorchjob.runtime.rank.names import Names, Snapshot, class_cells
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
 _COMPILED = "_torchdynamo_orig_callable"
@@ -104,24 +104,25 @@ class Change:
         _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})
         payload.show_sources()
         importlib.invalidate_caches()  # files that came with the cell were written just now
-        before, known, imported = dict(space), objects_in(space), set(sys.modules)
+        before, imported = Snapshot(space, self.words["sets"]), set(sys.modules)
         try:
             content = Names(space, ()).load(payload)
             sources.show(content["cell"], content["filename"])
             tree = ast.parse(content["cell"], content["filename"])
             call.execute(tree, content["filename"], content["flags"], space)
-            self.take(before, known)
+            self.take(before)
         finally:
-            restore(space, before)
+            before.restore()
             names = (name[len(FILES) :] for name in payload.checksums() if name.startswith(FILES))
             self._brought = set(_modules(names).values()).intersection(sys.modules) - imported
         _refuse_imported(edited)
         stacks = map(traceback.walk_stack, sys._current_frames().values())
         running = {frame.f_code for stack in stacks for frame, _ in stack}
+        old = before.values
         for name, new in self._new.items():
             if name in self.words["sets"]:
                 kept = name in self._kept
-                self.hows[name] = _how(before[name], new, kept, running) if name in before else ADDED
+                self.hows[name] = _how(old[name], new, kept, running) if name in old else ADDED
         self.hows.update((name, SAME) for name in self.words["sets"] if name not in self.hows)
         for path, value in self.words.get("settings", {}).items():
             setting = optimizers.Setting(path, value, space)
@@ -132,19 +133,20 @@ class Change:
             isinstance(value, _CODE) for value in self._new.values()
         )
 
-    def take(self, before: Dict[str, Any], known: List[Any]) -> None:
+    def take(self, before: Snapshot) -> None:
         """Record the values that a cell has set, and check that each can take the place of the old one.
 
-        ``known`` are functions and classes from before the cell: one that gets another name stays as it is.
+        A function or class from before the cell that gets another name stays as it is.
         """
+        values = before.values
         self._new = {
             name: value
             for name, value in dict(self._space).items()
-            if not name.startswith("__") and before.get(name, _GONE) is not value
+            if not (name.startswith("__") or name in before.others or values.get(name, _GONE) is value)
         }
-        pairs = {name: (before[name], new) for name, new in self._new.items() if name in before}
+        pairs = {name: (values[name], new) for name, new in self._new.items() if name in values}
         stays: Dict[int, Any] = {}  # by the id of the object that is discarded
-        there, used = set(map(id, known)), set()
+        there, used = set(map(id, before.objects)), set()
         for name, (old, new) in pairs.items():
             own = new.__name__ if isinstance(new, _CODE) else name
             renamed = own != name and self._new.get(own) is new  # as in `def smooth(): ...; loss = smooth`

@@ -46,7 +46,7 @@ from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
 from nbtorchjob.runtime.facts.errors import from_exception, is_a
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers, streams, swapped
-from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, objects_in, read_by, restore, set_by, walk
+from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, Snapshot, read_by, set_by, walk
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
@@ -318,14 +318,14 @@ class Replay:
             reads |= set_by(statement)
 
     def _make(self, statement: ast.stmt, content: Dict[str, Any]) -> None:
-        change, before, known = Change(self._space), dict(self._space), objects_in(self._space)
+        change, before = Change(self._space), Snapshot(self._space, set_by(statement))
         try:
             tree = ast.Module([statement], [])
             call.execute(tree, content["filename"], content["flags"], self._space)
-            change.take(before, known)
+            change.take(before)
             change.words["sets"] = set_by(statement)
         finally:
-            restore(self._space, before)
+            before.restore()
         change.apply()
 
     def define(self, is_quiet: Callable[[ast.stmt], bool]) -> Iterator[str]:

@@ -248,6 +248,40 @@ def _inner():
             frame = frame.f_back
 
 
+def test_what_other_threads_set_while_a_swap_is_prepared_stays(space, pack):
+    text = """
+done = taken = setup = 0
+def count():
+    global taken
+    taken += 1
+def prefetch():
+    global done
+    while done < 2 and go.wait(60):
+        go.clear()
+        count()
+        done += 1
+        been.set()
+def more():
+    global setup
+    setup += 1
+    been.clear()
+    go.set()
+    return been.wait(60)
+"""
+    space["go"], space["been"] = threading.Event(), threading.Event()
+    exec(compile(text, "<before>", "exec"), space)
+    thread = threading.Thread(target=space["prefetch"])
+    thread.start()
+    change = Change(space)
+    change.prepare(pack("scale = 5 * more()", assumes=["more"]))
+    assert [space[name] for name in ("done", "taken", "setup", "scale")] == [1, 1, 0, 2]
+    space["more"]()
+    thread.join()
+    change.apply()
+
+    assert [space[name] for name in ("done", "taken", "scale")] == [2, 2, 5]
+
+
 def test_an_object_made_in_the_cell_is_of_the_class_that_is_there(space, pack):
     changed(space, pack("class Base:\n    def who(self):\n        return 'b'\nmade = Base()"))
 
