@@ -88,13 +88,14 @@ class _Loader(pickle.Unpickler):
 
 def _objects_in(space: Dict[str, Any]) -> List[Any]:
     """Return the functions and classes that a namespace has, also in dictionaries and classes there."""
-    found: List[Any] = []
+    objects: List[Any] = []
     for value in list(space.values()):
         inner = dict.values(value) if issubclass(type(value), dict) else ()
         if issubclass(type(value), type):
             inner = vars(value).values()
-        found += (one for one in (value, *list(inner)) if issubclass(type(one), (FunctionType, type)))
-    return found
+        parts = (value, *list(inner))
+        objects += (part for part in parts if issubclass(type(part), (FunctionType, type)))
+    return objects
 
 
 def class_cells(values: Any, cls: Any) -> Iterator[Any]:
