@@ -23,7 +23,7 @@ from nbtorchjob.runtime.api.points import MARK
 ANY = "optimizer"
 # Values that torch's optimizers keep in their groups, in case a user takes one for a global.
 VALUES = frozenset(("lr", "momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "rho"))
-# What torch's optimizers (2.13) keep for a value from their first step on, by what else they keep then.
+# What torch's optimizers keep for a value from their first step on, by what else they keep then.
 _KEPT_FOR = {
     "amsgrad": ("exp_avg_sq", "max_exp_avg_sq"),
     "centered": ("square_avg", "grad_avg"),
