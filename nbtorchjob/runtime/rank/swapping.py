@@ -31,7 +31,6 @@ statement in any of them.
 from __future__ import annotations
 
 import ast
-import gc
 import json
 import os
 import re
@@ -73,7 +72,7 @@ def install() -> None:
             trial.settle()
 
     points.on_swap, points.on_trial = _swap, settle
-    swapped.began, optimizers.frozen = time.time(), gc.get_freeze_count()
+    swapped.began, optimizers.unfrozen = time.time(), []
 
 
 def _swap(number: int, count: int) -> None:

@@ -399,7 +399,10 @@ def test_a_sweep_of_a_name_that_an_ended_one_has_in_any_pool_gets_a_number(pool,
         JobSpec(Elastic(), "kubernetes", cluster=Cluster(**place, kind="indexedjob")), name="second"
     )
     try:
-        ended = [(runs.name, runs.results(LIMIT)) for runs in (sweep("warm", 4, 5), sweep("second", 6))]
+        ended = []
+        for where, numbers in (("warm", (4, 5)), ("second", (6,))):
+            runs = sweep(where, *numbers)
+            ended.append((runs.name, runs.results(LIMIT)))  # before the next one is sent
         assert ended == [("sweep", [16, 25]), ("sweep-2", [36])]
         assert [(name, api.group(name).results(LIMIT)) for name, _ in ended] == ended
         stays = sweep("warm", 3)
