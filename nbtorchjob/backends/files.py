@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -156,7 +156,9 @@ def fetch(
     if there.more:
         text = f"{path} has more files than the {MOST_FILES:,} that a node lists: name a folder in it"
         lacking.insert(0, text)
-    for file, below in _placed(there.files, path):
+    places, above = Places(), path.rpartition("/")[0]
+    for file in there.files:
+        below = places.of(file, file.path[len(above) + 1 :] if above else file.path)
         kept, target = home.get((file.path, file.node)), folder / below
         try:
             yield _copied_home(kept, target) if kept else _Copy(backend, state, file, target).run()
@@ -338,14 +340,6 @@ class Places:
         return f"node-{file.node}/{own}"
 
 
-def _placed(files: Iterable[RunFile], path: str) -> Iterator[tuple[RunFile, str]]:
-    """Yield each file with its path in a folder."""
-    above = path.rpartition("/")[0]
-    places = Places()
-    for file in files:
-        yield file, places.of(file, file.path[len(above) + 1 :] if above else file.path)
-
-
 def checked(path: str) -> str:
     """Return a path as nodes name files; raise ``SpecError`` if no node can have files there."""
     parts = path.strip("/").split("/")
@@ -356,16 +350,11 @@ def checked(path: str) -> str:
 
 
 def _listing(records: Sequence[Mapping[str, Any]], node: int, below: str) -> NodeListing | None:
-    """Return what a node lists; None if its answer was cut off."""
+    """Return what a node lists at or below a path, without what leads elsewhere; None if it was cut off."""
     end = next((record for record in records if "listed" in record), None)
     if end is None:
         return None
-    rows = tuple(_rows(records, node, below))
-    return NodeListing(rows, end.get("more") is True, end.get("shared") is True)
-
-
-def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterator[RunFile]:
-    """Yield the files that a node lists, except those that aren't at or below a path, or lead elsewhere."""
+    files: list[RunFile] = []
     for record in records:
         rows = record.get("files")
         for row in rows if isinstance(rows, list) else ():
@@ -378,7 +367,8 @@ def _rows(records: Iterable[Mapping[str, Any]], node: int, below: str) -> Iterat
             safe = parts[0] in (ARTIFACTS, CHECKPOINTS) and not {"", ".", ".."}.intersection(parts)
             inside = not below or f"{file.path}/".startswith(f"{below}/")
             if safe and file.path.isprintable() and inside and 0 <= file.size < _MOST:
-                yield file
+                files.append(file)
+    return NodeListing(tuple(files), end.get("more") is True, end.get("shared") is True)
 
 
 class Reader:

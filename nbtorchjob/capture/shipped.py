@@ -245,8 +245,23 @@ def _folder(name: str, root: Path) -> DataFolder:
     sources = sorted(_files_below(name, root))
     if not sources:
         raise CaptureError(f"--data {name}: there is no file in {root}")
+    data_files: list[ShippedFile] = []
     with activity(f"reading --data {name}", _total(source for _, source in sources)) as reading:
-        files = tuple(_data_file(name, relative, source, reading) for relative, source in sources)
+        for relative, source in sources:
+            try:
+                status = source.stat()
+                with open(source, "rb") as file:
+                    sha256 = _digest(file, status, str(source), reading)
+                    now = os.fstat(file.fileno())
+            except OSError as exc:
+                raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
+            if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+                raise changed(relative)
+            executable = bool(status.st_mode & stat.S_IXUSR)
+            data_files.append(
+                ShippedFile(relative, source, status.st_size, executable, status.st_mtime_ns, sha256, None)
+            )
+    files = tuple(data_files)
     listed = json.dumps([[file.path, file.size, file.sha256] for file in files]).encode()
     sha256 = hashlib.sha256(listed).hexdigest()
     return DataFolder(
@@ -261,20 +276,6 @@ def _total(paths: Iterable[Path]) -> int:
         with suppress(OSError):
             total += path.stat().st_size
     return total
-
-
-def _data_file(name: str, relative: str, source: Path, reading: Activity) -> ShippedFile:
-    try:
-        status = source.stat()
-        with open(source, "rb") as file:
-            sha256 = _digest(file, status, str(source), reading)
-            now = os.fstat(file.fileno())
-    except OSError as exc:
-        raise CaptureError(f"--data {name}: {relative} can't be read ({exc.strerror})") from exc
-    if (now.st_size, now.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
-        raise changed(relative)
-    executable = bool(status.st_mode & stat.S_IXUSR)
-    return ShippedFile(relative, source, status.st_size, executable, status.st_mtime_ns, sha256, None)
 
 
 def _files_below(name: str, root: Path) -> Iterator[tuple[str, Path]]:

@@ -224,18 +224,16 @@ def ranks_of(word: str, spec: JobSpec) -> int:
     """
     here = not spec.remote
     gpus = processes.gpus() if here else spec.cluster.gpu or 0
-    cores = processes.cores() if here else _cores(spec.cluster.cpu)
+    cpu = spec.cluster.cpu
+    # A part of a core counts as one.
+    requested = 0 if cpu is None else max(1, int(round(amount(cpu), 3)))
+    cores = processes.cores() if here else requested
     number = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[word]
     if number:
         return number
     unset = "neither --gpu nor --cpu is set" if word == "auto" else f"--{word} isn't set"
     why = "this machine has no NVIDIA GPU" if here else unset
     raise SpecError("nproc_per_node", word, f"a whole number, because {why}")
-
-
-def _cores(cpu: str | None) -> int:
-    """Return an amount's whole cores; a part of one counts as one."""
-    return 0 if cpu is None else max(1, int(round(amount(cpu), 3)))
 
 
 def flags_near(flag: str, flags: Sequence[str]) -> str:

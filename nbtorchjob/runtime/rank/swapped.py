@@ -226,7 +226,9 @@ class Change:
                     else:
                         self._set(old, attribute, value)
                 for attribute, value in list(vars(old).items()):
-                    if attribute not in vars(new) and _computes(attribute, value):
+                    computes = hasattr(type(value), "__get__") and not isinstance(value, _SLOTS)
+                    # A user's plain value stays; a class with `__eq__` alone got its `__hash__` from Python.
+                    if attribute not in vars(new) and (computes or attribute == "__hash__"):
                         self._set(old, attribute, _GONE)
             else:
                 self._change_function(_behind(old), new)  # it stays compiled
@@ -270,12 +272,6 @@ def _put(cls: Any, name: str, value: Any) -> None:
 def _give(function: Any, attributes: Dict[str, Any]) -> None:
     for name, value in attributes.items():
         setattr(function, name, value)
-
-
-def _computes(attribute: str, value: Any) -> bool:
-    """Whether what a class has there goes with its methods: a value of a user's stays."""
-    # A class with `__eq__` alone got None from Python.
-    return attribute == "__hash__" or (hasattr(type(value), "__get__") and not isinstance(value, _SLOTS))
 
 
 def _behind(value: Any) -> Any:
