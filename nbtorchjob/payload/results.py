@@ -38,9 +38,15 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     """
     lost: list[Unpicklable] = []
     rebuilt.differences.clear()
+
+    def unpickle(data: Any, buffers: Any) -> Any:
+        if not (fetched.ours or trust):
+            raise _ForeignError
+        with memory.in_host_memory():
+            return memory.Unpickler(io.BytesIO(data), buffers=buffers).load()
+
     try:
-        load = _unpickle if fetched.ours or trust else _refuse
-        value = read_value(str(fetched.path), load, fetched.key, lost)
+        value = read_value(str(fetched.path), unpickle, fetched.key, lost)
     except _ForeignError:
         raise ResultError(
             f"the value of {name} holds a pickle, and {name} wasn't submitted from here: unpickling it runs, "
@@ -79,12 +85,3 @@ def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
     for difference in dict.fromkeys(rebuilt.differences):
         warnings.warn(f"the value of {name}: {difference}", stacklevel=2)
     return value
-
-
-def _refuse(data: Any, buffers: Any) -> Any:
-    raise _ForeignError
-
-
-def _unpickle(data: Any, buffers: Any) -> Any:
-    with memory.in_host_memory():
-        return memory.Unpickler(io.BytesIO(data), buffers=buffers).load()

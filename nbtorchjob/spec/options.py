@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, replace
 from enum import Enum
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any
 
 from nbtorchjob.errors import LineError, Shape, SpecError
 from nbtorchjob.spec import Option, setting
@@ -226,7 +226,11 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     for o, value in _given(words[:end], needless):
         # The last value of an option counts, unless the option is repeatable.
         values[o] = (*values.get(o, ()), value) if o.repeated else value
-    _check_swap(values, words[end:])
+    swap = next((value for o, value in values.items() if o.key == "swap"), None)
+    ignored = [*(_flag(o) for o in values if o.key not in _FOR_SWAPS), *words[end : end + 1]]
+    if swap is not None and ignored:
+        why = f"with --swap {swap}: it changes the running job at once, and that job keeps its options"
+        raise SpecError(", ".join(ignored), "", why, Shape.CONFLICT)
     cell = {o: value for o, value in values.items() if o.home[:1] == _CELL}
     with named(cell, _flag):
         own = {o.name: value for o, value in cell.items() if o.home == _CELL}
@@ -257,18 +261,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     return result, replace(cell_options, notes=tuple(notes))
 
 
-_FOR_SWAPS = ("swap", "or-back", "within", "quiet")
-
-
-def _check_swap(values: Mapping[Option, Any], argv: Sequence[str]) -> None:
-    """Refuse options that a cell with ``--swap`` would ignore, as it sends no job."""
-    swap = next((value for o, value in values.items() if o.key == "swap"), None)
-    others = [*(_flag(o) for o in values if o.key not in _FOR_SWAPS), *argv[:1]]
-    if swap is not None and others:
-        why = f"with --swap {swap}: it changes the running job at once, and that job keeps its options"
-        raise SpecError(", ".join(others), "", why, Shape.CONFLICT)
-
-
+_FOR_SWAPS = ("swap", "or-back", "within", "quiet")  # options that a cell which sends no job heeds
 _FOR_TURNS = ("all-ranks",)  # options of a job that a lab's cell takes, too
 
 
@@ -366,9 +359,16 @@ def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tup
         o = _BY_FLAG.get(flag)
         if o is None:
             text = next(rest, "") if takes_value(flag) and not equals else text
-            why = why_needless(flag, text) or _refuse(word)
-            needless.setdefault(why, []).append(flag)
-            continue
+            if why := why_needless(flag, text):
+                needless.setdefault(why, []).append(flag)
+                continue
+            if not word.startswith("-"):
+                allowed = 'options start with "--"; quote values that contain spaces'
+                raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
+            spelled = word.partition("=")[0]
+            near = flags_near(spelled, flags())
+            allowed = f"did you mean {near}?" if near else f"{options_hint()} lists them"
+            raise SpecError("option", spelled, allowed, Shape.UNKNOWN)
         if o.takes == "switch":
             if equals:
                 raise SpecError(flag, text, "a value: it is a switch", Shape.CONFLICT)
@@ -381,13 +381,3 @@ def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tup
             yield o, pair(value, flag)
         else:
             yield o, value if o.takes == "texts" else read(o, value, flag)
-
-
-def _refuse(word: str) -> NoReturn:
-    if not word.startswith("-"):
-        allowed = 'options start with "--"; quote values that contain spaces'
-        raise SpecError("argument", word, allowed, Shape.UNEXPECTED)
-    spelled = word.partition("=")[0]
-    near = flags_near(spelled, flags())
-    allowed = f"did you mean {near}?" if near else f"{options_hint()} lists them"
-    raise SpecError("option", spelled, allowed, Shape.UNKNOWN)

@@ -348,11 +348,15 @@ def fill_enum(cls: Any, attributes: Dict[str, Any]) -> Dict[str, Any]:
         else:
             tables.get("_unhashable_values_", []).append(member._value_)  # 3.11
             tables.get("_unhashable_values_map_", {}).setdefault(name, []).append(member._value_)
-    return {
-        name: value
-        for name, value in attributes.items()
-        if name not in members and name not in _TABLES and not _of_enums(_function(value))
-    }
+    rest = {}
+    for name, value in attributes.items():
+        if name in members or name in _TABLES:
+            continue
+        function = _function(value)
+        # The enum metaclass adds methods of Python's own.
+        if not (callable(function) and getattr(function, "__module__", None) in (None, "builtins", "enum")):
+            rest[name] = value
+    return rest
 
 
 def _set(cls: type, **attributes: Any) -> None:
@@ -362,8 +366,3 @@ def _set(cls: type, **attributes: Any) -> None:
 
 def _is_bit(value: Any) -> bool:
     return isinstance(value, int) and value > 0 and not value & (value - 1)
-
-
-def _of_enums(value: Any) -> bool:
-    """Whether the enum metaclass added an attribute: it is a method of Python's own."""
-    return callable(value) and getattr(value, "__module__", None) in (None, "builtins", "enum")

@@ -86,18 +86,6 @@ class _Loader(pickle.Unpickler):
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
-def _objects_in(space: Dict[str, Any]) -> List[Any]:
-    """Return the functions and classes that a namespace has, also in dictionaries and classes there."""
-    objects: List[Any] = []
-    for value in list(space.values()):
-        inner = dict.values(value) if issubclass(type(value), dict) else ()
-        if issubclass(type(value), type):
-            inner = vars(value).values()
-        parts = (value, *list(inner))
-        objects += (part for part in parts if issubclass(type(part), (FunctionType, type)))
-    return objects
-
-
 def class_cells(values: Any, cls: Any) -> Iterator[Any]:
     """Yield the closure variables of a class's methods that hold the class itself."""
     waiting, seen = list(values), set()
@@ -127,7 +115,13 @@ class Snapshot:
 
     def __init__(self, space: Dict[str, Any], sets: Iterable[str]) -> None:
         self.values = dict(space)
-        self.objects = _objects_in(space)
+        self.objects: List[Any] = []  # the functions and classes there, also in dictionaries and classes
+        for value in self.values.values():
+            inner = dict.values(value) if issubclass(type(value), dict) else ()
+            if issubclass(type(value), type):
+                inner = vars(value).values()
+            parts = (value, *list(inner))
+            self.objects += (part for part in parts if issubclass(type(part), (FunctionType, type)))
         self.others = _set_by_threads(space) - set(sets)
         self._space = space
 

@@ -100,8 +100,12 @@ class Change:
         if self.words.get("stops") and sys.breakpointhook is call.pass_over:
             raise CannotSwapError("the new code names breakpoint(), and %s" % call.CANNOT_STOP)
         edited = _modules(file for file, there in payload.differing(modules).items() if there)
-        in_place = _modules(self.words.get("in_place", ()))
-        _refuse_imported({**edited, **{file: name for file, name in in_place.items() if _is_newer(name)}})
+        # Modules that ranks import in place may have been edited since
+        for file, name in _modules(self.words.get("in_place", ())).items():
+            place = getattr(sys.modules.get(name), "__file__", None)
+            if place is not None and os.path.exists(place) and os.path.getmtime(place) > began:
+                edited[file] = name
+        _refuse_imported(edited)
         payload.show_sources()
         importlib.invalidate_caches()  # files that came with the cell were written just now
         before, imported = Snapshot(space, self.words["sets"]), set(sys.modules)
@@ -315,12 +319,6 @@ def _modules(files: Iterable[str]) -> Dict[str, str]:
 
 
 began = 0.0  # when this rank began, as `time.time` has it
-
-
-def _is_newer(module: str) -> bool:
-    """Whether a module that ranks import in place has changed since they began."""
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return path is not None and os.path.exists(path) and os.path.getmtime(path) > began
 
 
 def _refuse_imported(edited: Dict[str, str]) -> None:

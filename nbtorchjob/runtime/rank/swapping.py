@@ -89,7 +89,11 @@ def _swap(number: int, count: int) -> None:
         what = REFUSED
     record.update(names=change.hows, compiled=change.compiled)
     _tell(number, what, record)
-    if _verdict(number) == DROP:
+    about, verdict = divmod(page[VERDICT], STEP)
+    while about < number:  # the nodes are still deciding
+        time.sleep(points.PAUSE_S)
+        about, verdict = divmod(page[VERDICT], STEP)
+    if about > number or verdict == DROP:
         change.drop()
         chance.put_back()
         return
@@ -129,17 +133,6 @@ def _tell(number: int, what: int, record: Dict[str, Any]) -> None:
     except (OSError, ValueError, TypeError):  # a full disk
         what = REFUSED if what == PREPARED else what
     points.tell_ready(number * STEP + what)
-
-
-def _verdict(number: int) -> int:
-    """Wait for the nodes' decision; return GO or DROP."""
-    page = points.page
-    assert page is not None
-    while True:
-        about, verdict = divmod(page[VERDICT], STEP)
-        if about >= number:
-            return verdict if about == number else DROP
-        time.sleep(points.PAUSE_S)
 
 
 class _Trial:

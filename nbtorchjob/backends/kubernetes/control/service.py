@@ -350,7 +350,12 @@ class _Place:
                     here = await session(self._scope.context)
                     self._client = here.client
                     lease = lease or Lease(here.client, self._scope.namespace, mine, self._who)
-                    wanted = await self._may(lease)
+                    try:
+                        wanted = await lease.take()
+                    except ForbiddenError as exc:
+                        if not self._task:
+                            LOG.warning("%s: can't announce who looks after its jobs: %s", self._scope, exc)
+                        wanted = True
                     if self._tender is not None and await self._tender.outdated():
                         await self._tend(wanted=False)
                     await self._tend(wanted=wanted)
@@ -368,14 +373,6 @@ class _Place:
             if lease is not None:
                 with suppress(ClusterError):
                     await lease.leave()
-
-    async def _may(self, lease: Lease) -> bool:
-        try:
-            return await lease.take()
-        except ForbiddenError as exc:
-            if not self._task:
-                LOG.warning("%s: can't announce who looks after its jobs: %s", self._scope, exc)
-            return True
 
     async def _tend(self, *, wanted: bool) -> None:
         if wanted and self._task is None:
