@@ -29,7 +29,7 @@ from nbtorchjob.environment import here
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.activity import activity
-from nbtorchjob.runtime.install.environment import normalised
+from nbtorchjob.runtime.install.environment import command, normalised
 from nbtorchjob.spec import toml
 from nbtorchjob.text import words
 
@@ -126,17 +126,17 @@ def _build(path: Path) -> Wheel:
     """Build the wheel of the project at ``path``; raises ``SubmitError``."""
     with tempfile.TemporaryDirectory(prefix="nbtorchjob-") as folder:
         if find_spec("pip") is not None:
-            pip = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
-            command = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(path)]
+            pip = (*command("pip"), "--no-input", "--disable-pip-version-check")
+            builder = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, "--", str(path)]
         elif uv := shutil.which("uv"):
             python = ("--python", sys.executable)
-            command = [uv, "build", "--wheel", *python, "--out-dir", folder, "--", str(path)]
+            builder = [uv, "build", "--wheel", *python, "--out-dir", folder, "--", str(path)]
         else:
             raise SubmitError(f"--package {path} can't be built: {sys.executable} has neither pip nor uv")
         try:
             with activity(f"building {path.resolve().name}"):
                 done = subprocess.run(
-                    command,
+                    builder,
                     env={**_EPOCH, **os.environ},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, takewhile
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -358,7 +358,8 @@ def _assigned(statement: ast.stmt, name: str) -> str | None:
         pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = [*zip(target.elts, value.elts, strict=False)]
-        for part, item in pairs:
+        # Which values a star takes, and those after it, isn't known from their places.
+        for part, item in takewhile(lambda pair: not any(isinstance(e, ast.Starred) for e in pair), pairs):
             if isinstance(part, ast.Name) and part.id == name:
                 return ast.unparse(item)
     return None

@@ -14,7 +14,9 @@ from nbtorchjob.errors import SpecError, SubmitError
 from tests.environment.built import project, wheel
 
 
-def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(folder):
+def test_a_project_is_built_when_it_was_edited_and_told_by_what_it_installs(folder, tmp_path, monkeypatch):
+    (tmp_path / "tokenize.py").write_text("raise ImportError('not the standard library')")
+    monkeypatch.chdir(tmp_path)
     source = project(folder, "mylib", "1.2") / "mylib.py"
     build = wheels.wheel(folder)
     (folder / "build").mkdir()

@@ -137,6 +137,7 @@ def test_the_plain_values_that_code_reads_again_and_again_are_known_but_no_secre
         "warmup": 10,
     }
     assert code.of(job("lr = 2\ndef f():\n    return lr", lr="1")).values == {}
+    assert code.of(job("a, *b, c = 1, 2, 3, 4\ndef f():\n    return a + c")).values == {"a": 1}
 
 
 def test_of_a_whole_edited_cell_what_differs_is_swapped():

@@ -25,6 +25,16 @@ _STDLIB = os.path.dirname(os.__file__)
 _SUFFIXES = all_suffixes()
 
 
+def command(module: str) -> List[str]:
+    """Return the command that runs a module with this interpreter.
+
+    Unlike ``-m`` it leaves the working folder off ``sys.path``: some of the user's files there may be named
+    as modules of Python's own.
+    """
+    run = "import runpy; runpy.run_module(%r, run_name='__main__', alter_sys=True)" % module
+    return [sys.executable, "-c", "import sys; sys.path[:] = filter(None, sys.path); " + run]
+
+
 def normalised(name: str) -> str:
     """Return a distribution's normalised name (PEP 503)."""
     return _separators.sub("-", name).lower()

@@ -342,8 +342,8 @@ class _Pip(_Installer):
 
     def __init__(self, what: str, work: str) -> None:
         super().__init__(what, work)
-        program = (sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check")
-        self.command = (*program, "--log", self._path("log"))
+        options = ("--no-input", "--disable-pip-version-check", "--log", self._path("log"))
+        self.command = (*environment.command("pip"), "install", *options)
 
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
         report = self._path("report")
@@ -432,7 +432,7 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
     if own:
         command = [own]
     elif find_spec("uv"):
-        command = [sys.executable, "-m", "uv"]
+        command = environment.command("uv")
     elif not wanted["uv"]:
         command = []
     else:

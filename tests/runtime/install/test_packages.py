@@ -54,7 +54,9 @@ def refused(folder, *asked, **more):
     return caught.value
 
 
-def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index):
+def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index, monkeypatch):
+    (folder / "tokenize.py").write_text("raise ImportError('not the standard library')")
+    monkeypatch.chdir(folder)
     wheel(index, "nbtj_fresh", "1.0", "nbtj_below", "cloudpickle>=1")
     wheel(index, "nbtj_below", "1.0")
     wheel(index, "nbtj_below", "2.0")
