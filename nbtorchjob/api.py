@@ -81,10 +81,10 @@ def keep(
     and ``NameTakenError`` if a lab or another job of that name runs.
     """
     chosen: dict[str, Any] = {k: v for k, v in (("name", name), ("idle", idle)) if v is not None}
-    asked = dataclasses.replace(JobSpec.of(spec), lab=True, **chosen)
+    lab_spec = dataclasses.replace(JobSpec.of(spec), lab=True, **chosen)
     call = capture.from_cell("pass", {}, filename=turns.KEEP, root=working())
     call = dataclasses.replace(call, label="keep()")
-    return submission.keep(submission.prepare(call, submission.check(asked)))
+    return submission.keep(submission.prepare(call, submission.check(lab_spec)))
 
 
 def pool(
@@ -100,8 +100,8 @@ def pool(
     from nbtorchjob import pools
 
     chosen: dict[str, Any] = {k: v for k, v in (("name", name), ("idle", idle)) if v is not None}
-    asked = pools.requested(dataclasses.replace(JobSpec.of(spec), **chosen))
-    return submission.keep(submission.prepare(pools.call(), submission.check(asked)))
+    pool_spec = pools.requested(dataclasses.replace(JobSpec.of(spec), **chosen))
+    return submission.keep(submission.prepare(pools.call(), submission.check(pool_spec)))
 
 
 def lab(name: str, *, trust: bool = False) -> Lab:
@@ -129,35 +129,35 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     """
     from nbtorchjob.job import Job
 
-    asked, _, address = name.partition(":")
+    prefix, _, address = name.partition(":")
     # All backends: an address may lead to one where this user never sent a job.
-    doors = [(asked, address)] if asked in BACKENDS else [(kind, name) for kind in BACKENDS]
+    doors = [(prefix, address)] if prefix in BACKENDS else [(kind, name) for kind in BACKENDS]
     for kind, address_there in dict.fromkeys(
         [*doors, *((kind, _spelled(address_there)) for kind, address_there in doors)]
     ):
         try:
-            there = backend_of(kind, address_there)
-            info = there.info(address_there)
+            candidate = backend_of(kind, address_there)
+            info = candidate.info(address_there)
             if info.in_pool:
                 from nbtorchjob.labs import Lab  # late, as above
 
                 of = backend(info.backend)
                 pool = Lab(of, of.info(info.address.rpartition(MARK)[0]), trust=trust)
                 return pool.turn(info.address)
-            return Job(there, info, trust=trust)
+            return Job(candidate, info, trust=trust)
         except JobNotFoundError:
             continue
     import difflib  # late: only an unknown name needs it
 
-    known = job_names()
-    runs = [run for run in known if naming.is_in_group(run, _spelled(name))]
+    names = job_names()
+    runs = [run for run in names if naming.is_in_group(run, _spelled(name))]
     if runs:
         text = f"{name!r} is a group of runs, not one job: name one of them, such as {runs[0]}"
         raise JobNotFoundError(text)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    newest = f"the newest are {', '.join(known[-3:])}." if known else "there are no jobs."
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    newest = f"the newest are {', '.join(names[-3:])}." if names else "there are no jobs."
     others = f"did you mean {', '.join(near)}?" if near else newest
-    if name in known:  # but not in the namespace of the settings
+    if name in names:  # but not in the namespace of the settings
         others = "another namespace has one: use NAMESPACE/NAME."
     raise JobNotFoundError(f"there is no job named {name!r}; {others} See {hint('list')}")
 
@@ -266,12 +266,12 @@ def probe(spec: JobSpec | Launch | None = None) -> None:
     """
     from nbtorchjob.backends import probing  # late: most commands follow no job
 
-    asked = JobSpec.of(spec)
-    if not isinstance(backend(asked.backend), Images):
-        raise SpecError("probe", asked.backend, "a backend with images; local jobs use this Python")
+    job_spec = JobSpec.of(spec)
+    if not isinstance(backend(job_spec.backend), Images):
+        raise SpecError("probe", job_spec.backend, "a backend with images; local jobs use this Python")
     call = dataclasses.replace(capture.from_cell("None", {}), label="doctor --probe")
-    for image in asked.images:
-        plan = submission.check(probing.small(asked, image))
+    for image in job_spec.images:
+        plan = submission.check(probing.small(job_spec, image))
         probing.ask(plan.backend, submission.send(submission.prepare(call, plan)).info)
 
 
@@ -344,15 +344,15 @@ def grouped(name: str, *, trust: bool = False) -> list[Job[Any]]:
 
     name = _spelled(name)
     for candidate in backends.used():
-        infos = [candidate.info(known) for known in candidate.names() if naming.is_in_group(known, name)]
+        infos = [candidate.info(run) for run in candidate.names() if naming.is_in_group(run, name)]
         members: list[Job[Any]] = [Job(candidate, info, trust=trust) for info in infos if info.group == name]
-        ours = [job for job in members if trust or candidate.ours(job.info.address)]
-        if ours and len(ours) < len(members):
-            others = ", ".join(sorted({job.name for job in members} - {job.name for job in ours})[:_NAMED])
+        trusted = [job for job in members if trust or candidate.ours(job.info.address)]
+        if trusted and len(trusted) < len(members):
+            others = ", ".join(sorted({job.name for job in members} - {job.name for job in trusted})[:_NAMED])
             text = f"{others}: not submitted from here, so omitted from {name}; --trust includes them"
             warnings.warn(text, stacklevel=3)
         if members:
-            return ours or members
+            return trusted or members
     # The group's runs that this user has sent to a pool
     members = [
         Lab(backend(pool.backend), pool, trust=trust).turn(f"{pool.address}{MARK}{turn.number}")

@@ -399,14 +399,14 @@ def needs_extra(extra: str, by: str) -> Iterator[None]:
             marker = requirement.marker
             if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
                 continue
-            asked = f"{requirement.name}{requirement.specifier}"
+            dependency = f"{requirement.name}{requirement.specifier}"
             try:
                 version = metadata.version(requirement.name)
             except metadata.PackageNotFoundError:
-                lacking.append(asked)
+                lacking.append(dependency)
                 continue
             if not requirement.specifier.contains(version, prereleases=True):
-                lacking.append(f"{asked} (here: {version})")
+                lacking.append(f"{dependency} (here: {version})")
         lacks = sorted(lacking) or [exc.name or str(exc)]
         text = f"{by} needs {' and '.join(lacks)}: pip install '{__package__}[{extra}]'"
         raise NotInstalledError(text) from exc

@@ -106,11 +106,11 @@ def remembered(
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def call(held: Held, /, *rest: Rest.args, **named: Rest.kwargs) -> V:
-        known = vars(held).get(name)
-        if known is None or known[0] != (rest, named):
-            known = vars(held)[name] = (rest, named), function(held, *rest, **named)
-        value: V = known[1]
+    def call(instance: Held, /, *rest: Rest.args, **named: Rest.kwargs) -> V:
+        entry = vars(instance).get(name)
+        if entry is None or entry[0] != (rest, named):
+            entry = vars(instance)[name] = (rest, named), function(instance, *rest, **named)
+        value: V = entry[1]
         return value
 
     return call

@@ -253,20 +253,20 @@ class Job(Generic[T]):
             since = others.look() if others is not None else None
             # Else a job that ended long ago would seem to be just submitted, until following reaches its end.
             # The facts that are then read again change nothing.
-            known: JobState | None = None
+            snapshot: JobState | None = None
             with suppress(NBTorchJobError):
-                known = self._backend.snapshot(self.info.address)
-            if known is not None and self.info.is_another(known.info):
+                snapshot = self._backend.snapshot(self.info.address)
+            if snapshot is not None and self.info.is_another(snapshot.info):
                 # The state that a follower has once the job is deleted
                 following, now = _Following(self.info), time.time()
                 following.state = apply(apply(following.state, Removed(now)), Closed(now))
                 following.ended.bring(None)
                 self._following = following
                 return following.state
-            following = self._following = others or self._shared(known)
+            following = self._following = others or self._shared(snapshot)
             if since is not None:
-                following.adopt(known, since)
-            return known if known is not None and not following.current else following.state
+                following.adopt(snapshot, since)
+            return snapshot if snapshot is not None and not following.current else following.state
 
     def _known(self) -> JobState:
         """Return the job's state now, without following it; raises ``JobNotFoundError``."""
@@ -415,8 +415,8 @@ class Job(Generic[T]):
     def _check(self, what: str, number: int, most: int) -> None:
         # A job that another tool made has no spec, which gives its size.
         if self.info.spec and number not in range(most):
-            there = f"0 to {most - 1}" if most > 1 else "0"
-            raise SpecError(what, number, f"{there}: {self.name} has {words.count(most, what)}")
+            valid_range = f"0 to {most - 1}" if most > 1 else "0"
+            raise SpecError(what, number, f"{valid_range}: {self.name} has {words.count(most, what)}")
 
     def logs(self, rank: int = 0, tail: int | None = None, *, stream: Stream | None = None) -> str:
         """Return a rank's whole log so far, or its last ``tail`` lines.
@@ -448,14 +448,14 @@ class Job(Generic[T]):
         second. While the job goes on, an unfinished line is left out. Raises ``SpecError`` for an invalid
         regular expression or stream, and for a rank or node that the job can't have.
         """
-        wanted = Wanted(since, until, None if pattern is None else compiled(pattern))
+        line_filter = Wanted(since, until, None if pattern is None else compiled(pattern))
         if rank is not None:
             self.check_rank(rank)
         if node is not None:
             self.check_node(node)
         check_stream(stream)
         lines = downloads.lines(self._backend, self._known(), rank=rank, node=node, stream=stream)
-        return filter(wanted.has, lines)
+        return filter(line_filter.has, lines)
 
     def archive(self, *, times: bool = False) -> Iterator[bytes]:
         """Return all ranks' logs so far as a zip archive, in pieces: ``JOB/rank-0.log`` and so on.
@@ -748,12 +748,12 @@ class Job(Generic[T]):
         """Await rank 0's value."""
         import asyncio
 
-        here = asyncio.get_running_loop()
+        event_loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
         def tell() -> None:
             with suppress(RuntimeError):  # that loop is closed
-                here.call_soon_threadsafe(ended.set)
+                event_loop.call_soon_threadsafe(ended.set)
 
         self._ended.then(tell)
         yield from ended.wait().__await__()
@@ -765,13 +765,13 @@ class Job(Generic[T]):
 
 def attached(id_: str, trust: bool) -> Job[Any]:
     """Return a handle on the job with that id (``JobInfo.id``); raises ``JobNotFoundError``."""
-    known, _, address = id_.partition(":")
-    there = backend_of(known, address)
-    return Job(there, there.info(address), trust=trust)
+    backend_name, _, address = id_.partition(":")
+    backend = backend_of(backend_name, address)
+    return Job(backend, backend.info(address), trust=trust)
 
 
 def newest_run(chosen: Backend, name: str) -> JobState:
     """Return the state of a name's run that is still going, or of the last one that ended."""
-    runs = [known for known in chosen.names() if naming.is_run(known, name)] or [name]
+    runs = [candidate for candidate in chosen.names() if naming.is_run(candidate, name)] or [name]
     states = [chosen.known(run) for run in runs]
     return next((state for state in reversed(states) if not state.phase.terminal), states[-1])

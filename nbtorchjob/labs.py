@@ -208,29 +208,31 @@ class Lab:
             if name not in namespace:
                 raise SpecError("push", name, "a variable of the notebook")
         state = self._ready(say)
-        there = turns.ranks(state)
+        lab_ranks = turns.ranks(state)
         for rank in ranks:
-            if rank not in there:
-                many = f"0 to {max(there)}" if len(there) > 1 else "0"
-                raise SpecError("rank", rank, f"{many}: {self.name} has {words.count(len(there), 'rank')}")
+            if rank not in lab_ranks:
+                many = f"0 to {max(lab_ranks)}" if len(lab_ranks) > 1 else "0"
+                raise SpecError(
+                    "rank", rank, f"{many}: {self.name} has {words.count(len(lab_ranks), 'rank')}"
+                )
         notes = [*attempts.began_anew(state)]
-        wanted = [name for name in names if name not in push]
+        needed_names = [name for name in names if name not in push]
         pushed = {name: namespace[name] for name in push}
-        if not wanted:
+        if not needed_names:
             return LabAnswer(
                 RankNames(push=pushed, lab=self.name), None, tuple(notes), namespace, state.round
             )
-        answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": wanted})
-        has = frozenset(str(name) for name in answer.get("has", ())) & set(wanted)
+        answer = self._ask({"question": "names", "ranks": list(ranks) or None, "of": needed_names})
+        has = frozenset(str(name) for name in answer.get("has", ())) & set(needed_names)
         base = int(answer["base"])
         sent, both = self._sent_values(state, base), dict[str, str]()
         for name in sorted(has & namespace.keys()):
             value = namespace[name]
             # A value that was never sent from here needn't be pickled just for this.
-            mine = capture.digest(value) if name in sent else str(id(value))
-            is_known = mine in (sent.get(name), _noted.get((self.info.run, name)))
+            fingerprint = capture.digest(value) if name in sent else str(id(value))
+            is_known = fingerprint in (sent.get(name), _noted.get((self.info.run, name)))
             if not (is_known or isinstance(value, ModuleType)):
-                both[name] = mine
+                both[name] = fingerprint
         rank_names = RankNames(
             has,
             lambda name: why_not(self.state, name, ranks),
@@ -250,9 +252,9 @@ class Lab:
             options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
             lines.append(f"the ranks of {self.name} use their own {name}: {options}")
         lines += call.notes
-        there = self._there()
-        if there is not None:
-            lines += self._differences(call, there)
+        environment = self._there()
+        if environment is not None:
+            lines += self._differences(call, environment)
         if PLACES[self.info.backend].remote:
             from nbtorchjob.capture import imported  # late: on this machine, no file is missing
 
@@ -274,7 +276,7 @@ class Lab:
         return installed
 
     def _differences(self, call: Call, there: Environment) -> list[str]:
-        mine = here.environment()
+        own_environment = here.environment()
         # Requirements of the cell's own script block that the ranks lack
         if "# ///" not in call.text:
             unmet = []
@@ -285,9 +287,9 @@ class Lab:
         if missing := unmet:
             asks = shlex.join(word for line in missing for word in ("--package", line))
             raise LackingError(f"{self.name} lacks requirements of the cell's script block: {_ANEW} {asks}")
-        if mine.distributions == there.distributions:
+        if own_environment.distributions == there.distributions:
             return []
-        differences = images.compared(call.needs, mine, there)
+        differences = images.compared(call.needs, own_environment, there)
         if differences.absent:
             lacks = self._ask({"question": "lacks", "of": differences.absent})["lacks"]
             differences = differences.without({*differences.absent} - {*lacks})
@@ -313,8 +315,8 @@ class Lab:
         the lab's spec says so, every rank's value is returned.
         """
         origin, all_ranks = origin or Origin(), all_ranks or self._spec.all_ranks
-        there = self._there()
-        sourced = there is None or there.minor != capture.PYTHON
+        environment = self._there()
+        sourced = environment is None or environment.minor != capture.PYTHON
         call = replace(call, by=identity.whose(call, origin), sourced=sourced)
         spec = replace(self._spec, all_ranks=all_ranks)
 
@@ -322,11 +324,11 @@ class Lab:
             return archive.write_turn(file, call, key, spec, push=[*answer.rank_names.push])
 
         question = {"base": answer.base, "ranks": list(ranks) or None}
-        known = {"all_ranks": all_ranks, "turn": tuple(ranks)}
-        job, reply = self._send(call, pack, question, origin, known, say)
+        fields = {"all_ranks": all_ranks, "turn": tuple(ranks)}
+        job, reply = self._send(call, pack, question, origin, fields, say)
         if int(reply["base"]) != answer.seen:
             say(f"Note: {attempts.anew(self.state)}")
-        _noted.update({(self.info.run, name): mine for name, mine in answer.both.items()})
+        _noted.update({(self.info.run, name): fingerprint for name, fingerprint in answer.both.items()})
         self.shipped(call, answer.namespace, answer.rank_names, int(reply["round"]))
         return job
 
@@ -350,7 +352,7 @@ class Lab:
             return archive.write(file, call, spec, key, env=env, sweep=json.dumps({**run}) if run else "")
 
         policy = spec.launch.run_policy
-        known = {
+        fields = {
             "all_ranks": spec.all_ranks,
             "spec": spec.to_json(),
             "deadline_s": policy.active_deadline_seconds if policy is not None else None,
@@ -362,7 +364,7 @@ class Lab:
         numbers = able(self._backend, Numbers, "send", self.info.address)
         number = numbers.number(self.info.address, max(turns.numbers(self.state).values(), default=0))
         question = {"base": None, "ranks": None, "nodes": spec.launch.min_nodes, "number": number}
-        job, _ = self._send(call, pack, question, origin, known, say)
+        job, _ = self._send(call, pack, question, origin, fields, say)
         return job
 
     def _send(
@@ -421,27 +423,27 @@ class Lab:
         fields["turn"] = fields["turn"] or (turn[1].ranks if turn is not None else ())
         info = turns.of(self.info, **fields)
 
-        taken = Taken(before, int(reply["round"]), since)
+        acceptance = Taken(before, int(reply["round"]), since)
         if self.info.is_pool:
-            record = {"question": question, "times": 1, "round": taken.round, "attempt": 1, "past": []}
+            record = {"question": question, "times": 1, "round": acceptance.round, "attempt": 1, "past": []}
             kept: Kept | None = None
             # A payload with secrets isn't written to disk.
             if not info.asked.secret_env:
                 with suppress(OSError, NotOwnError):
                     kept = Kept.made(info, self.info.run, id_, file.getbuffer(), record)
-            self._turns.sent(info, taken, partial(self._again, question, file.getbuffer()), kept)
+            self._turns.sent(info, acceptance, partial(self._again, question, file.getbuffer()), kept)
         else:
-            self._turns.sent(info, taken)
+            self._turns.sent(info, acceptance)
         return Job(self._turns, info, trust=self.trust), reply
 
     def _again(
         self, question: Mapping[str, Any], data: memoryview, times: int, attempts: Mapping[str, Any]
     ) -> Taken:
         """Send a job of a pool for the ``times``-th time, with what its lead will report of its attempts."""
-        asked = {**question, "id": turns.again(question["id"], times), **attempts}
+        new_question = {**question, "id": turns.again(question["id"], times), **attempts}
         since = self._turns.now(self.info)
         try:
-            before, reply = self._sent(asked, data, lambda text: None)
+            before, reply = self._sent(new_question, data, lambda text: None)
         except BaseException:
             since.forget()
             raise
@@ -477,14 +479,14 @@ class Lab:
         swapped = {(swap.round, name) for swap in swaps.as_swapped(state) for name in swap.names}
         sent: dict[str, str] = {}
         for turn in turns.turns(state):
-            taken = turn.taken
-            if taken.base == base:
-                mine = _shipped.get((self.info.run, taken.round if taken.id else _FIRST), {})
-                theirs = _sets(taken.text, taken.filename) | ({*taken.pushed} - mine.keys())
+            fact = turn.taken
+            if fact.base == base:
+                own_digests = _shipped.get((self.info.run, fact.round if fact.id else _FIRST), {})
+                changed_names = _sets(fact.text, fact.filename) | ({*fact.pushed} - own_digests.keys())
                 sent = {
                     name: digest
-                    for name, digest in {**sent, **mine}.items()
-                    if name not in theirs and (taken.round, name) not in swapped
+                    for name, digest in {**sent, **own_digests}.items()
+                    if name not in changed_names and (fact.round, name) not in swapped
                 }
         return sent
 
@@ -508,14 +510,14 @@ class Lab:
         while left:
             left -= 1
             state = self._ready(say)
-            asked = question
+            full_question = question
             if self.info.is_pool:
                 # A job that was sent by an older version has no number.
                 if resending.is_behind(self.info.run, question.get("number", 0), state.round):
                     raise Behind
-                asked = {**question, "base": state.round}
+                full_question = {**question, "base": state.round}
             try:
-                with self._nodes.talk(self.info.address, self._lead(state), asked, _ASKED_S) as talk:
+                with self._nodes.talk(self.info.address, self._lead(state), full_question, _ASKED_S) as talk:
                     talk.send_all(data)
                     answer = talk.hear(_TAKEN_S)
                     if answer is not None and "bring" in answer:
@@ -544,9 +546,9 @@ class Lab:
         bring = {"question": "bring", "id": question["id"], "size": question["size"]}
 
         def to(node: int) -> None:
-            with self._nodes.talk(self.info.address, node, bring, _ASKED_S) as there:
-                there.send_all(data)
-                there.hear(_TAKEN_S)
+            with self._nodes.talk(self.info.address, node, bring, _ASKED_S) as node_talk:
+                node_talk.send_all(data)
+                node_talk.hear(_TAKEN_S)
 
         pool = ThreadPoolExecutor(MOST, "bring")
         try:
@@ -609,12 +611,12 @@ class Lab:
         while True:
             state = self.state
             if not state.suspended or time.monotonic() > began + _RESUMED_S:
-                here = capture.PYTHON
+                python = capture.PYTHON
                 if state.phase.terminal:
                     raise self._ended(state)
-                if not PLACES[self.info.backend].remote and self.info.python not in ("", here):
+                if not PLACES[self.info.backend].remote and self.info.python not in ("", python):
                     raise SubmitError(
-                        f"{self.name} runs Python {self.info.python}, but this is Python {here}"
+                        f"{self.name} runs Python {self.info.python}, but this is Python {python}"
                     )
                 if state.suspended and state.queued is None:  # a queue gives the nodes back by itself
                     raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
@@ -716,9 +718,9 @@ def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
             return f"would have been set by {turn.name}, which failed"
         if not turn.over:
             return f"is set by {turn.name}, which is still running: run this cell after it"
-        there = set(turn.taken.ranks)
-        if not set(wanted or turns.ranks(state)) <= there:
-            spelled = words.ranks(there)
+        turn_ranks = set(turn.taken.ranks)
+        if not set(wanted or turns.ranks(state)) <= turn_ranks:
+            spelled = words.ranks(turn_ranks)
             return f"was set by {turn.name} on {spelled} only: --rank {spelled.partition(' ')[2]}"
     return ""
 

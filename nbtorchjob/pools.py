@@ -78,24 +78,26 @@ def find(name: str, cluster: Cluster) -> Lab:
 
     Raises ``JobNotFoundError``, and ``SpecError`` if that job isn't a pool, or is another user's.
     """
-    there = backend(next(kind for kind, place in PLACES.items() if place.has_pods))
+    pool_backend = backend(next(kind for kind, place in PLACES.items() if place.has_pods))
     where = (cluster.context, cluster.namespace) if cluster.namespace else ()
-    info = newest(there, there.info("/".join([*filter(None, where), name])), name)
+    info = newest(pool_backend, pool_backend.info("/".join([*filter(None, where), name])), name)
     if not info.is_pool:
-        what = "a lab: --on NAME runs a cell there" if info.lab is not None else "an ordinary job"
-        raise SpecError("pool", name, f"a pool ({hint('pool', 'NAME')} starts one); this is {what}")
-    if not there.mine(info.address):
+        description = "a lab: --on NAME runs a cell there" if info.lab is not None else "an ordinary job"
+        raise SpecError("pool", name, f"a pool ({hint('pool', 'NAME')} starts one); this is {description}")
+    if not pool_backend.mine(info.address):
         raise SpecError("pool", name, "one of yours; this is another user's")
-    return Lab(there, info)
+    return Lab(pool_backend, info)
 
 
 def runs() -> Iterator[tuple[JobInfo, turns.Turn]]:
     """Yield the runs of groups that this user has sent to pools, each with its pool."""
-    for there in used():
-        pools = [state.info for state in there.jobs() if state.info.is_pool]
+    for pool_backend in used():
+        pools = [state.info for state in pool_backend.jobs() if state.info.is_pool]
         for pool in pools:
-            known = turns.turns(there.known(pool.address)) if there.mine(pool.address) else []
-            yield from ((pool, turn) for turn in known if turn.group)
+            pool_turns = (
+                turns.turns(pool_backend.known(pool.address)) if pool_backend.mine(pool.address) else []
+            )
+            yield from ((pool, turn) for turn in pool_turns if turn.group)
 
 
 class Sender:
@@ -117,12 +119,12 @@ class Sender:
             del self._jobs[id_]
             self._again[id_] = now + _AGAIN_S
         for info in resending.unfinished():
-            wanted = not self._namespaces or info.cluster.get("namespace") in self._namespaces
-            if not wanted or info.id in self._jobs or now < self._again.get(info.id, now):
+            in_scope = not self._namespaces or info.cluster.get("namespace") in self._namespaces
+            if not in_scope or info.id in self._jobs or now < self._again.get(info.id, now):
                 continue
             try:
-                there = backend(info.backend)
-                job = Lab(there, there.info(info.address.rpartition(MARK)[0])).turn(info.address)
+                job_backend = backend(info.backend)
+                job = Lab(job_backend, job_backend.info(info.address.rpartition(MARK)[0])).turn(info.address)
                 job.done()  # begins to follow it
                 self._jobs[info.id] = job
             except NBTorchJobError:
@@ -183,8 +185,8 @@ def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
         value = value_at(o, spec)
         if o.key == _NODES and isinstance(pool_spec.launch, Elastic) and _part(spec, pool_spec.launch):
             continue
-        there = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, pool_spec)
-        if value in (value_at(o, default), None) or value == there or o in _BUDGETS_OF_JOBS:
+        pool_value = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, pool_spec)
+        if value in (value_at(o, default), None) or value == pool_value or o in _BUDGETS_OF_JOBS:
             continue
         flag = o.flags[-1]
         if o.key == "name":
@@ -192,7 +194,7 @@ def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
         elif o.home in (overlay.RETRY, overlay.POLICY) or o.key == _RESTARTS:
             yield f"{flag} {value}: the pods are the pool's, and a job ends with its pool"
         else:
-            yield f"{flag} is {_shown(value)}, and the pool's {_shown(there)}"
+            yield f"{flag} is {_shown(value)}, and the pool's {_shown(pool_value)}"
     for name in (*spec.env, *spec.secret_env):
         if fresh.too_late(name) and (name not in spec.env or spec.env[name] != pool_spec.env.get(name)):
             yield f"--env {name} is read as libraries are loaded, before the job starts: give it to the pool"

@@ -170,10 +170,10 @@ class Runs(Sequence[Job[T]]):
     def _followed(self, before: list[JobState]) -> list[JobState]:
         """Return the states of the jobs by following them: on a cluster with one watch, and their logs."""
         states = []
-        for job, known in zip(self._jobs, before, strict=True):
+        for job, previous in zip(self._jobs, before, strict=True):
             if job.info.address not in self._ended:
                 job.done()  # begins to follow it
-                state = known if job.state.phase is Phase.SUBMITTED else job.state
+                state = previous if job.state.phase is Phase.SUBMITTED else job.state
                 if state.phase.terminal:
                     self._ended[job.info.address] = _light(state)
             states.append(self._ended.get(job.info.address) or state)
@@ -192,14 +192,14 @@ class Runs(Sequence[Job[T]]):
                 )
         now = time.monotonic()
         for address, why in self._judge.stops(states).items():
-            asked = self._asked_to_end.get(address)
-            if asked is not None and now - asked < _AGAIN_S:
+            request_time = self._asked_to_end.get(address)
+            if request_time is not None and now - request_time < _AGAIN_S:
                 continue
             self._asked_to_end[address] = now
             try:
                 self._backend.cancel(address, early=why)
             except NBTorchJobError as exc:
-                if asked is None:
+                if request_time is None:
                     warnings.warn(f"{address} could not be stopped early: {exc}", stacklevel=4)
 
     def results(
@@ -238,9 +238,9 @@ class Runs(Sequence[Job[T]]):
         """
         states = self.states()
         metrics = [runs.metrics(state) for state in states]
-        known = sorted({name for latest in metrics for name in latest})
-        if metric not in known:
-            they = f"they report {', '.join(known)}" if known else "they report nothing"
+        metric_names = sorted({name for latest in metrics for name in latest})
+        if metric not in metric_names:
+            they = f"they report {', '.join(metric_names)}" if metric_names else "they report nothing"
             raise ResultError(f"no run of {self.name} has reported {metric!r}: {they}")
         reporting = [at for at, latest in enumerate(metrics) if math.isfinite(latest.get(metric, math.nan))]
         if not reporting:

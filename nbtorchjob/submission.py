@@ -135,9 +135,9 @@ def prepare(call: Call, plan: Plan) -> Submission:
         differences += [f"{comparison.image} {comparison.line}"] if comparison.line else []
         if spec.cluster.gpu and comparison.cuda:
             differences.append(f"{comparison.image} {comparison.cuda}")
-    known = [contents.environment.minor for contents in known_images(plan.backend, plan.spec)]
+    versions = [contents.environment.minor for contents in known_images(plan.backend, plan.spec)]
     # If every image has this Python, its bytecode is enough.
-    same = len(known) == len(plan.spec.images) and set(known) == {capture.PYTHON}
+    same = len(versions) == len(plan.spec.images) and set(versions) == {capture.PYTHON}
     call = dataclasses.replace(call, sourced=not same)
     shipped = (*plan.spec.ship, *(plan.pool.info.asked.ship if plan.pool is not None else ()))
     missing = missing_files(call, dataclasses.replace(plan.spec, ship=shipped))
@@ -204,12 +204,12 @@ def keep(sub: Submission, origin: Origin | None = None) -> Lab:
             state = newest_run(chosen, name)
             if not state.phase.terminal:
                 if state.info.is_pool:
-                    what, more = "a pool", f"--pool {name} runs a job there, {hint('end', name)} ends it"
+                    noun, more = "a pool", f"--pool {name} runs a job there, {hint('end', name)} ends it"
                 elif state.info.lab is not None:
-                    what, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
+                    noun, more = "a lab", f"--on {name} runs a cell on it, {hint('end', name)} ends it"
                 else:
-                    what, more = "a job", f"choose another name, or {hint('cancel', name)}"
-                raise NameTakenError(f"there is {what} named {name}, which is {state.phase.word}: {more}")
+                    noun, more = "a job", f"choose another name, or {hint('cancel', name)}"
+                raise NameTakenError(f"there is {noun} named {name}, which is {state.phase.word}: {more}")
     return Lab(chosen, send(sub, origin).info)
 
 
@@ -241,7 +241,7 @@ def send_runs(
         shared = tuple(ship for ship in call.ships if ship.name not in own)
         first = describe(dataclasses.replace(call, ships=shared), spec, origin)
         group = _free_group(chosen, spec.name) if spec.name is not None else first.name
-        what = call.label.partition("(")[0]
+        label = call.label.partition("(")[0]
         infos = []
         for number, (row, pickle) in enumerate(zip(rows, pickles, strict=True), 1):
             name, shown = naming.in_group(group, number), varying.shown(row)
@@ -252,7 +252,7 @@ def send_runs(
                     spec={**first.spec, "name": name},
                     # Runs that share a key are distinguished by their creation time.
                     created=first.created + number * 1e-5,
-                    label=f"{what}({varying.said(shown)})",
+                    label=f"{label}({varying.said(shown)})",
                     captured={**(first.captured or {}), **{name: (str(shown[name]), "") for name in own}},
                     group=group,
                     number=number,
@@ -279,7 +279,7 @@ def _send_runs_to(
     from nbtorchjob.runs import Runs
 
     call, spec, origin = sub.call, sub.plan.spec, origin or Origin()
-    by, what = identity.whose(call, origin), call.label.partition("(")[0]
+    by, label = identity.whose(call, origin), call.label.partition("(")[0]
     pickles = [varying.pickled(row, sourced=call.sourced) for row in rows]
     if spec.name is not None:
         from nbtorchjob import pools
@@ -294,7 +294,7 @@ def _send_runs_to(
         for number, (row, pickle) in enumerate(zip(rows, pickles, strict=True), 1):
             shown = varying.shown(row)
             run = {"group": group, "number": number, "given": shown, "at_once": at_once, "early": early_}
-            called = dataclasses.replace(call, label=f"{what}({varying.said(shown)})", by=by)
+            called = dataclasses.replace(call, label=f"{label}({varying.said(shown)})", by=by)
             jobs.append(
                 pool.send_job(called, dataclasses.replace(spec, name=None), origin, run=run, variant=pickle)
             )
@@ -328,10 +328,10 @@ def _free_group(chosen: Backend, name: str, in_pools: Sequence[turns.Turn] = ())
     Raises ``NameTakenError`` while runs of that group are still going on.
     """
     naming.in_group(name, 1)
-    taken = set(chosen.names())
+    job_names = set(chosen.names())
     for number in itertools.count(1):
         group = name if number == 1 else f"{name[: naming.MOST_GROUP - 6]}-{number}"
-        before = [job for job in taken if naming.is_in_group(job, group)]
+        before = [job for job in job_names if naming.is_in_group(job, group)]
         over = [turn.over for turn in in_pools if turn.group == group]
         if not before and not over:
             return group
@@ -418,8 +418,8 @@ def images_of(
     chosen = backend(spec.backend)
     if not isinstance(chosen, Images):
         return []
-    known = known_images(chosen, spec) or (None,)
-    return [_compared(needs, contents, spec, text, wanted) for contents in known]
+    all_contents = known_images(chosen, spec) or (None,)
+    return [_compared(needs, contents, spec, text, wanted) for contents in all_contents]
 
 
 def _compared(
@@ -429,9 +429,9 @@ def _compared(
     from nbtorchjob.capture import packages
     from nbtorchjob.environment import here, images
 
-    there = contents.environment if contents is not None else None
+    environment = contents.environment if contents is not None else None
     pinned = packages.pinned(needs, spec, text).union(wanted)
-    comparison = images.compared(needs, here.environment(), there, [*pinned])
+    comparison = images.compared(needs, here.environment(), environment, [*pinned])
     if contents is None or len(spec.images) == 1:
         return comparison
     return dataclasses.replace(comparison, image=f"the image {contents.image}")

@@ -169,9 +169,9 @@ class Backend(ABC):
     def check(self, spec: JobSpec) -> list[str]:
         """Raise ``SpecError`` for options that this backend can't honour; return warnings about others."""
         no_cluster(spec)
-        for name, asked in (("run_policy", spec.launch.run_policy), ("retry", spec.retry)):
-            if asked is not None:
-                raise SpecError(name, asked, f"on {self.where}: it isn't enforced there", Shape.CONFLICT)
+        for name, value in (("run_policy", spec.launch.run_policy), ("retry", spec.retry)):
+            if value is not None:
+                raise SpecError(name, value, f"on {self.where}: it isn't enforced there", Shape.CONFLICT)
         return []
 
     def most_shipped(self, spec: JobSpec) -> int | None:
@@ -477,8 +477,8 @@ def no_cluster(spec: JobSpec) -> None:
     for role in roles:
         for name in ("image", "requests", "limits", "restart_policy"):
             if (value := getattr(role, name)) is not None:
-                whose = f"to a {type(role).__name__} on the {spec.backend} backend, which has no pods"
-                raise SpecError(name, value, whose, Shape.CONFLICT)
+                allowed = f"to a {type(role).__name__} on the {spec.backend} backend, which has no pods"
+                raise SpecError(name, value, allowed, Shape.CONFLICT)
 
 
 class Enforced(FrozenDataclass):

@@ -42,8 +42,8 @@ PLAIN, EXECUTABLE = 0o600, 0o700
 
 def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[bytes]:
     """Yield a zip archive of files, given as name, mode and pieces; files without pieces are left out."""
-    taken = _Taken()
-    with zipfile.ZipFile(taken, "w") as file:
+    buffer = _Taken()
+    with zipfile.ZipFile(buffer, "w") as file:
         for name, mode, pieces in files:
             first = next(pieces, None)
             if first is None:
@@ -54,9 +54,9 @@ def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[by
             with file.open(entry, "w", force_zip64=True) as target:
                 for piece in chain((first,), pieces):
                     target.write(piece)
-                    if taken.size >= _PIECE_BYTES:
-                        yield taken.take()
-    yield taken.take()
+                    if buffer.size >= _PIECE_BYTES:
+                        yield buffer.take()
+    yield buffer.take()
 
 
 class _Taken(io.RawIOBase):
@@ -111,8 +111,8 @@ def lines(
     logs = []
     stores = able(backend, Stores, "logs", state.info.address)
     for number, chunks in zip(ranks, stores.chunks(state.info.address, ranks), strict=True):
-        there = (chunk for chunk in chunks if places is None or (chunk.rank, chunk.round) in places)
-        logs.append(loglines.lines(number, there, ended=state.phase.terminal, stream=stream))
+        selection = (chunk for chunk in chunks if places is None or (chunk.rank, chunk.round) in places)
+        logs.append(loglines.lines(number, selection, ended=state.phase.terminal, stream=stream))
     return loglines.merged(logs)
 
 
@@ -149,8 +149,8 @@ def zip_logs(backend: Backend, state: JobState, *, times: bool = False) -> Itera
 def _all_ranks(state: JobState) -> list[int]:
     """Return the ranks that the job may have; a job that others submitted doesn't say how many."""
     info = state.info
-    known = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
-    return sorted({*range(info.nodes[1] * info.nproc_per_node), *known})
+    ranks = (rank for node in state.nodes.values() for worker in node.workers for rank in worker.ranks)
+    return sorted({*range(info.nodes[1] * info.nproc_per_node), *ranks})
 
 
 # The end of a zip file without a comment: the zip64 locator of a bigger one, and then the end record with the
@@ -220,14 +220,14 @@ def copy(backend: Backend, state: JobState, folder: Path, attempt: int | None = 
     artifacts = stored(backend, state, attempt)
     try:
         targets = {folder / artifact.artifact.path: artifact for artifact in artifacts}
-        there = {path for path in targets if os.path.lexists(path)}
-        others = [targets[path].artifact.path for path in sorted(there) if not _is_at(path, targets[path])]
+        existing = {path for path in targets if os.path.lexists(path)}
+        others = [targets[path].artifact.path for path in sorted(existing) if not _is_at(path, targets[path])]
         if others:
             named = words.some(others, _NAMED)
             raise SpecError("folder", str(folder), f"a folder without other files of these names: {named}")
         if artifacts:
             folder.mkdir(parents=True, exist_ok=True)
-        for path in targets.keys() - there:
+        for path in targets.keys() - existing:
             _write(path, targets[path])
     except OSError as exc:
         raise ResultError(f"the artifacts of {state.info.name} can't be written to {folder}: {exc}") from exc
@@ -255,38 +255,38 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
 
 def stored(backend: Backend, state: JobState, attempt: int | None = None) -> list[Stored]:
     """Return the artifacts as :func:`listed` does, with their locations; raises as it does."""
-    known: dict[str, Stored] = {}
+    by_path: dict[str, Stored] = {}
     folders: set[str] = set()
     for new in sent(backend, state, attempt):
-        place = _place(new, known, folders)
-        if place in known:
+        place = _place(new, by_path, folders)
+        if place in by_path:
             continue  # the same file of another node
-        known[place] = replace(new, artifact=replace(new.artifact, path=place))
+        by_path[place] = replace(new, artifact=replace(new.artifact, path=place))
         folders.update(_folders(place))
-    return [known[path] for path in sorted(known)]
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def sent(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[Stored]:
     """Yield the artifacts of each node in turn, at the paths that it wrote; raises as :func:`listed` does."""
     attempts = {number for number, _ in state.artifacts}
-    wanted = max(attempts, default=1) if attempt is None else attempt
+    number = max(attempts, default=1) if attempt is None else attempt
     if attempt is not None and attempt not in attempts:
-        there = " and ".join(map(str, sorted(attempts))) or "none"
-        raise SpecError("attempt", attempt, f"one that left artifacts: {there}")
-    for _, archive in sorted((of[1], archive) for of, archive in state.artifacts.items() if of[0] == wanted):
+        available = " and ".join(map(str, sorted(attempts))) or "none"
+        raise SpecError("attempt", attempt, f"one that left artifacts: {available}")
+    for _, archive in sorted((of[1], archive) for of, archive in state.artifacts.items() if of[0] == number):
         yield from _of_node(backend, state, archive)
 
 
-def _place(new: Stored, known: dict[str, Stored], folders: set[str]) -> str:
+def _place(new: Stored, by_path: dict[str, Stored], folders: set[str]) -> str:
     """Return a path for a file: one that an equal file has, or one that clashes with no file or folder."""
     own, node = new.artifact.path, f"node-{new.artifact.node}"
     for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
-        if path in known and known[path].content == new.content:
+        if path in by_path and by_path[path].content == new.content:
             return path
         if (
-            path not in known
+            path not in by_path
             and path not in folders
-            and not any(folder in known for folder in _folders(path))
+            and not any(folder in by_path for folder in _folders(path))
         ):
             return path
     raise AssertionError("unreachable")

@@ -144,20 +144,20 @@ def fetch(
     home: dict[tuple[str, int], _Kept] = {}
     if state.phase.terminal:
         home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path, nodes)}
-        there = Listing(tuple(kept.file for kept in home.values()), {})
+        listing = Listing(tuple(kept.file for kept in home.values()), {})
     else:
-        there = listed(backend, state, path, nodes)
-    if not there.files:
-        why = next((f"; node {index}: {text}" for index, text in there.trouble.items()), "")
+        listing = listed(backend, state, path, nodes)
+    if not listing.files:
+        why = next((f"; node {index}: {text}" for index, text in listing.trouble.items()), "")
         raise ResultError(
             f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
         )
-    lacking = [f"node {index} didn't list its files: {why}" for index, why in there.trouble.items()]
-    if there.more:
+    lacking = [f"node {index} didn't list its files: {why}" for index, why in listing.trouble.items()]
+    if listing.more:
         text = f"{path} has more files than the {MOST_FILES:,} that a node lists: name a folder in it"
         lacking.insert(0, text)
     places, above = Places(), path.rpartition("/")[0]
-    for file in there.files:
+    for file in listing.files:
         below = places.of(file, file.path[len(above) + 1 :] if above else file.path)
         kept, target = home.get((file.path, file.node)), folder / below
         try:
@@ -239,12 +239,12 @@ def _home(
     first, _, rest = path.partition("/")
     if first in ("", ARTIFACTS):
         sent = sorted(downloads.sent(backend, state), key=lambda new: (new.artifact.path, new.artifact.node))
-        known: set[tuple[str, tuple[int, int]]] = set()
+        contents: set[tuple[str, tuple[int, int]]] = set()
         for stored in sent:
             artifact, content = stored.artifact, (stored.artifact.path, stored.content)
-            wanted = content not in known if nodes is None else artifact.node in nodes
-            if wanted and (not rest or f"{artifact.path}/".startswith(f"{rest}/")):
-                known.add(content)
+            is_selected = content not in contents if nodes is None else artifact.node in nodes
+            if is_selected and (not rest or f"{artifact.path}/".startswith(f"{rest}/")):
+                contents.add(content)
                 file = RunFile(f"{ARTIFACTS}/{artifact.path}", artifact.size, stored.modified, artifact.node)
                 yield _Kept(file, stored.pieces)
     root = backend.checkpoints(state.info.address) if first in ("", CHECKPOINTS) else None
@@ -286,14 +286,14 @@ def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
 
 def _copied_home(kept: _Kept, target: Path) -> Copied:
     """Copy a file of an ended job; an existing file that is its beginning is completed."""
-    here = 0
+    local_size = 0
     with _beside(target, kept) as partial:
         try:
             os.link(partial, target)
         except FileExistsError:
             same = filecmp.cmp(partial, target, shallow=False)  # needs no right to write
-            here = kept.file.size if same else _completed(partial, target, kept.file.path)
-    return Copied(target, kept.file.size, here, growing=False)
+            local_size = kept.file.size if same else _completed(partial, target, kept.file.path)
+    return Copied(target, kept.file.size, local_size, growing=False)
 
 
 def _completed(whole: Path, target: Path, path: str) -> int:
@@ -304,9 +304,9 @@ def _completed(whole: Path, target: Path, path: str) -> int:
             if source.read(len(piece)) != piece:
                 allowed = f"a folder without another file named {target.name}"
                 raise SpecError("folder", str(target.parent), allowed)
-        here = file.tell()
+        local_size = file.tell()
         shutil.copyfileobj(source, file)
-    return here
+    return local_size
 
 
 def _lock(file: BinaryIO, path: str, target: Path) -> None:
@@ -475,9 +475,9 @@ class _Copy:
         """Read on from the local end; return whether the file was written to meanwhile."""
         if self._reader is None:
             self._reader = Reader(self._backend, self._state.info.address, self._source.node)
-        here = file.tell()
-        parts = self._reader.read(self._source.path, here, here, self._digest.hexdigest())
-        if next(parts) != here:
+        local_end = file.tell()
+        parts = self._reader.read(self._source.path, local_end, local_end, self._digest.hexdigest())
+        if next(parts) != local_end:
             if not own:
                 allowed = f"a folder without another file named {self._target.name}"
                 raise SpecError("folder", str(self._target.parent), allowed)

@@ -146,9 +146,9 @@ def annotate(
     Raises ``SpecError`` for an invalid note or tag.
     """
     had = state.annotated or Annotated(0.0)
-    gone = {*map(_tag, remove)}
+    removals = {*map(_tag, remove)}
     kept = had.tags if tags is None else tuple(map(_tag, tags))
-    new = tuple(dict.fromkeys(tag for tag in (*kept, *map(_tag, add)) if tag not in gone))
+    new = tuple(dict.fromkeys(tag for tag in (*kept, *map(_tag, add)) if tag not in removals))
     if len(new) > MOST_TAGS:
         raise SpecError("tag", new[MOST_TAGS], f"at most {MOST_TAGS} tags on a job")
     text = had.note if note is None else " ".join(note.split())

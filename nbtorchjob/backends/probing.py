@@ -45,11 +45,11 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
                 yield Finding(False, f"data {name}: {exc}{nodes}")
                 continue
             amount_text = "an unknown size" if look.size is None else words.size(look.size)
-            what = f"data {name}: {amount_text} in {words.count(len(look.files), 'file')}"
+            summary = f"data {name}: {amount_text} in {words.count(len(look.files), 'file')}"
             if cache and not spec.remote and provide.is_complete(kept.place(cache, text, look.version), look):
-                yield Finding(True, f"{what}, there already in {place}")
+                yield Finding(True, f"{summary}, there already in {place}")
                 continue
-            yield Finding(True, f"{what}, fetched once per node into {place}")
+            yield Finding(True, f"{summary}, fetched once per node into {place}")
             total = None if look.size is None or total is None else total + look.size
     if total:
         yield _room(total, spec, cache)
@@ -58,8 +58,8 @@ def data_findings(spec: JobSpec) -> Iterator[Finding]:
 def _room(total: int, spec: JobSpec, cache: str) -> Finding:
     """Report whether the data to fetch fits into its destination, as far as that is known."""
     if not spec.remote:
-        there = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
-        free = shutil.disk_usage(there).free
+        existing = next(folder for folder in (Path(cache), *Path(cache).parents) if folder.is_dir())
+        free = shutil.disk_usage(existing).free
         text = f"{words.size(total)} would be fetched into {cache}, where {words.size(free)} are free"
         return Finding(total <= free, text, "" if total <= free else f"free some of it: {cache}")
     if cache:
@@ -85,8 +85,8 @@ def _folder(name: str, text: str, spec: JobSpec) -> Finding:
         (folder,) = shipped.collect_data(alone, working())
     except CaptureError as exc:
         return Finding(False, str(exc))
-    what = f"{words.size(folder.size)} in {words.count(len(folder.files), 'file')}"
-    return Finding(True, f"data {name}: {what}, sent once to {spec.cluster.storage}, by digest")
+    summary = f"{words.size(folder.size)} in {words.count(len(folder.files), 'file')}"
+    return Finding(True, f"data {name}: {summary}, sent once to {spec.cluster.storage}, by digest")
 
 
 _PATIENCE_S = 600.0  # an image may have to be pulled

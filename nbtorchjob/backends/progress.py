@@ -115,7 +115,7 @@ class Telling:
     def newest(self, rank: int) -> list[bytes]:
         """Return the newest reports of a rank, except those whose metrics are all in newer ones."""
         lines: list[bytes] = []
-        known: set[tuple[bytes, bytes]] = set()
+        newer_metrics: set[tuple[bytes, bytes]] = set()
         alike: set[tuple[bytes, ...]] = set()
         for line in self._newest_first(b"%d" % rank):
             # A report's round, and the names of its metrics as they are written
@@ -125,11 +125,11 @@ class Telling:
                 continue
             # A line that isn't as ``report()`` writes it is kept: its reader says what is wrong with it.
             metrics = {(names[0], name) for name in names[1:]} if _plain(line) else set()
-            if not lines or not metrics or not metrics <= known:
+            if not lines or not metrics or not metrics <= newer_metrics:
                 lines.append(line)
             if metrics:
                 alike.add(names)
-            known |= metrics
+            newer_metrics |= metrics
         return lines[::-1]
 
     def _newest_first(self, rank: bytes) -> Iterable[bytes]:

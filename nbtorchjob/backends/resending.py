@@ -452,9 +452,9 @@ class Sent:
     def renew(self, lab: Callable[[], JobState]) -> None:
         """Go on with what another process has sent since; ``lab`` returns the pool's state."""
         if self.elsewhere:
-            turn = turns.find(known := lab(), self.info.address.rpartition(MARK)[2])
+            turn = turns.find(state := lab(), self.info.address.rpartition(MARK)[2])
             if turn is not None and turn.taken.round != self.taken.round:
-                self.taken = Taken.elsewhere(known, turn.taken.round)
+                self.taken = Taken.elsewhere(state, turn.taken.round)
                 self._hear(turn.taken)
         with suppress(OSError):
             if self._kept is not None and not self._over:
@@ -494,8 +494,8 @@ class Sent:
                 await asyncio.to_thread(self.renew, lab)
                 if self.taken is not lost:
                     return
-                known = await asyncio.to_thread(lab)
-                if self.elsewhere and known.phase.terminal:
+                state = await asyncio.to_thread(lab)
+                if self.elsewhere and state.phase.terminal:
                     return
                 if plan.theirs:
                     # A process that is stopped, as by Ctrl-Z, lives but does nothing.
@@ -507,8 +507,8 @@ class Sent:
                     time.time() >= plan.at
                     and self._again is not None
                     # Asking the pool is only of use if it has ranks, or never will again.
-                    and (turns.lead(known) is not None or known.phase.terminal)
-                    and not await asyncio.to_thread(self._is_behind, known)
+                    and (turns.lead(state) is not None or state.phase.terminal)
+                    and not await asyncio.to_thread(self._is_behind, state)
                 ):
                     with suppress(Behind):
                         await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
@@ -551,10 +551,10 @@ class Sent:
                 if self._renew(record, lost, lab):
                     return
                 times = record["times"] + 1
-                taken = again(times, attempts)
+                sent_turn = again(times, attempts)
                 kept = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
-                changed = {"times": times, "round": taken.round, "attempt": attempt, "past": kept}
-                self._times, self.attempt, self.past, self.taken = times, attempt, past, taken
+                changed = {"times": times, "round": sent_turn.round, "attempt": attempt, "past": kept}
+                self._times, self.attempt, self.past, self.taken = times, attempt, past, sent_turn
                 try:
                     self._kept.note({**record, **changed})
                 except OSError:  # a full disk: a reader of the older record sends the same attempt once more
@@ -597,16 +597,16 @@ class Sent:
 
 def _attempts(info: JobInfo, attempt: int, past: Sequence[Event]) -> dict[str, Any]:
     """Return what the lead reports to later followers about the attempts of a job that is sent again."""
-    ended = [known for known in reduce(apply, past, JobState(info)).attempts if known.number < attempt]
+    ended = [entry for entry in reduce(apply, past, JobState(info)).attempts if entry.number < attempt]
     paid = [
         AttemptPaid(
-            known.end or known.start,
-            known.number,
-            known.budget.value,
-            " ".join(known.failure.reason.line.split())[:_MOST_WHY],
+            entry.end or entry.start,
+            entry.number,
+            entry.budget.value,
+            " ".join(entry.failure.reason.line.split())[:_MOST_WHY],
         )
-        for known in ended
-        if known.budget is not None and known.failure is not None
+        for entry in ended
+        if entry.budget is not None and entry.failure is not None
     ]
     return {"attempt": attempt, "paid": [asdict(fact) for fact in paid[-_MOST_TOLD:]]}
 

@@ -51,7 +51,7 @@ def ask(backend: Backend, state: JobState, timeout: float) -> Stacks:
 
     answers = _Answers(able(backend, Talks, "stacks", state.info.address), state, timeout)
     try:
-        lead = next((node for node, known in sorted(state.nodes.items()) if known.life.running), None)
+        lead = next((index for index, node in sorted(state.nodes.items()) if node.life.running), None)
         if len(state.nodes) <= MOST or lead is None or not answers.gather(lead):
             answers.ask(None)
     except JobEndedError:
@@ -76,8 +76,8 @@ class _Answers:
         """Ask all nodes, or only ``nodes``, for their own samples."""
         question = {"question": "sample"}
         for answer in self._backend.ask(self.state.info.address, question, nodes, timeout=self._timeout):
-            taken = [self._take(record) for record in answer.records]
-            if answer.trouble or not any(taken):
+            outcomes = [self._take(record) for record in answer.records]
+            if answer.trouble or not any(outcomes):
                 self.trouble[answer.node] = answer.trouble or "it reported nothing about its ranks"
 
     def gather(self, lead: int) -> bool:
@@ -88,7 +88,7 @@ class _Answers:
             return False
         for record in answer.records:
             self._take(_unpacked(record) if "packed" in record else record)
-        alone = [node for node, known in self.state.nodes.items() if known.life.running]
+        alone = [index for index, node in self.state.nodes.items() if node.life.running]
         missed = sorted({*range(self.state.info.nodes[0]), *alone} - {*self.samples})
         self.trouble = dict.fromkeys(missed[_MOST_MISSED:], _UNHEARD)
         if missed:
@@ -115,10 +115,10 @@ class _Answers:
         for sample, sample_record in zip(fact.samples, samples, strict=True):
             text = json.dumps(sample_record.get("threads"))
             if text not in self._threads:
-                one = believed({**record, "samples": [sample_record]})
-                if not isinstance(one, Sampled):
-                    return one
-                self._threads[text] = one.samples[0].threads
+                sample_fact = believed({**record, "samples": [sample_record]})
+                if not isinstance(sample_fact, Sampled):
+                    return sample_fact
+                self._threads[text] = sample_fact.samples[0].threads
             whole.append(replace(sample, threads=self._threads[text]))
         return replace(fact, samples=tuple(whole))
 
@@ -176,10 +176,10 @@ def take_memory_profile(
     records = _records(backend, state, rank, seconds, folder, memory=True)
     with _reading(rank):
         snapshot, record = _unpacked_profile(_joined(records, TRACE)), _record(records)
-        held = tuple(Held(*map(int, amounts)) for amounts in record["held"])
-        asked, events = float(record["asked"]), int(record["events"])
+        usages = tuple(Held(*map(int, amounts)) for amounts in record["held"])
+        duration, events = float(record["asked"]), int(record["events"])
     path = _written(folder, state, rank, ".memory.pickle", snapshot)
-    return MemoryProfile(rank, path, asked, events, held)
+    return MemoryProfile(rank, path, duration, events, usages)
 
 
 def check_profile(seconds: float, folder: Path) -> None:
@@ -221,10 +221,10 @@ def _records(
 
 def _sample_of(backend: Backend, state: JobState, rank: int) -> tuple[int, RankSample]:
     """Return the node that has a rank, and the rank's current sample."""
-    known = [index for index, node in state.nodes.items() if node.round == state.round and rank in node.ranks]
+    nodes = [index for index, node in state.nodes.items() if node.round == state.round and rank in node.ranks]
     troubles = []
     for answer in able(backend, Talks, "profile", state.info.address).ask(
-        state.info.address, {"question": "sample"}, nodes=known or None, timeout=_LOOK_S
+        state.info.address, {"question": "sample"}, nodes=nodes or None, timeout=_LOOK_S
     ):
         facts = [fact for record in answer.records if isinstance(fact := believed(record), Sampled)]
         for sample in (sample for fact in facts for sample in fact.samples if sample.rank == rank):

@@ -134,15 +134,15 @@ def meant(state: JobState, rank: int | None) -> RankStops:
     if state.phase.terminal:
         raise JobEndedError(f"{name} has ended: there is no rank to look at any more")
     stopped = {stop.rank: stop for stop in state.stopped}
-    there = ranks([*stopped])
+    text = ranks([*stopped])
     if rank is None and len(stopped) == 1:
         return next(iter(stopped.values()))
     if rank is not None and rank in stopped:
         return stopped[rank]
     if rank is None and stopped:
-        raise AskError(f"which rank of {name}? {there} are stopped: {hint('debug', name, '--rank N')}")
+        raise AskError(f"which rank of {name}? {text} are stopped: {hint('debug', name, '--rank N')}")
     if stopped:
-        raise AskError(f"rank {rank} of {name} isn't stopped; {there} {'is' if len(stopped) == 1 else 'are'}")
+        raise AskError(f"rank {rank} of {name} isn't stopped; {text} {'is' if len(stopped) == 1 else 'are'}")
     how = "breakpoint() in the code stops one, and --hold holds one that fails"
     raise AskError(f"no rank of {name} is stopped: {how}")
 
@@ -161,12 +161,12 @@ def release(backend: Backend, state: JobState) -> list[int]:
         more = f"; {stopped} at a breakpoint: {hint('debug', name)}" if state.stopped else ""
         raise AskError(f"no rank of {name} is held where it failed{more}")
     address = state.info.address
-    known = range(state.info.nodes[1] * state.info.nproc_per_node)
+    all_ranks = range(state.info.nodes[1] * state.info.nproc_per_node)
     released: set[int] = set()
     for answer in able(backend, Talks, "release", address).ask(address, {"question": "release"}, nodes):
         for record in answer.records:
             names = record.get("released")
-            released.update(rank for rank in known if isinstance(names, list) and rank in names)
+            released.update(rank for rank in all_ranks if isinstance(names, list) and rank in names)
         if answer.trouble:
             raise AskError(f"node {answer.node} of {name} can't be asked: {answer.trouble}")
     return sorted(released)

@@ -232,8 +232,8 @@ class TurnBackend(Backend):
                 return None
             kept = Kept.of(state.info.run, turn.key, name)
             if kept is None:
-                there = Taken.elsewhere(state, turn.taken.round)
-                return Sent(turns.info(info, turn), there, elsewhere=turn.taken)
+                sent_turn = Taken.elsewhere(state, turn.taken.round)
+                return Sent(turns.info(info, turn), sent_turn, elsewhere=turn.taken)
             if kept[1].address not in self._sent:
                 self.sent(kept[1], Taken.elsewhere(state, turn.taken.round), kept=kept[0])
             sent = self._sent[kept[1].address]
@@ -260,9 +260,9 @@ class TurnBackend(Backend):
         turn = turns.find(state, key)
         if turn is None:
             # Jobs of a pool that no fact mentions any more are missing.
-            known, what = [turn.number for turn in turns.turns(state)], turns.what_of(state.info)
-            there = f"{what}{'s' * (len(known) > 1)} {words.spell(known)}" if known else f"no {what} yet"
-            raise JobNotFoundError(f"{lab} has no {what} {key}: it has {there}")
+            numbers, word = [turn.number for turn in turns.turns(state)], turns.what_of(state.info)
+            text = f"{word}{'s' * (len(numbers) > 1)} {words.spell(numbers)}" if numbers else f"no {word} yet"
+            raise JobNotFoundError(f"{lab} has no {word} {key}: it has {text}")
         return turn
 
     def info(self, name: str) -> JobInfo:
@@ -288,9 +288,9 @@ class TurnBackend(Backend):
         """Follow the lab until the turn is over; a job of a pool is sent again if it is to run again."""
         sent = await asyncio.to_thread(self.sent_by_user, name)
         if sent is None or sent.elsewhere or (sent.info.in_pool and not sent.may_go_on):
-            known = await asyncio.to_thread(self._whole, name) if not since else []
-            if any(isinstance(fact, Closed) for fact in known):
-                for fact in known:
+            facts = await asyncio.to_thread(self._whole, name) if not since else []
+            if any(isinstance(fact, Closed) for fact in facts):
+                for fact in facts:
                     yield fact
                 return
         if sent is None or not sent.may_go_on:
@@ -316,7 +316,7 @@ class TurnBackend(Backend):
         for event in sent.past:
             yield event
         while True:
-            taken, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
+            sent_turn, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
             facts: list[Event] = []
             last: list[Event] = []
             async with aclosing(self._of_view(name, view, since, sent)) as events:
@@ -329,10 +329,10 @@ class TurnBackend(Backend):
                         facts.append(fact)
                     yield fact
             last += [numbered(event, attempt) for event in view.last]
-            async with aclosing(self._sent_again(sent, taken, attempt, facts, last)) as events:
+            async with aclosing(self._sent_again(sent, sent_turn, attempt, facts, last)) as events:
                 async for event in events:
                     yield event
-            if sent.taken is taken:  # it wasn't sent again
+            if sent.taken is sent_turn:  # it wasn't sent again
                 return
             if sent.cancelled:
                 await asyncio.to_thread(self.cancel, name)
@@ -543,8 +543,8 @@ def _why(lab: JobState) -> str:
     if turns.lead(lab) is not None:
         return ""
     queued = lifetime.waits(lab)
-    what = queued[0].partition(": ")[2] if queued else "getting its pods"
-    return f"its pool {lab.info.name} is {what}"
+    status = queued[0].partition(": ")[2] if queued else "getting its pods"
+    return f"its pool {lab.info.name} is {status}"
 
 
 def parsed(address: str) -> tuple[str, str]:

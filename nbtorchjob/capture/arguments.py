@@ -39,11 +39,11 @@ def bind(
     """
     spec = entry.args
     named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
-    known = [parameter.arg for parameter in named]
-    unknown = [name for name in given if name not in known]
+    parameter_names = [parameter.arg for parameter in named]
+    unknown = [name for name in given if name not in parameter_names]
     clash = {parameter.arg for parameter in entry.args.posonlyargs}.intersection(unknown)
     if unknown and (entry.args.kwarg is None or clash):
-        takes = ", ".join(known) if known else "none at all"
+        takes = ", ".join(parameter_names) if parameter_names else "none at all"
         raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
     needs = [name for name in _required(spec) if name in given or name not in rank_names]
     values = {name: namespace[name] for name in needs if name in namespace and name not in given}

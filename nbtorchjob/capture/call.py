@@ -109,24 +109,24 @@ def from_cell(
     notes += dict.fromkeys(lookup.computed(cell.code, "the cell"))
     stays: list[str] = []
     try:
-        taken = take(names)
+        capture = take(names)
     except CaptureError:
         # The cell may have run here before: a name that it sets is needed only if it reads the name first.
         unsure = cell.sets | cell.texts
         stays = [name for name in names if name in unsure and pickling.fails(namespace[name])]
         if not stays:
             raise
-        taken = take([name for name in names if name not in stays])
+        capture = take([name for name in names if name not in stays])
     notes += (f"{name}: it can't be taken along, so the cell has to set it" for name in stays)
     return replace(
-        taken,
-        sources=MappingProxyType({**taken.sources, filename: cell.text}),
-        notes=(*taken.notes, *notes),
+        capture,
+        sources=MappingProxyType({**capture.sources, filename: cell.text}),
+        notes=(*capture.notes, *notes),
         sets=cell.sets,
         gives=cell.gives,
         plain=cell.plain and "print" not in names,
         text=cell.text,
-        stops=stops or taken.stops,
+        stops=stops or capture.stops,
         given=frozenset(given),
     )
 
@@ -174,15 +174,15 @@ def from_cells(
     call = {"cells": calls, "argv": ["cell"], "namespace": _anchor(list(names), attributes, namespace)}
     objects |= {name: namespace[name] for name in names}
     texts = tuple(cell.text for cell in parsed)
-    taken = _take(call, objects, label, last.filename, imports, root, namespace, texts=texts)
+    capture = _take(call, objects, label, last.filename, imports, root, namespace, texts=texts)
     return replace(
-        taken,
-        sources=MappingProxyType({**taken.sources, **{part.filename: part.text for part in parts}}),
-        notes=(*taken.notes, *dict.fromkeys(notes)),
+        capture,
+        sources=MappingProxyType({**capture.sources, **{part.filename: part.text for part in parts}}),
+        notes=(*capture.notes, *dict.fromkeys(notes)),
         sets=frozenset(before),
         gives=parsed[-1].gives,
         plain=parsed[-1].plain and "print" not in {*names, *before},
-        stops=taken.stops or any(_stops(cell, [*names, *before], last.filename) for cell in parsed),
+        stops=capture.stops or any(_stops(cell, [*names, *before], last.filename) for cell in parsed),
     )
 
 
@@ -241,7 +241,7 @@ def from_function(
     code = getattr(inner, "__code__", None)
     code = code if isinstance(code, CodeType) else None
     space: dict[str, Any] = getattr(inner, "__globals__", {})
-    taken = _take(
+    capture = _take(
         {"function": fn, "args": args, "kwargs": kwargs, "argv": [_name(fn)]},
         objects,
         f"{_name(fn)}({', '.join(words)})",
@@ -252,7 +252,7 @@ def from_function(
         rank_names,
         parameters=parameters,
     )
-    return replace(taken, imports=replace(taken.imports, code=code), given=frozenset(given))
+    return replace(capture, imports=replace(capture.imports, code=code), given=frozenset(given))
 
 
 _EXPRESSION = "<%torchjob run>"  # the file name of its code
@@ -294,12 +294,12 @@ def from_expression(
         if last.f_code.co_filename != _EXPRESSION:  # the traceback shows where
             raise
         raise CaptureError(f"{text}: {type(exc).__name__}: {exc}") from exc
-    taken = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
+    capture = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
     named = [*zip(arguments.positional(fn, len(args)), args, strict=False), *kwargs.items()]
     texts = {node.value for node in ast.walk(call) if isinstance(node, ast.Constant)}
     if any(type(v) in (str, bytes) and v in texts and report.is_secret(name, v) for name, v in named):
-        return taken  # its label hides the secret that the text spells out
-    return replace(taken, label=clip(" ".join(text.split()), _LABEL))
+        return capture  # its label hides the secret that the text spells out
+    return replace(capture, label=clip(" ".join(text.split()), _LABEL))
 
 
 def ships_line(call: Call) -> str:
@@ -343,27 +343,27 @@ def _take(
     folder = root or working()
     named = frozenset((*pickled.seen.modules, *imports))
     paths, left = modules.local_paths(named, folder)
-    taken = {**pickled.seen.globals, **objects}
+    values = {**pickled.seen.globals, **objects}
     files = modules.read(paths, folder)
     whole = len(pickled.data) + sum(view.nbytes for view in pickled.buffers)
     return Call(
         label=clip(" ".join(label.split()), _LABEL),
         pickle=pickled.data,
         buffers=pickled.buffers,
-        ships=report.ships(taken, whole, pickled.seen.sources, parameters),
+        ships=report.ships(values, whole, pickled.seen.sources, parameters),
         files=files,
         sources=MappingProxyType(pickled.seen.sources),
         filename=filename,
         notes=(
-            *pickled.seen.notes(taken),
+            *pickled.seen.notes(values),
             *dict.fromkeys(
                 note for code in pickled.seen.codes for note in lookup.computed(code, f"{code.co_name}()")
             ),
             *imported.differences(paths),
-            *imported.copies(paths, taken, (*texts, *pickled.seen.sources.values())),
-            *patches.patched(named, taken),
+            *imported.copies(paths, values, (*texts, *pickled.seen.sources.values())),
+            *patches.patched(named, values),
             *left,
-            *(handlers if pickling.uses_logging(taken, imports) else ()),
+            *(handlers if pickling.uses_logging(values, imports) else ()),
         ),
         began=began,
         stops=pickled.seen.stops or any(cells.file_stops(file.data) for file in files),
@@ -371,18 +371,18 @@ def _take(
         codes=tuple(pickled.seen.codes),
         code=pickled.seen.code,
         lays=bool(call["carried"] or call["logging"]),
-        paths={name: value for name, value in taken.items() if isinstance(value, str | PurePath)},
+        paths={name: value for name, value in values.items() if isinstance(value, str | PurePath)},
     )
 
 
-def _made_by_hand(names: Iterable[str], taken: Iterable[Any]) -> dict[str, Any]:
-    """Return the modules that the notebook put into ``sys.modules`` as ``names``, except ``taken`` ones."""
-    known = {id(module) for module in taken}
+def _made_by_hand(names: Iterable[str], pickled_modules: Iterable[Any]) -> dict[str, Any]:
+    """Return the modules that the notebook put into ``sys.modules`` as ``names`` and that weren't pickled."""
+    ids = {id(module) for module in pickled_modules}
     candidates = {name: sys.modules[name] for name in sorted(names) if name in sys.modules}
     return {
         name: module
         for name, module in candidates.items()
-        if id(module) not in known and name != "__main__" and importable.made_by_hand(name)
+        if id(module) not in ids and name != "__main__" and importable.made_by_hand(name)
     }
 
 

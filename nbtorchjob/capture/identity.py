@@ -193,8 +193,8 @@ def cautions(spec: JobSpec) -> Iterator[str]:
     """Describe settings and modes that change numbers and don't go along under ``spec``."""
     changed = settings.words(settings.changed())
     if changed and not spec.carry_settings:
-        them = "it" if len(changed) == 1 else "them"
-        yield f"ranks don't get {', '.join(changed)}: --carry-settings takes {them} along"
+        pronoun = "it" if len(changed) == 1 else "them"
+        yield f"ranks don't get {', '.join(changed)}: --carry-settings takes {pronoun} along"
     if entered := settings.modes():
-        them = "it" if len(entered) == 1 else "them"
-        yield f"ranks don't get {', '.join(entered)}, entered here: enter {them} in the cell"
+        pronoun = "it" if len(entered) == 1 else "them"
+        yield f"ranks don't get {', '.join(entered)}, entered here: enter {pronoun} in the cell"

@@ -58,9 +58,9 @@ def by_call(call: Call, folder: Path) -> list[str]:
     """Return the relative paths of the files and folders in ``folder`` that a call's code opens."""
     trees = [*_parsed(call.text)]
     for filename, source in call.sources.items():
-        mine = {(code.co_name, code.co_firstlineno) for code in call.codes if code.co_filename == filename}
-        if mine:
-            trees += (node for tree in _parsed(source) for node in ast.walk(tree) if _begin(node) in mine)
+        starts = {(code.co_name, code.co_firstlineno) for code in call.codes if code.co_filename == filename}
+        if starts:
+            trees += (node for tree in _parsed(source) for node in ast.walk(tree) if _begin(node) in starts)
     modules = [file.data for file in call.files if file.path.endswith(".py")]
     if sum(map(len, modules)) <= _MOST_BYTES:
         trees += (tree for data in modules for tree in _parsed(data))
@@ -70,17 +70,17 @@ def by_call(call: Call, folder: Path) -> list[str]:
 
 def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...]:
     """Return a note of the files in ``folder`` that a call's code opens and that ``ship`` doesn't cover."""
-    there = [PurePath(path) for path in ship]
+    shipped_paths = [PurePath(path) for path in ship]
 
     def goes(path: PurePath) -> bool:
-        return any(path.is_relative_to(other) or other.is_relative_to(path) for other in there)
+        return any(path.is_relative_to(other) or other.is_relative_to(path) for other in shipped_paths)
 
     left = [path for path in by_call(call, folder) if not goes(PurePath(path))]
     if not left:
         return ()
-    asked = " ".join(f"--ship {shlex.quote(path)}" for path in left[:_NAMED])
+    options = " ".join(f"--ship {shlex.quote(path)}" for path in left[:_NAMED])
     lie = "lie" if len(left) > 1 else "lies"
-    return (f"{words.some(left, _NAMED)} {lie} beside the notebook, but not on ranks: {asked}",)
+    return (f"{words.some(left, _NAMED)} {lie} beside the notebook, but not on ranks: {options}",)
 
 
 def _parsed(text: str | bytes) -> list[ast.AST]:
@@ -171,11 +171,11 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
 
     ``paths`` are the files that are taken along, by their paths on ranks.
     """
-    wanted = {str(path): name for name, path in paths.items() if path.suffix == ".py"}
-    if not wanted:  # most cells have none, and a kernel has thousands of modules to search
+    files = {str(path): name for name, path in paths.items() if path.suffix == ".py"}
+    if not files:  # most cells have none, and a kernel has thousands of modules to search
         return []
     notes = []
-    for file, name in wanted.items():
+    for file, name in files.items():
         if "/" in name:  # a package brings its data along
             continue
         try:
@@ -184,10 +184,10 @@ def differences(paths: Mapping[str, Path]) -> list[str]:
             continue
         if any(instruction.argval == "__file__" for instruction in codenames.instructions(code)):
             named = [text for text in beside(Path(file).parent, codenames.texts(code)) if text != name]
-            what = "beside it, which isn't taken along: make them a package"
-            notes += [f"{name} names {text} {what}" for text in named]
-    for module, path in _loaded(wanted):
-        notes += _module(module, path, wanted[str(path)])
+            advice = "beside it, which isn't taken along: make them a package"
+            notes += [f"{name} names {text} {advice}" for text in named]
+    for module, path in _loaded(files):
+        notes += _module(module, path, files[str(path)])
     return notes
 
 
@@ -202,23 +202,23 @@ def copies(paths: Mapping[str, Path], captured: Mapping[str, Any], texts: Iterab
     shared = [
         (name, module, key)
         for module, _ in _loaded(files)
-        for key, held in [*importable.attributes(module).items()]
+        for key, attribute in [*importable.attributes(module).items()]
         for name, value in captured.items()
-        if value is held and not issubclass(type(value), _NO_COPIES) and not goes_by_reference(value)
+        if value is attribute and not issubclass(type(value), _NO_COPIES) and not goes_by_reference(value)
     ]
     if not shared:
         return []
-    here = [tree for text in texts for tree in _parsed(text)]
-    known = {name for tree in here for name in _names(tree)}
-    known.update(
+    trees = [tree for text in texts for tree in _parsed(text)]
+    names = {name for tree in trees for name in _names(tree)}
+    names.update(
         value.__name__ if issubclass(type(value), FunctionType | type) else type(value).__name__
         for value in captured.values()
     )
-    there = _reached([tree for file in sorted(files) for tree in _parsed(Path(file).read_bytes())], known)
-    changed = {name for tree in here for name in _changed(tree)}
+    nodes = _reached([tree for file in sorted(files) for tree in _parsed(Path(file).read_bytes())], names)
+    changed = {name for tree in trees for name in _changed(tree)}
     notes: dict[str, str] = {}  # one for each name: a package may re-export its module's object
     for name, module, key in shared:
-        readers = [node for node in there if key in _names(node)]
+        readers = [node for node in nodes if key in _names(node)]
         if (readers and name in changed) or any(key in _changed(node) for node in readers):
             place = f"{module.__name__}.{key}"
             notes.setdefault(
@@ -306,25 +306,25 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
         literals = _literals(body)
         definitions = [stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)]
         undecorated = {stmt.name: not stmt.decorator_list for stmt in definitions}
-        for key, here in [*space.items()]:
+        for key, attribute in [*space.items()]:
             if key in literals and bound.count(key) == 1:
                 value = literals[key]
-                if type(here) is type(value) and here == value:
+                if type(attribute) is type(value) and attribute == value:
                     continue
-                if report.is_secret(key, here) or report.is_secret(key, value):
+                if report.is_secret(key, attribute) or report.is_secret(key, value):
                     yield f"{owner}.{key} was set here, but not {anew}"
                 else:
-                    this, there = masked(words.short(here)), masked(words.short(value))
-                    yield f"{owner}.{key} is {this} here, and {there} {anew}"
+                    own_text, rank_text = masked(words.short(attribute)), masked(words.short(value))
+                    yield f"{owner}.{key} is {own_text} here, and {rank_text} {anew}"
                 continue
-            function = here.__func__ if type(here) in (staticmethod, classmethod) else here
+            function = attribute.__func__ if type(attribute) in (staticmethod, classmethod) else attribute
             code = function.__code__ if type(function) is FunctionType else None
             moved = code is not None and (code.co_name, code.co_filename) != (key, str(path))
             if _made_in(function) == "__main__":
                 yield f"{owner}.{key} was set in the notebook, but not {anew}"
             elif moved and undecorated.get(key):
                 yield f"{owner}.{key} was replaced here, but not {anew}"
-            elif (here is None or type(here) in _PLAIN) and not (
+            elif (attribute is None or type(attribute) in _PLAIN) and not (
                 key.startswith("__") or key in bound or "*" in bound
             ):
                 yield f"{owner}.{key} was set here, but doesn't exist {anew}"

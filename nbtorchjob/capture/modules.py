@@ -144,9 +144,9 @@ def _added(root: Path, folder: Path) -> bool:
         return False
     sites = [Path(base) for base in (*site.getsitepackages(), site.getusersitepackages())]
     installed = [root, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve(), *sites]
-    there = folder.resolve()
+    real_folder = folder.resolve()
     # Its content is checked last: listing a folder of installed packages takes a millisecond.
-    if any(map(there.is_relative_to, installed)):
+    if any(map(real_folder.is_relative_to, installed)):
         return False
     if _INSTALLED.intersection(folder.parts) or any(folder.glob("*.dist-info")):
         return False
@@ -154,7 +154,7 @@ def _added(root: Path, folder: Path) -> bool:
         with suppress(OSError, ValueError):  # Python skips unreadable ones, too
             lines = pth.read_text(errors="replace").splitlines()
             named = ((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
-            if any(map(there.is_relative_to, named)):
+            if any(map(real_folder.is_relative_to, named)):
                 return False
     return True
 
@@ -309,9 +309,9 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     for module in every:
         if module.partition(".")[0] in _BROUGHT:
             continue  # looking them up in an editable installation would take 0.1 s
-        known = here.distribution(module)
-        if known is not None and known[1].name not in _BROUGHT:
-            name, owner = known
+        match = here.distribution(module)
+        if match is not None and match[1].name not in _BROUGHT:
+            name, owner = match
             sure = module in surely or (name in by_module and by_module[name].surely)
             by_module[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.apart)
     return tuple(by_module[name] for name in sorted(by_module))

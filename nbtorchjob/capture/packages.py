@@ -33,10 +33,12 @@ def pinned(needs: Iterable[Need], spec: JobSpec, text: str = "") -> frozenset[st
 
     ``text`` is the cell's text.
     """
-    asked = requirements.of_words(spec.package)
-    projects = {os.path.realpath(path) for path in asked.paths}
-    brought = {need.distribution for need in needs if asked.like_here or need.project in projects}
-    return names(_lines(text, spec, asked)) | {wheels.distribution(path) for path in asked.paths} | brought
+    request = requirements.of_words(spec.package)
+    projects = {os.path.realpath(path) for path in request.paths}
+    brought = {need.distribution for need in needs if request.like_here or need.project in projects}
+    return (
+        names(_lines(text, spec, request)) | {wheels.distribution(path) for path in request.paths} | brought
+    )
 
 
 def provided(call: Call, spec: JobSpec) -> Call:
@@ -44,13 +46,13 @@ def provided(call: Call, spec: JobSpec) -> Call:
 
     Raises ``SpecError``, and ``SubmitError`` for a project that can't be built.
     """
-    asked = requirements.of_words(spec.package)
+    request = requirements.of_words(spec.package)
     wanted = Wanted(
-        _lines(call.text, spec, asked),
-        tuple(map(wheels.wheel, asked.paths)),
+        _lines(call.text, spec, request),
+        tuple(map(wheels.wheel, request.paths)),
         installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
     )
-    if asked.like_here and spec.remote:  # on this machine ranks have the kernel's packages anyway
+    if request.like_here and spec.remote:  # on this machine ranks have the kernel's packages anyway
         return _like_here(call, wanted)
     return replace(call, wanted=wanted) if wanted else call
 
@@ -68,7 +70,7 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     every = [name for name in requirements.closure(wanting) if name not in wanted.names]
     origins = here.origins()
     places = {name: here.reference(origins[name])[0] for name in every if name in origins}
-    apart = tuple(f"{name} @ {url}" for name, url in places.items() if url)
+    references = tuple(f"{name} @ {url}" for name, url in places.items() if url)
     copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
     lines = requirements.pins(name for name in wanting if name not in places)
     beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
@@ -87,7 +89,7 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
         call,
         wanted=replace(
             wanted,
-            requirements=(*wanted.requirements, *lines, *apart),
+            requirements=(*wanted.requirements, *lines, *references),
             wheels=(*wanted.wheels, *copies),
             constraints=beneath,
             exactly=exactly,
@@ -96,12 +98,12 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     )
 
 
-def _lines(text: str, spec: JobSpec, asked: Asked) -> tuple[str, ...]:
+def _lines(text: str, spec: JobSpec, request: Asked) -> tuple[str, ...]:
     """Return all requirements, each once."""
     of_files = (line for name in spec.requirements for line in requirements.of_file(name))
     blocks = (requirements.of_script(cell_text, where) for where, cell_text in _texts(text))
     of_block = next(filter(None, blocks), ())  # the cell's own, else the notebook's or script's
-    return tuple(dict.fromkeys((*asked.requirements, *of_files, *of_block)))
+    return tuple(dict.fromkeys((*request.requirements, *of_files, *of_block)))
 
 
 def of_cell(text: str) -> tuple[str, ...]:

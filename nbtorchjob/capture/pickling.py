@@ -114,9 +114,9 @@ class Seen:
         """Describe what stays here, by the names of the ``objects`` that it belongs to."""
         names = {**self.held, **{id(value): name for name, value in objects.items()}}
         stays: dict[tuple[str, str], None] = {}
-        for value, what in self.stays:
-            stays[names.get(id(value), f"a {type(value).__name__}"), what] = None
-        return [f"{name}: {_STAYS[what]}" for name, what in stays]
+        for value, kind in self.stays:
+            stays[names.get(id(value), f"a {type(value).__name__}"), kind] = None
+        return [f"{name}: {_STAYS[kind]}" for name, kind in stays]
 
 
 class Pickled(FrozenDataclass):
@@ -228,8 +228,8 @@ class Pickler(pickler.Pickler):
             return partial(self._reduce_copied, add, reducer)
         if issubclass(type_, dict) and type_.__dictoffset__ and type_.__reduce_ex__ is object.__reduce_ex__:
             return partial(_reduce_attributes, reducer)
-        held = importable.held(type_) if self._by_reference else {}
-        return partial(self._reduce_held, held, reducer) if held else reducer
+        locations = importable.held(type_) if self._by_reference else {}
+        return partial(self._reduce_held, locations, reducer) if locations else reducer
 
     def _reduce_held(
         self, held: Mapping[int, tuple[Any, str]], reducer: Callable[[Any], Any], obj: Any
@@ -557,18 +557,18 @@ def explain(objects: Mapping[str, Any], exc: Exception) -> CaptureError:
 
 
 def _refusal(name: str, path: str, value: Any, exc: Exception) -> CaptureError:
-    what = "it" if path == name else path
+    subject = "it" if path == name else path
     type_name = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     word, cure = _never(value), _cure(value)
     if cure:
-        return CaptureError(f"can't take {name!r} along: {what} is {cure}")
+        return CaptureError(f"can't take {name!r} along: {subject} is {cure}")
     if word is not None:
         why = f"is {word} ({type_name}), which never works on another machine"
     elif type_name.startswith(("IPython.", "ipykernel.")):
         why = f"belongs to the notebook ({type_name}), which ranks don't have"
     else:
         why = f"({type_name}) can't be pickled: {_first_line(exc)}"
-    return CaptureError(f"can't take {name!r} along: {what} {why}; delete it or create it inside the cell")
+    return CaptureError(f"can't take {name!r} along: {subject} {why}; delete it or create it inside the cell")
 
 
 def _never(value: Any) -> str | None:

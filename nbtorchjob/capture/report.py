@@ -76,17 +76,17 @@ def digest(value: Any) -> str:
     apart.
     """
     try:
-        known = _Gauge(value, _LOOKED).digest(NO_ITEMS)
+        content_digest = _Gauge(value, _LOOKED).digest(NO_ITEMS)
     except Exception:  # whatever an object's own code raises while it is pickled
-        known = SAMPLED
-    return f"{known} {id(value)}" if known.startswith(SAMPLED) else known
+        content_digest = SAMPLED
+    return f"{content_digest} {id(value)}" if content_digest.startswith(SAMPLED) else content_digest
 
 
 def line(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> str:
     """Describe in one line what travels: code first, then the biggest; at most 160 characters."""
-    mine = [ship for ship in all_ships if ship.type not in _IMPORTED]
-    code = [ship.name for ship in mine if ship.type in _CODE]
-    data = sorted((ship for ship in mine if ship.type not in _CODE), key=lambda s: -s.size)
+    own_ships = [ship for ship in all_ships if ship.type not in _IMPORTED]
+    code = [ship.name for ship in own_ships if ship.type in _CODE]
+    data = sorted((ship for ship in own_ships if ship.type not in _CODE), key=lambda s: -s.size)
     modules = _by_module(files).items()
     local = [f"{top} ({words.size(sum(len(file.data) for file in some))})" for top, some in modules]
     parts = [*code, *map(_word, data), *local]

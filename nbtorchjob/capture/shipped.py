@@ -52,21 +52,21 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
     files do. Unless ``hashed``, the digests of big files are left out. Raises ``CaptureError``.
     """
     selection = _Selection(root.resolve())
-    asked: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for name in names:
         before = {*selection.paths}
         path = root / name
         if not os.path.lexists(path):
             raise CaptureError(f"--ship {name}: there is no such file or folder in {root}{_near(name, root)}")
-        mine = list(_take(path, name, selection, ()))
-        if not mine:
+        paths = list(_take(path, name, selection, ()))
+        if not paths:
             but = (
                 f", only what is left out of folders: {words.some(selection.left, _NAMED)}"
                 if selection.left
                 else ""
             )
             raise CaptureError(f"--ship {name}: there is no file in it to ship{but}")
-        asked[name] = [path for path in mine if path not in before]
+        by_name[name] = [path for path in paths if path not in before]
     sizes = {path: status.st_size for path, (_, status) in selection.paths.items()}
     if limit is None:
         sizes = {path: size for path, size in sizes.items() if size <= SMALL}
@@ -92,17 +92,18 @@ def collect(names: Sequence[str], root: Path, *, limit: int | None = None, hashe
             for path, (source, status) in sorted(selection.paths.items())
         )
     by_path = {file.path: file for file in files}
-    ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in asked.items())
-    what = "hidden files, bytecode and checkpoints"
+    ships = tuple(_ship(name, root, [by_path[path] for path in paths]) for name, paths in by_name.items())
+    kinds = "hidden files, bytecode and checkpoints"
     note = (
-        f"left out of shipped folders: {words.some(selection.left, _NAMED)} ({what} are shipped only by name)"
+        f"left out of shipped folders: {words.some(selection.left, _NAMED)} "
+        f"({kinds} are shipped only by name)"
     )
     return Shipped(files, ships, (note,) if selection.left else ())
 
 
 def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
-    size, known = sum(file.size for file in files), all(file.sha256 for file in files)
-    combined = identity.of_contents((file.path, file.sha256) for file in files) if known else ""
+    size, hashed = sum(file.size for file in files), all(file.sha256 for file in files)
+    combined = identity.of_contents((file.path, file.sha256) for file in files) if hashed else ""
     if (root / name).is_dir():
         label = "./" if name == "." else f"{name}/"
         return Ship(label, words.count(len(files), "file"), size, digest=combined)
@@ -112,8 +113,8 @@ def _ship(name: str, root: Path, files: Sequence[ShippedFile]) -> Ship:
 def _near(name: str, root: Path) -> str:
     folder = (root / name).parent
     with suppress(OSError):
-        there = [neighbour.relative_to(root).as_posix() for neighbour in folder.iterdir()]
-        near = difflib.get_close_matches(name, there, n=_NAMED, cutoff=0.7)
+        neighbours = [neighbour.relative_to(root).as_posix() for neighbour in folder.iterdir()]
+        near = difflib.get_close_matches(name, neighbours, n=_NAMED, cutoff=0.7)
         return f"; did you mean {' or '.join(near)}?" if near else ""
     return ""
 
@@ -224,10 +225,10 @@ def check_data(spec: JobSpec, root: Path) -> None:
     for name, text in spec.data.items():
         if where(text).scheme:
             continue
-        here = data_path(text, root)
-        if not here.exists():
+        path = data_path(text, root)
+        if not path.exists():
             raise CaptureError(f"--data {name}={text}: there is no such file or folder in {root}")
-        if not os.access(here, os.R_OK):
+        if not os.access(path, os.R_OK):
             raise CaptureError(f"--data {name}={text}: it can't be read")
         if spec.remote and not spec.cluster.storage:
             raise CaptureError(

@@ -147,26 +147,26 @@ def forward(args: ParsedArgs, front: Front) -> None:
     """Forward a rank's port, list a job's forwarded ports, or end them."""
     job, spelled = front.find(args.words[0]), "".join(args.words[1:])
     this = job.info.address, job.info.created
-    for key, known in list(_forwards.items()):
+    for key, link in list(_forwards.items()):
         if key[0] != this and key[0][0] == job.info.address:
-            known.close()  # of a deleted job that had the name
-        if not known.open:
+            link.close()  # of a deleted job that had the name
+        if not link.open:
             del _forwards[key]
-    own = {key: known for key, known in _forwards.items() if key[0] == this}
+    own = {key: link for key, link in _forwards.items() if key[0] == this}
     if spelled:
         port, rank = _place(spelled)
         job.check_rank(rank)
-        own = {key: known for key, known in own.items() if key[1:] == (rank, port)}
+        own = {key: link for key, link in own.items() if key[1:] == (rank, port)}
     if "end" in args.options:
         if not own:
             raise LineError(f"{hint('forward')}: no such port of {job.name} is forwarded here")
-        for key, known in own.items():
-            known.close()
+        for key, link in own.items():
+            link.close()
             del _forwards[key]
-            front.show(Answer(f"{known.url} closed", _data(known)))
+            front.show(Answer(f"{link.url} closed", _data(link)))
     elif not spelled or own:
-        for known in own.values():
-            front.show(Answer(_line(known), _data(known)))
+        for link in own.values():
+            front.show(Answer(_line(link), _data(link)))
         if not own:
             front.say(
                 f"No port of {job.name} is forwarded here; {hint('forward', job.name, 'PORT')} forwards one."
@@ -239,26 +239,26 @@ runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
 def tensorboard(args: ParsedArgs, front: Front) -> None:
     """Show what a job's ranks write in TensorBoard; their files are copied as they grow."""
     job, path = front.find(args.words[0]), "".join(args.words[1:]) or "artifacts"
-    known = _boards.get((job.info.address, job.info.created))
+    board = _boards.get((job.info.address, job.info.created))
     if "end" in args.options:
-        if known is None:
+        if board is None:
             raise LineError(f"{hint('tensorboard')}: {job.name} isn't shown here")
-        known.close()
-        front.show(Answer(f"{known.url} closed", {"name": job.name, "url": known.url}))
+        board.close()
+        front.show(Answer(f"{board.url} closed", {"name": job.name, "url": board.url}))
         return
-    if known is None or not known.running or known.path != path:
-        if known is not None:
-            known.close()
-        known = _Board(job, path)
-    frame = f'<iframe src="{known.url}" width="100%" height="800" frameborder="0"></iframe>'
-    data = {"name": job.name, "url": known.url, "folder": str(known.folder)}
-    front.show(Answer(f"TensorBoard of {job.name}: {known.url}", data, frame))
+    if board is None or not board.running or board.path != path:
+        if board is not None:
+            board.close()
+        board = _Board(job, path)
+    frame = f'<iframe src="{board.url}" width="100%" height="800" frameborder="0"></iframe>'
+    data = {"name": job.name, "url": board.url, "folder": str(board.folder)}
+    front.show(Answer(f"TensorBoard of {job.name}: {board.url}", data, frame))
     if front.stays:
         return
     front.say("Ctrl-C ends it.")
-    with interrupts.message(f"{known.url} closed."):
-        while known.running:
-            if known.sync.wait(_LOOK_S):
+    with interrupts.message(f"{board.url} closed."):
+        while board.running:
+            if board.sync.wait(_LOOK_S):
                 time.sleep(_LOOK_S)  # the job has ended, but its files may still be looked at
 
 

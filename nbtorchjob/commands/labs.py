@@ -79,7 +79,7 @@ def pool(args: ParsedArgs, front: Front) -> Any:
         options.check_read(flagged, _OF_POOLS, hint("pool"))
         # A pool takes a lab's options: its name is the one that --keep gives.
         spec, cell_options = verbs.parse(shlex.join(["--keep", alone[0], *flagged]), front.say)
-        asked = replace(spec, lab=False)
+        pool_spec = replace(spec, lab=False)
         policy = spec.launch.run_policy
         if policy is not None and policy.active_deadline_seconds is not None:
             front.say("Note: a deadline doesn't end a pool, which ends when it is idle (--idle)")
@@ -88,9 +88,9 @@ def pool(args: ParsedArgs, front: Front) -> Any:
         if cell_options.dry_run:
             from nbtorchjob import pools  # late: most lines name no pool
 
-            front.show(Answer(submission.dry_run(pools.call(), pools.requested(asked))))
+            front.show(Answer(submission.dry_run(pools.call(), pools.requested(pool_spec))))
             return None
-        job = api.pool(asked).job
+        job = api.pool(pool_spec).job
     front.say(f"{run_hint(f'--pool {job.name}')} runs a job there")
     return front.detached(job, None)
 
@@ -160,20 +160,22 @@ def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:
 
 def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
     """Return the chosen turns; raises ``LineError`` that names one that can't be repeated."""
-    known = turns.turns(state)
+    lab_turns = turns.turns(state)
     if cells:
-        by_number = {turn.number: turn for turn in known}
+        by_number = {turn.number: turn for turn in lab_turns}
         absent = [item for item in cells if item not in by_number]
         if absent:
-            there = f"cells 1 to {len(known)}" if len(known) > 1 else words.count(len(known), "cell")
-            raise LineError(f"{hint('promote')}: {state.name} has no cell {absent[0]}: it has {there}")
+            cell_range = (
+                f"cells 1 to {len(lab_turns)}" if len(lab_turns) > 1 else words.count(len(lab_turns), "cell")
+            )
+            raise LineError(f"{hint('promote')}: {state.name} has no cell {absent[0]}: it has {cell_range}")
         selected = [by_number[item] for item in cells]
         bad = [turn for turn in selected if turn.stage is not Stage.DONE]
         if bad:
             how = {Stage.FAILED: "failed", Stage.LOST: "was lost"}.get(bad[0].stage, "is still running")
             raise LineError(f"{hint('promote')}: {bad[0].name} {how}")
     else:
-        selected = [t for t in known if t.stage is Stage.DONE and t.taken.filename not in _NO_CODE]
+        selected = [t for t in lab_turns if t.stage is Stage.DONE and t.taken.filename not in _NO_CODE]
     if not selected:
         raise LineError(f"{hint('promote')}: no cell of {state.name} has succeeded")
     for turn in selected:
@@ -185,13 +187,13 @@ def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
 
 
 def _unrepeatable(turn: Turn) -> str:
-    taken = turn.taken
-    if not taken.text:
-        return f"it was a call, {words.line(taken.label, 60)}, not a cell"
-    if len(taken.text) >= TEXT:
+    fact = turn.taken
+    if not fact.text:
+        return f"it was a call, {words.line(fact.label, 60)}, not a cell"
+    if len(fact.text) >= TEXT:
         return "its text exceeds the limit of a lab's records"
-    if taken.pushed:
-        return f"it used pushed values ({', '.join(taken.pushed)})"
+    if fact.pushed:
+        return f"it used pushed values ({', '.join(fact.pushed)})"
     return ""
 
 
@@ -199,7 +201,7 @@ def _some(turn: Turn, state: JobState) -> tuple[int, ...]:
     """Return the ranks that a turn ran on, if they weren't all of the lab's."""
     base = turn.taken.base
     alike = [other.taken for other in turns.turns(state) if other.taken.base == base]
-    every = {rank for taken in alike for rank in taken.ranks}
+    every = {rank for fact in alike for rank in fact.ranks}
     if base == state.round:
         every |= {rank for node in state.nodes.values() for rank in node.ranks}
     return turn.taken.ranks if {*turn.taken.ranks} < every else ()

@@ -204,8 +204,8 @@ def submit(request: RunRequest, front: Front) -> Any:
 
 def _on_lab(on: OnLab, call: Call) -> str:
     """Say what would be sent to a lab."""
-    there = words.ranks(on.ranks or turns.ranks(on.lab.state))
-    lines = [f"# {call.label}", f"on the lab {on.lab.name}: {there}"]
+    ranks = words.ranks(on.ranks or turns.ranks(on.lab.state))
+    lines = [f"# {call.label}", f"on the lab {on.lab.name}: {ranks}"]
     try:
         lines += [f"# note: {note}" for note in on.lab.notes(call, on.answer)]
     except LackingError as exc:
@@ -274,9 +274,9 @@ def logs(args: ParsedArgs, front: Front) -> None:
     """Show a rank's log, or all ranks'; raises ``SpecError`` if the job can have no such rank."""
     job, options = front.find(args.name), args.options
     rank, tail, follow = options.get("rank", 0), options.get("tail"), options.get("follow", False)
-    whose = [f"--{key}" for key in ("rank", "node", "all-ranks") if key in options]
+    selectors = [f"--{key}" for key in ("rank", "node", "all-ranks") if key in options]
     streams: list[Stream] = [key for key in get_args(Stream) if key in options]
-    for exclusive in (whose, [f"--{stream}" for stream in streams]):
+    for exclusive in (selectors, [f"--{stream}" for stream in streams]):
         if len(exclusive) > 1:
             raise LineError(f"{hint('logs')}: {' and '.join(exclusive)} are mutually exclusive")
     if tail is not None and tail < 0:
@@ -307,11 +307,11 @@ def logs(args: ParsedArgs, front: Front) -> None:
     now = time.time()
     since, until = (read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
     pattern = compiled(options["grep"], "--grep") if "grep" in options else None
-    wanted = Wanted(since, until, pattern)
+    line_filter = Wanted(since, until, pattern)
     timestamps = options.get("timestamps", False)
-    alone = whose in ([], ["--rank"])
+    alone = selectors in ([], ["--rank"])
     stream = streams[0] if streams else None
-    front.log(job, LogRequest(rank if alone else None, node, tail, follow, timestamps, wanted, stream))
+    front.log(job, LogRequest(rank if alone else None, node, tail, follow, timestamps, line_filter, stream))
 
 
 def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:

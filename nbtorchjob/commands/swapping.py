@@ -129,8 +129,8 @@ def values(backend: Backend, address: str) -> list[tuple[str, str]]:
     from nbtorchjob.swapping import code
 
     state = backend.snapshot(address)
-    known = code.of(state).values if state.phase is Phase.RUNNING else {}
-    return [(name, repr(value)) for name, value in known.items()]
+    plain_values = code.of(state).values if state.phase is Phase.RUNNING else {}
+    return [(name, repr(value)) for name, value in plain_values.items()]
 
 
 def set_values(backend: Backend, address: str, words: Sequence[str], seconds: float) -> str:

@@ -106,16 +106,16 @@ class Verb(FrozenDataclass):
         """
         if self.any_option:
             return ParsedArgs([*words], {})
-        known = {flag: declared for declared in self.options for flag in declared.flags}
+        by_flag = {flag: declared for declared in self.options for flag in declared.flags}
         parsed = ParsedArgs([], {})
         rest = iter(words)
         for word in rest:
             if not word.startswith("-"):
                 parsed.words.append(word)
                 continue
-            declared = known.get(word.partition("=")[0])
+            declared = by_flag.get(word.partition("=")[0])
             if declared is None:
-                available = ", ".join(known) or "none"
+                available = ", ".join(by_flag) or "none"
                 raise LineError(f"{hint(self.name)}: unknown option {word}; available: {available}")
             flag, equals, text = word.partition("=")
             if declared.takes == "switch":
@@ -126,8 +126,8 @@ class Verb(FrozenDataclass):
                 value = text if equals else next(rest, "")
                 number = digits(value)
                 if not value or (declared.takes == "int" and number is None):
-                    what = "a whole number" if declared.takes == "int" else declared.metavar
-                    raise LineError(f"{hint(self.name)}: {flag} expects {what}, got {value!r}")
+                    description = "a whole number" if declared.takes == "int" else declared.metavar
+                    raise LineError(f"{hint(self.name)}: {flag} expects {description}, got {value!r}")
                 value = number if declared.takes == "int" else value
             before = parsed.options.get(declared.key, [])
             parsed.options[declared.key] = [*before, value] if declared.repeated else value

@@ -127,8 +127,8 @@ def lock(args: ParsedArgs, find: Find) -> Answers:
 def stacks(args: ParsedArgs, find: Find) -> Answers:
     """Show each rank's stack, and the blocking rank."""
     report = find(args.name).stacks()
-    known = bool(report.samples) or report.state.phase.terminal  # of a running job, whether a node answered
-    yield Answer(str(report), report.to_json(), report._repr_html_(), good=known)
+    good = bool(report.samples) or report.state.phase.terminal  # of a running job, whether a node answered
+    yield Answer(str(report), report.to_json(), report._repr_html_(), good=good)
 
 
 def sample(backend: Backend, name: str) -> None:
@@ -149,8 +149,8 @@ def profile(args: ParsedArgs, find: Find) -> Answers:
     from nbtorchjob.backends.stacks import check_profile  # late: most lines profile nothing
 
     check_profile(seconds, Path(args.options.get("folder", ".")))
-    what = "memory of " if memory else ""
-    yield Answer(f"Profiling {what}rank {rank} of {job.name} for {seconds:g} s …", aside=True)
+    subject = "memory of " if memory else ""
+    yield Answer(f"Profiling {subject}rank {rank} of {job.name} for {seconds:g} s …", aside=True)
     take = job.profile_memory if memory else job.profile
     report = take(seconds, rank, args.options.get("folder", "."))
     yield Answer(str(report), report.to_json(), report._repr_html_())
@@ -392,9 +392,9 @@ def gc(args: ParsedArgs, _find: Find) -> Answers:
 
 
 def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
-    what = f"{facts.phase(left.state).lower()}  {facts.where(left.state.info)}" if left.state else left.what
-    data = {"name": left.name, "what": what, "age": left.age, "removed": removed}
-    return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {what}", data)
+    label = f"{facts.phase(left.state).lower()}  {facts.where(left.state.info)}" if left.state else left.what
+    data = {"name": left.name, "what": label, "age": left.age, "removed": removed}
+    return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {label}", data)
 
 
 def doctor(args: ParsedArgs, _find: Find) -> Answers:

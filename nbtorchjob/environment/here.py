@@ -143,11 +143,11 @@ def distribution(module: str) -> tuple[str, Distribution] | None:
     module_and_origin = runtime.find(module)
     if module_and_origin is None or not os.path.isabs(module_and_origin[1]):
         return None
-    (name, origin), there = module_and_origin, folders()
-    for folder, changed in there:
+    (name, origin), path_folders = module_and_origin, folders()
+    for folder, changed in path_folders:
         if origin.startswith(folder + os.sep) and (owner := _listing(folder, changed, name, origin)):
             return name, owner
-    for folder, changed in there:
+    for folder, changed in path_folders:
         for project, editable in _projects(folder, changed):
             if Path(os.path.realpath(origin)).is_relative_to(project):
                 return (name, editable) if editable else None
@@ -255,9 +255,9 @@ def _urls(folder: str, changed: int) -> dict[str, str]:
     with suppress(OSError):
         for name in os.listdir(folder):
             info = os.path.join(folder, name)
-            known = runtime.parsed(info) if name.endswith(".dist-info") else None
-            if known and 0 < len(text := _origin(info)) <= _MOST_BYTES:
-                urls.setdefault(known[0], text)
+            name_and_version = runtime.parsed(info) if name.endswith(".dist-info") else None
+            if name_and_version and 0 < len(text := _origin(info)) <= _MOST_BYTES:
+                urls.setdefault(name_and_version[0], text)
     return urls
 
 

@@ -58,14 +58,14 @@ class Contents(FrozenDataclass):
 
 def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
     """Record what a node of that image reported, by the image's digest."""
-    known = Contents(asked.image, digest or asked.image, fact.time, of(fact))
+    contents = Contents(asked.image, digest or asked.image, fact.time, of(fact))
     with suppress(OSError, NBTorchJobError):  # a full disk: the next job reports it again
         # Forget images that no job has run for a long time.
         for path in _folder().iterdir():
             if time.time() - path.stat().st_mtime > _FORGET_S:
                 path.unlink(missing_ok=True)  # another kernel may do so, too
-        _write(_contents(known.digest, asked), asdict(known))
-        _write(_reference(asked), {"digest": known.digest})
+        _write(_contents(contents.digest, asked), asdict(contents))
+        _write(_reference(asked), {"digest": contents.digest})
 
 
 def known(asked: Asked) -> Contents | None:
@@ -88,12 +88,12 @@ def of(fact: EnvironmentTold, *, installed: bool = False) -> Environment:
     return Environment(python, platform, versions, modules)
 
 
-def _contents(digest: str, asked: Asked) -> Path:
-    return _folder() / f"{_hashed(digest, asked.beside)}.json"
+def _contents(digest: str, request: Asked) -> Path:
+    return _folder() / f"{_hashed(digest, request.beside)}.json"
 
 
-def _reference(asked: Asked) -> Path:
-    return _folder() / f"{_hashed(*asked)}.ref"
+def _reference(request: Asked) -> Path:
+    return _folder() / f"{_hashed(*request)}.ref"
 
 
 def _hashed(*texts: str) -> str:
@@ -149,9 +149,9 @@ class Comparison(FrozenDataclass):
             rows = [("Python", self.here.minor, self.there.minor)]
             rows += [("", self.here.machine, self.there.machine)]
             platform = [
-                f"{name} {there} (here {here})".strip()
-                for name, here, there in rows
-                if there not in ("", here)
+                f"{name} {image_value} (here {kernel_value})".strip()
+                for name, kernel_value, image_value in rows
+                if image_value not in ("", kernel_value)
             ]
         has = platform + [
             f"{row.need.distribution} {row.there} (here {row.need.version})"
@@ -223,10 +223,10 @@ class Comparison(FrozenDataclass):
     def cuda(self) -> str:
         """Say that torch there uses no GPU, or another CUDA than here, if the builds' names tell; else ""."""
         both = [side.distributions.get("torch", "") for side in (self.here, self.there or self.here)]
-        here, there = (version.partition("+")[2] for version in both)
-        if there == "cpu" and self.there is not None:
+        kernel_build, image_build = (version.partition("+")[2] for version in both)
+        if image_build == "cpu" and self.there is not None:
             return f"has torch {both[1]}, which uses no GPU"
-        if {here[:2], there[:2]} == {"cu"} and here != there:
+        if {kernel_build[:2], image_build[:2]} == {"cu"} and kernel_build != image_build:
             return f"has torch {both[1]} (here {both[0]}): code built for one CUDA doesn't run with another"
         return ""
 
@@ -266,8 +266,8 @@ def too_new(wheels: Iterable[Wheel], there: Environment) -> str:
     for wheel in wheels:
         if there.glibc is not None and wheel.glibc is not None and wheel.glibc > there.glibc:
             has, needs = (".".join(map(str, version)) for version in (there.glibc, wheel.glibc))
-            what = f"{wheel.distribution} {wheel.version}"
-            return f"has glibc {has}, but {what}, sent with the job, needs {needs}: use a newer image"
+            release = f"{wheel.distribution} {wheel.version}"
+            return f"has glibc {has}, but {release}, sent with the job, needs {needs}: use a newer image"
     return ""
 
 
@@ -284,15 +284,15 @@ def needed_name(requirement: str) -> str:
     return environment.normalised(match.group()) if match else ""
 
 
-def _row(need: Need, there: Environment | None, pinned: Collection[str]) -> Row:
-    if there is None:
+def _row(need: Need, target: Environment | None, pinned: Collection[str]) -> Row:
+    if target is None:
         return Row(need, UNKNOWN, PINNED if need.distribution in pinned else UNKNOWN)
-    version = there.distributions.get(need.distribution)
+    version = target.distributions.get(need.distribution)
     if need.distribution in pinned:
         return Row(need, version or "", PINNED)
     if version is None:
         # A namespace's name is shared: its presence says nothing about its contents.
-        other = "." not in need.module and there.may_have(need.module)
+        other = "." not in need.module and target.may_have(need.module)
         return Row(need, _OTHERS, DIFFERS) if other else Row(need, "", LACKS)
     if version == need.version:
         return Row(need, version, SAME)

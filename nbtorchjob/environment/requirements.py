@@ -100,16 +100,16 @@ def of_file(name: str) -> Iterator[str]:
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines with content, joined if continued, each with the number where it begins."""
-    begun, held = 0, ""
+    begun, logical_line = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
-        begun = begun if held else number
+        begun = begun if logical_line else number
         if line.endswith("\\"):
-            held += line[:-1]
+            logical_line += line[:-1]
             continue
-        if content := _COMMENT.sub("", held + line).strip():
+        if content := _COMMENT.sub("", logical_line + line).strip():
             yield begun, content
-        held = ""
-    if content := _COMMENT.sub("", held).strip():
+        logical_line = ""
+    if content := _COMMENT.sub("", logical_line).strip():
         yield begun, content
 
 
@@ -141,14 +141,14 @@ def of_script(text: str, where: str) -> tuple[str, ...]:
 def _check_python(version: object, where: str) -> None:
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-    here = ".".join(map(str, sys.version_info[:3]))
+    python = ".".join(map(str, sys.version_info[:3]))
     try:
-        if SpecifierSet(str(version)).contains(here, prereleases=True):
+        if SpecifierSet(str(version)).contains(python, prereleases=True):
             return
     except InvalidSpecifier:
         raise SpecError(f"{where}, requires-python", version, "a version such as >=3.10") from None
     ranks = "ranks run the Python of this kernel"
-    raise SpecError(f"{where}, requires-python", version, f"met by Python {here}: {ranks}")
+    raise SpecError(f"{where}, requires-python", version, f"met by Python {python}: {ranks}")
 
 
 def parsed(text: str) -> Requirement:
@@ -337,8 +337,8 @@ def at_odds(names: Iterable[str]) -> bool:
     An installer would refuse them, though they work here. torch doesn't count: the image has its own.
     """
     versions = here.environment().distributions
-    asked = (requirement for name in names for requirement in _requirements(name))
-    specifiers = ((requirement.specifier, normalised(requirement.name)) for requirement in asked)
+    requirements = (requirement for name in names for requirement in _requirements(name))
+    specifiers = ((requirement.specifier, normalised(requirement.name)) for requirement in requirements)
     return any(
         name in versions and not of_torch(name) and not specifier.contains(versions[name], prereleases=True)
         for specifier, name in specifiers

@@ -229,9 +229,9 @@ def _read(path: Path) -> Wheel:
             (file.interpreter, file.abi) in fits and ("linux" in file.platform or file.platform == "any")
             for file in file_tags
         ):
-            ours = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
+            target = f"Python {sys.version_info[0]}.{sys.version_info[1]} on Linux, as nodes have"
             wheels = ", ".join(map(str, file_tags))
-            raise SpecError("package", str(path), f"a wheel for {ours} (it is for {wheels})")
+            raise SpecError("package", str(path), f"a wheel for {target} (it is for {wheels})")
     read = Wheel(path.name, path.read_bytes())
     if not zipfile.is_zipfile(io.BytesIO(read.data)):
         raise SpecError("package", str(path), "a wheel (it is no zip archive)")

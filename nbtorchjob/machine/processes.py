@@ -175,8 +175,8 @@ def of_this_process() -> dict[str, list[int]]:
     names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
     limits = {name: list(resource.getrlimit(getattr(resource, name))) for name in names}  # lists, as in JSON
     # A limit that was set since then is the user's own.
-    ours = {name: before for name, before in _raised.items() if limits[name] == [before[1], before[1]]}
-    return {**limits, **ours}
+    user_limits = {name: before for name, before in _raised.items() if limits[name] == [before[1], before[1]]}
+    return {**limits, **user_limits}
 
 
 _raised: dict[str, list[int]] = {}  # what limits were before they were raised here
@@ -220,15 +220,15 @@ def files_in_reserve() -> Iterator[Callable[[], None]]:
 
     Raises ``OSError`` if this process may not open that many.
     """
-    held: list[int] = []
+    descriptors: list[int] = []
 
     def release() -> None:
-        while held:
-            os.close(held.pop())
+        while descriptors:
+            os.close(descriptors.pop())
 
     try:
         for _ in range(_RESERVED):
-            held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         yield release
     finally:
         release()

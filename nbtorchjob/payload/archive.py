@@ -311,7 +311,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "debugger": _debug(call, spec),
         "data": spec.data,
     }
-    return frozenset(part for part, wanted in wants.items() if wanted)
+    return frozenset(part for part, condition in wants.items() if condition)
 
 
 def _may_use_ours(call: Call, spec: JobSpec) -> bool:

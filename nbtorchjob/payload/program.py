@@ -91,10 +91,10 @@ def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """
     if not far:
         return _zip(whole(), 1)
-    known = hashlib.sha256(repr((sys.version_info, sorted(parts))).encode())
+    digest = hashlib.sha256(repr((sys.version_info, sorted(parts))).encode())
     for name, source in (*modules(), ("", Path(__file__).read_bytes()), ("", _TOGETHER.read_bytes())):
-        known.update(b"%s %d\n" % (name.encode(), len(source)) + source)
-    return cached("programs", known.hexdigest(), lambda: _zip(_small(parts), 9))
+        digest.update(b"%s %d\n" % (name.encode(), len(source)) + source)
+    return cached("programs", digest.hexdigest(), lambda: _zip(_small(parts), 9))
 
 
 def _zip(members: Iterable[tuple[str, bytes]], level: int) -> bytes:
@@ -124,12 +124,12 @@ def modules() -> Iterator[tuple[str, bytes]]:
 
 
 def _small(parts: frozenset[str]) -> Iterator[tuple[str, bytes]]:
-    taken = tuple(name for part in parts for name in map(_name, PARTS[part]))
+    part_prefixes = tuple(name for part in parts for name in map(_name, PARTS[part]))
     absent = tuple(_name(path) for paths in (*PARTS.values(), *LATE.values()) for path in paths)
     members = {
         name: bare(source)
         for name, source in modules()
-        if not name.startswith(absent) or name.startswith(taken)
+        if not name.startswith(absent) or name.startswith(part_prefixes)
     }
     members[_PACKAGE] = bare(_TOGETHER.read_bytes())
     yield from _together(members, _alike)
@@ -174,8 +174,8 @@ def _alike(members: dict[str, bytes]) -> Iterable[str]:
 
             def share(name: str, seen: set[bytes] = seen) -> tuple[float, int]:
                 words = spoken[name]
-                known = sum(len(word) * words[word] for word in words.keys() & seen)
-                return known / len(members[name]), len(members[name])
+                overlap = sum(len(word) * words[word] for word in words.keys() & seen)
+                return overlap / len(members[name]), len(members[name])
 
             names.append(max(left, key=share))
             left.remove(names[-1])

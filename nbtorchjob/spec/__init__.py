@@ -247,14 +247,14 @@ def checked(type_: type, values: Mapping[str, Any]) -> dict[str, Any]:
     Raises ``TypeError`` for a field whose value has another type.
     """
     hints = _checks(type_)
-    known = {}
+    field_values = {}
     for name, value in values.items():
         if name in hints:
             exact, check = hints[name]
             if type(value) not in exact and not check(value):
                 raise TypeError(f"its {name} is of type {type(value).__name__}")
-            known[name] = value
-    return known
+            field_values[name] = value
+    return field_values
 
 
 @cache

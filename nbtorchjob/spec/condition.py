@@ -193,9 +193,9 @@ class _Parser:
 
     def _takes(self, text: str) -> bool:
         """Take the word or sign ``text`` if it comes next; return whether it did."""
-        there = self._token.text == text and self._token.kind in ("sign", "name")
-        self._next += there
-        return there
+        is_next = self._token.text == text and self._token.kind in ("sign", "name")
+        self._next += is_next
+        return is_next
 
     def _deeper(self, part: Callable[[], _Part]) -> _Part:
         self._deep += 1

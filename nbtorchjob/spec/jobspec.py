@@ -239,11 +239,11 @@ class JobSpec:
 
         Raises ``SpecError`` for a variable that isn't set.
         """
-        known = {**os.environ, **self.hidden}
+        values = {**os.environ, **self.hidden}
         for name in self.secret_env:
-            if name not in known:
+            if name not in values:
                 raise SpecError("secret_env", name, "a variable that is set in this process")
-        return {name: known[name] for name in self.secret_env}
+        return {name: values[name] for name in self.secret_env}
 
     @property
     def images(self) -> tuple[str | None, ...]:
@@ -328,8 +328,8 @@ def _lines(name: str, value: object) -> tuple[str, ...]:
     lines = sequence(name, value)
     for text in lines:
         if text.startswith("-") or not text.isprintable():
-            what = "a requirement such as einops>=0.8, or a path" if name == "package" else "a file's path"
-            raise SpecError(name, text, what)
+            allowed = "a requirement such as einops>=0.8, or a path" if name == "package" else "a file's path"
+            raise SpecError(name, text, allowed)
     return lines
 
 

@@ -197,8 +197,8 @@ def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
             alone.append(word)
             continue
         flagged.append(word)
-        known = _BY_FLAG.get(flag := dashed(flag, _BY_FLAG))
-        if not equals and (known.takes != "switch" if known else takes_value(flag)):
+        option = _BY_FLAG.get(flag := dashed(flag, _BY_FLAG))
+        if not equals and (option.takes != "switch" if option else takes_value(flag)):
             flagged += islice(rest, 1)
     return alone, flagged
 
@@ -209,9 +209,9 @@ def profile_of(line: str) -> str | None:
     Raises ``SpecError`` for an unknown option or an invalid name.
     """
     words = split(line, _LINE)
-    given = dict(_given(words[: _end(words)], {}))  # the last value counts
+    values = dict(_given(words[: _end(words)], {}))  # the last value counts
     with named([_PROFILE], _flag):
-        return CellOptions(profile=given.get(_PROFILE)).profile
+        return CellOptions(profile=values.get(_PROFILE)).profile
 
 
 def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
@@ -249,8 +249,8 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         except SpecError as exc:
             raise exc.about("--keep") from None
     notes = [
-        f"{', '.join(them)} {'has' if len(them) == 1 else 'have'} no effect: {why}"
-        for why, them in needless.items()
+        f"{', '.join(flags)} {'has' if len(flags) == 1 else 'have'} no effect: {why}"
+        for why, flags in needless.items()
     ]
     word = str(spec.get(_RANKS))
     if word in RANKS:
@@ -290,8 +290,8 @@ def check_read(words: Iterable[str], reads: Container[str], verb: str) -> None:
     """Raise ``LineError`` for options for cells, except those that a ``verb`` ``reads``, by their keys."""
     words = [*words]
     end = _end(words)
-    given = dict.fromkeys(o for o, _ in _given(words[:end], {}) if o.home[:1] == _CELL)
-    others = [*(_flag(o) for o in given if o.key not in reads), *words[end : end + 1]]
+    options = dict.fromkeys(o for o, _ in _given(words[:end], {}) if o.home[:1] == _CELL)
+    others = [*(_flag(o) for o in options if o.key not in reads), *words[end : end + 1]]
     if others:
         applies = "applies" if len(others) == 1 else "apply"
         raise LineError(f"{verb}: {', '.join(others)} {applies} to cells only")

@@ -222,30 +222,30 @@ def ranks_of(word: str, spec: JobSpec) -> int:
 
     Raises ``SpecError``.
     """
-    here = not spec.remote
-    gpus = processes.gpus() if here else spec.cluster.gpu or 0
+    local = not spec.remote
+    gpus = processes.gpus() if local else spec.cluster.gpu or 0
     cpu = spec.cluster.cpu
     # A part of a core counts as one.
     requested = 0 if cpu is None else max(1, int(round(amount(cpu), 3)))
-    cores = processes.cores() if here else requested
+    cores = processes.cores() if local else requested
     number = {"gpu": gpus, "cpu": cores, "auto": gpus or cores}[word]
     if number:
         return number
     unset = "neither --gpu nor --cpu is set" if word == "auto" else f"--{word} isn't set"
-    why = "this machine has no NVIDIA GPU" if here else unset
+    why = "this machine has no NVIDIA GPU" if local else unset
     raise SpecError("nproc_per_node", word, f"a whole number, because {why}")
 
 
 def flags_near(flag: str, flags: Sequence[str]) -> str:
     """Return the option that ``flag`` may stand for, or "" if none is similar enough."""
     word = flag.lstrip("-").replace("_", "-").lower()
-    known = {option_flag.lstrip("-"): option_flag for option_flag in flags if option_flag.startswith("--")}
+    by_name = {option_flag.lstrip("-"): option_flag for option_flag in flags if option_flag.startswith("--")}
     for option, others in _MEANT.items():
         if word in others:
             return option
     import difflib  # late: only needed for an unknown option
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
-    longer = [name for name in known if len(word) > 2 and name.startswith(f"{word}-")]
+    close = difflib.get_close_matches(word, by_name, n=1, cutoff=_CLOSE)
+    longer = [name for name in by_name if len(word) > 2 and name.startswith(f"{word}-")]
     similar = close or (longer if len(longer) == 1 else [])
-    return known[similar[0]] if similar else ""
+    return by_name[similar[0]] if similar else ""

@@ -78,8 +78,8 @@ class Site:
         for option, most in self._limits.items():
             where = f"{file.path} [limits] {option.key}"
             if option not in _LIMITABLE:
-                known = ", ".join(o.key for o in _LIMITABLE)
-                raise SpecError(f"{file.path} [limits]", option.key, f"one of {known}")
+                keys = ", ".join(o.key for o in _LIMITABLE)
+                raise SpecError(f"{file.path} [limits]", option.key, f"one of {keys}")
             if type(most) not in (int, float):
                 raise SpecError(where, most, "a number")
             if _amount(option, self.base) is None:
@@ -127,13 +127,13 @@ class Site:
         for option in self._locked:
             value, locked = _asked(option, filled), _asked(option, self.base)
             if value != locked and _counts(option, filled):
-                shown, allowed = (_limit_text(option, asked) for asked in (value, locked))
+                shown, allowed = (_limit_text(option, setting) for setting in (value, locked))
                 raise SpecError(option.key, shown, f"{allowed!r}: {self._path} locks it")
         for option, most in self._limits.items():
             amount = _amount(option, filled)
             if amount is not None and amount > most:
-                asked = UNLIMITED if amount == math.inf else amount
-                raise SpecError(option.key, asked, f"{most} or less: {self._path} limits it")
+                requested = UNLIMITED if amount == math.inf else amount
+                raise SpecError(option.key, requested, f"{most} or less: {self._path} limits it")
         return filled
 
     def _default(self, option: Option) -> str:
@@ -248,11 +248,11 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str], base: JobSpec
     file = next((file for file in files if name in file.profiles), None)
     if file is None:
         refused = notes(cwd=cwd)
-        known = _names(files)
+        names = _names(files)
         import difflib  # late: only needed for an unknown profile
 
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        have = f"did you mean {near[0]}?" if near else f"available: {', '.join(known) or 'none'}"
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        have = f"did you mean {near[0]}?" if near else f"available: {', '.join(names) or 'none'}"
         text = ", ".join(str(file.path) for file in files) or f"no {FILE} here, above or in the user's config"
         looked = "; ".join([f"searched: {text}", *refused])
         raise SpecError("profile", name, f"{have} ({looked})", Shape.UNKNOWN)
@@ -336,8 +336,8 @@ def _entries(spec: JobSpec, old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _makes(values: Mapping[Option, Any], spec: JobSpec) -> bool:
     """Whether a profile with these values yields ``spec``, also for a job in a pool."""
-    made, nodes = overlay(JobSpec(), values, lambda option: option.key), KEYS["nnodes"]
-    return made == spec and chosen_at(nodes, made) == chosen_at(nodes, spec)
+    profile_spec, nodes = overlay(JobSpec(), values, lambda option: option.key), KEYS["nnodes"]
+    return profile_spec == spec and chosen_at(nodes, profile_spec) == chosen_at(nodes, spec)
 
 
 def _plain(value: Any) -> Any:
@@ -367,15 +367,15 @@ def _write(path: Path, text: str) -> None:
     path = path.resolve()
     new = path.with_name(f".{path.name}.{os.getpid()}.{token_hex(4)}")
     try:
-        there = path.exists()
+        exists = path.exists()
         # Never readable by more users than the file, which may have secrets.
-        mode = path.stat().st_mode & 0o777 if there else 0o666
+        mode = path.stat().st_mode & 0o777 if exists else 0o666
         try:
             with open(
                 os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8"
             ) as file:
                 file.write(text)
-            if there:
+            if exists:
                 shutil.copymode(path, new)
             new.replace(path)
         finally:

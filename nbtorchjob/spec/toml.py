@@ -126,10 +126,10 @@ def sites(environ: Mapping[str, str]) -> list[File]:
     folders = platformdirs.site_config_dir("nbtorchjob", multipath=True).split(os.pathsep)
     paths = [Path(named)] if named else [Path(folder) / FILE for folder in folders]
     path = next((path for path in paths if os.path.isfile(path)), paths[0])
-    there = os.path.isfile(path)
-    if there and (why := _foreign(path)):
+    exists = os.path.isfile(path)
+    if exists and (why := _foreign(path)):
         raise SpecError(str(path), why, "a file that only root and you can write")
-    return [_read(path, _SITES)] if named or there else []
+    return [_read(path, _SITES)] if named or exists else []
 
 
 def parsed(text: str) -> Mapping[str, Any]:
@@ -151,8 +151,8 @@ def _read(path: Path, keys: _Keys, text: str | None = None) -> File:
         if key not in keys and key in _SITES:
             raise SpecError(f"{path} {key}", value, "here: it belongs in the site's file", Shape.CONFLICT)
         if key not in keys:
-            known = "expected default or [profiles.NAME]"
-            raise SpecError(str(path), key, known, Shape.UNKNOWN_KEY)
+            hint = "expected default or [profiles.NAME]"
+            raise SpecError(str(path), key, hint, Shape.UNKNOWN_KEY)
         type_, allowed = keys[key]
         if not isinstance(value, type_):
             raise SpecError(f"{path} {key}", value, allowed)

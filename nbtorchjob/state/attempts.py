@@ -158,8 +158,8 @@ def parts(known: Known) -> list[Part]:
         before = [run for run in runs if run.since < stopped or ((e := run.failure) and e.time < stopped + 1)]
         rounds: dict[int, list[int]] = {}
         for worker in node.workers:
-            mine = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
-            born = [at for at in mine if runs[at].since <= worker.time] or mine[:1]
+            candidates = [at for at, run in enumerate(runs) if worker.pod in ("", run.pod)]
+            born = [at for at in candidates if runs[at].since <= worker.time] or candidates[:1]
             rounds.setdefault(max(born, default=0), []).append(worker.round)
         for at, run in enumerate(runs):
             units.append(_Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(before)))
@@ -232,9 +232,9 @@ def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
     for unit in units:
         by_number[unit.life.attempt].append(unit)
     in_order: list[Part] = []
-    for number, mine in by_number.items():
+    for number, own_units in by_number.items():
         by_end: dict[ev.Evicted | None, Part] = {}
-        for unit in mine:
+        for unit in own_units:
             end = known.evicted(unit.life)
             took = end if end is not None and end.reason != ev.DEACTIVATED and unit.followed else None
             part = by_end.setdefault(took, Part(number))
@@ -262,7 +262,7 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     if not ended_badly:  # true of most jobs
         in_order[0].units, in_order[0].rounds = units, {*rounds}
         return in_order
-    taken = 0  # how many of the rounds belong to an attempt so far; losses are in the order of rounds
+    offset = 0  # how many of the rounds belong to an attempt so far; losses are in the order of rounds
     first: dict[int, float] = {}  # when each round began
     for worker in (worker for node in known.nodes.values() for worker in node.workers):
         first[worker.round] = min(worker.time, first.get(worker.round, worker.time))
@@ -289,14 +289,14 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     ]
     for round_, lost in lost_by_round:
         in_order[-1].units += lost
-        end = max(taken, bisect_right(rounds, round_))
-        in_order[-1].rounds |= {*rounds[taken:end]}
-        taken = end
+        end = max(offset, bisect_right(rounds, round_))
+        in_order[-1].rounds |= {*rounds[offset:end]}
+        offset = end
         if any(unit.followed for unit in lost):
             in_order.append(Part(len(in_order) + 1))
     seen = {id(unit) for part in in_order for unit in part.units}
     in_order[-1].units += [unit for unit in units if id(unit) not in seen]
-    in_order[-1].rounds |= {*rounds[taken:]}
+    in_order[-1].rounds |= {*rounds[offset:]}
     return in_order
 
 

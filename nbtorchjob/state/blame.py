@@ -133,7 +133,7 @@ def culprit(known: Known) -> Failure | None:
     else:
         rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
         round_ = max(rounds, default=known.round)
-    newest = [one for one in explained if known.base(one.round) == round_] or explained
+    newest = [candidate for candidate in explained if known.base(candidate.round) == round_] or explained
     # A rank whose peer died fails as well, in the collective, and may well be the first to report.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
@@ -180,17 +180,17 @@ def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
         if life.disruption is not None:
             deleted = life.disruption.reason == ev.DELETED and evicted is None
             if evicted is not None:
-                taken = _at(node, life, life.disruption.time, failure.of_queue(evicted.reason, evicted.text))
+                loss = _at(node, life, life.disruption.time, failure.of_queue(evicted.reason, evicted.text))
             else:
                 # The kubelet says what ran short in the pod's own reason, but not in the condition.
                 explained = life.exit is not None and failure.tells(life.exit)
-                taken_reason = (
+                loss_reason = (
                     failure.of_end(life.exit)
                     if explained and life.exit
                     else failure.of_disruption(life.disruption)
                 )
-                taken = _at(node, life, life.disruption.time, taken_reason)
-            ended, age = taken, life.disruption.age
+                loss = _at(node, life, life.disruption.time, loss_reason)
+            ended, age = loss, life.disruption.age
             yield _End(ended, newest=newest, loud=not deleted, deleted=deleted, age=age)
         elif life.vanished:
             reason = failure.of_gone() if evicted is None else failure.of_queue(evicted.reason, evicted.text)

@@ -106,9 +106,11 @@ def _of(kind: type) -> Callable[[_Rule], _Rule]:
     return register
 
 
-def _newer(known: V | None, new: V, worth: Callable[[V], Any]) -> V:
+def _newer(current: V | None, new: V, worth: Callable[[V], Any]) -> V:
     return (
-        new if known is None else max(known, new, key=lambda candidate: (worth(candidate), repr(candidate)))
+        new
+        if current is None
+        else max(current, new, key=lambda candidate: (worth(candidate), repr(candidate)))
     )
 
 
@@ -151,8 +153,8 @@ def _node_exited(state: JobState, event: ev.NodeExited) -> JobState:
 def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
     # The deletion follows the disruption's condition, and says less.
     def add(life: Life) -> _Fields:
-        known = [event] if life.disruption is None else [event, life.disruption]
-        return {"disruption": min(known, key=lambda e: (e.reason == ev.DELETED, e.age, repr(e)))}
+        disruptions = [event] if life.disruption is None else [event, life.disruption]
+        return {"disruption": min(disruptions, key=lambda e: (e.reason == ev.DELETED, e.age, repr(e)))}
 
     return _life(state, event, add)
 
@@ -174,8 +176,8 @@ def _waiting(state: JobState, event: ev.Waiting) -> JobState:
         return replace(state, waits=merged(others, newest, lambda w: w.reason, lambda w: w.time))
 
     def add(life: Life) -> _Fields:
-        known = [event] if life.wait is None else [life.wait, event]
-        wait = _newest_wait(known, lambda w: (w.stage, w.run))
+        waits = [event] if life.wait is None else [life.wait, event]
+        wait = _newest_wait(waits, lambda w: (w.stage, w.run))
         attempt, restarts = max(life.attempt, event.attempt), life.restarts
         if event.restarts is not None:
             restarts = max(event.restarts, restarts or 0)
@@ -258,28 +260,28 @@ def _node_failed(state: JobState, event: ev.NodeFailed) -> JobState:
 
 
 def _with_rank(
-    known: Mapping[int, Kept], rank: int, room: Callable[[int], int], new: Callable[[], Kept], speaker: int
+    by_rank: Mapping[int, Kept], rank: int, room: Callable[[int], int], new: Callable[[], Kept], speaker: int
 ) -> tuple[Mapping[int, Kept], Kept]:
     """Return what is kept of all ranks, and of ``rank``; if it is new, each may have to keep less.
 
     The rank that stands for all keeps as much as if it were alone.
     """
-    kept = known.get(rank)
+    kept = by_rank.get(rank)
     if kept is not None:
-        return known, kept
-    most = room(min(len(known) + 1, _MOST_RANKS))
-    if most < room(len(known)):
-        known = NumberedMapping(
-            (other, kept if other == speaker else kept.within(most)) for other, kept in known.items()
+        return by_rank, kept
+    most = room(min(len(by_rank) + 1, _MOST_RANKS))
+    if most < room(len(by_rank)):
+        by_rank = NumberedMapping(
+            (other, kept if other == speaker else kept.within(most)) for other, kept in by_rank.items()
         )
-    return known, new() if rank == speaker else new().within(most)
+    return by_rank, new() if rank == speaker else new().within(most)
 
 
 @_of(ev.Reported)
 def _reported(state: JobState, event: ev.Reported) -> JobState:
-    known, series = _with_rank(state.series, event.rank, points_each, Series, state.info.speaker)
+    by_rank, series = _with_rank(state.series, event.rank, points_each, Series, state.info.speaker)
     series = series.add(event.round, Point(event.seq, event.time, event.metrics))
-    return replace(state, series=bounded(known, event.rank, series, _MOST_RANKS))
+    return replace(state, series=bounded(by_rank, event.rank, series, _MOST_RANKS))
 
 
 @_of(ev.Used)
@@ -290,9 +292,9 @@ def _used(state: JobState, event: ev.Used) -> JobState:
 
 @_of(ev.LogChunk)
 def _log(state: JobState, event: ev.LogChunk) -> JobState:
-    known, tail = _with_rank(state.logs, event.rank, tail_bytes, LogTail, state.info.speaker)
+    by_rank, tail = _with_rank(state.logs, event.rank, tail_bytes, LogTail, state.info.speaker)
     tail = tail.add(event.round, event.offset, event.data)
-    return replace(state, logs=bounded(known, event.rank, tail, _MOST_RANKS))
+    return replace(state, logs=bounded(by_rank, event.rank, tail, _MOST_RANKS))
 
 
 @_of(ev.CancelRequested)
@@ -324,9 +326,9 @@ def _one_each(name: str, key: _Key, worth: _Key, most: int = _MOST) -> _Rule:
     """Return a rule by which a mapping holds the worthiest fact for each key."""
 
     def rule(state: JobState, event: Any) -> JobState:
-        known = getattr(state, name)
-        best = _newer(known.get(key(event)), event, worth)
-        return replace(state, **{name: bounded(known, key(event), best, most)})
+        facts = getattr(state, name)
+        best = _newer(facts.get(key(event)), event, worth)
+        return replace(state, **{name: bounded(facts, key(event), best, most)})
 
     return rule
 
@@ -344,9 +346,9 @@ def _time(name: str, choose: Callable[[float, float], float]) -> _Rule:
     """Return a rule by which a field holds the first or the last time of such facts."""
 
     def rule(state: JobState, event: Any) -> JobState:
-        known = getattr(state, name)
-        time = event.time if known is None else choose(known, event.time)
-        return state if time == known else replace(state, **{name: time})
+        current = getattr(state, name)
+        time = event.time if current is None else choose(current, event.time)
+        return state if time == current else replace(state, **{name: time})
 
     return rule
 

@@ -251,17 +251,17 @@ def read(
         for key in ("sources", "captured"):
             if values.get(key) is not None:
                 values[key] = {name: tuple(pair) for name, pair in values[key].items()}
-        known = checked(JobInfo, values)
+        field_values = checked(JobInfo, values)
         for field_name, most in _MOST.items():
-            value = known.get(field_name)
+            value = field_values.get(field_name)
             if value is None or (type(value) is not tuple and 0 <= value <= most):
                 continue
             for number in value if isinstance(value, tuple) else (value,):
                 if not 0 <= number <= most:  # also true of NaN
                     raise ValueError(f"its {field_name} is {number!r:.40}")
-        if not known["name"].isprintable():
-            raise ValueError(f"its name is {known['name']!r:.40}")
-        info = replace(_blank(), **known)
+        if not field_values["name"].isprintable():
+            raise ValueError(f"its name is {field_values['name']!r:.40}")
+        info = replace(_blank(), **field_values)
         info.retry  # noqa: B018  # what is concluded of a job asks for its budgets
         return info
     except UNREADABLE as exc:

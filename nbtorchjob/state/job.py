@@ -76,8 +76,8 @@ class JobState(Known):
     @property
     def reforming(self) -> bool:
         """Whether the newest round lost a node while other nodes of it still live."""
-        gone = [n for n in self.members if n.left]
-        return bool(gone) and len(gone) < len(self.members) and self.phase is Phase.RUNNING
+        lost_nodes = [n for n in self.members if n.left]
+        return bool(lost_nodes) and len(lost_nodes) < len(self.members) and self.phase is Phase.RUNNING
 
     @property
     def leaving(self) -> NodeLeaves | None:
@@ -92,14 +92,14 @@ class JobState(Known):
         """The ranks of the newest round that are stopped in the debugger, in order."""
         if self.phase is not Phase.RUNNING or self.reforming:
             return ()
-        gone = {fact.rank for fact in self.exits if fact.round == self.round}
+        exited_ranks = {fact.rank for fact in self.exits if fact.round == self.round}
         over = {(turn.round, turn.node) for turn in self.turns_over}
         stopped = []
         for rank, stop in sorted(self.stops.items()):
             after = self.goes_on.get(rank)
             gone_on = after is not None and (after.round, after.time) >= (stop.round, stop.time)
             # An interrupt ends a lab's turn even if its ranks are stopped.
-            ended = rank in gone or (stop.round, stop.node) in over
+            ended = rank in exited_ranks or (stop.round, stop.node) in over
             if stop.round == self.last_round and not gone_on and not ended:
                 stopped.append(stop)
         return tuple(stopped)
@@ -115,8 +115,8 @@ class JobState(Known):
 
     def waited(self, now: float) -> float:
         """Seconds that it waited before its first node started, as for its turn or a place."""
-        known = (self.first_start, self.ended, now)
-        return max(0.0, next(time for time in known if time is not None) - self.info.created)
+        times = (self.first_start, self.ended, now)
+        return max(0.0, next(time for time in times if time is not None) - self.info.created)
 
     @cached_property
     def first_start(self) -> float | None:

@@ -168,8 +168,8 @@ class Known(FrozenDataclass):
     def base(self, round: int) -> int:
         """Return the round in which the ranks of ``round`` began: ``round`` itself, unless it is a turn's."""
         at = bisect_left(self.turns, round, key=lambda turn: turn.round)
-        known = at < len(self.turns) and self.turns[at].round == round
-        return self.turns[at].base if known else round
+        is_turn = at < len(self.turns) and self.turns[at].round == round
+        return self.turns[at].base if is_turn else round
 
     @cached_property
     def restarts(self) -> int:
@@ -197,8 +197,8 @@ class Known(FrozenDataclass):
     @property
     def suspended(self) -> bool:
         """Whether the job is suspended: its nodes were taken away for a while."""
-        held = self.queue is not None and self.queue.held
-        return self.ended is None and (held or (self.pause is not None and self.pause.suspended))
+        on_hold = self.queue is not None and self.queue.held
+        return self.ended is None and (on_hold or (self.pause is not None and self.pause.suspended))
 
     @cached_property
     def verdict(self) -> ev.Verdict | None:

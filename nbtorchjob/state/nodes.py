@@ -222,8 +222,8 @@ class Node(FrozenDataclass):
         """The round that it was in at ``time``, in its ``pod`` where that is known; -1 before the first."""
         # A time of whole seconds is the API's: what began within that second counts as before it.
         whole = time % 1 == 0
-        mine = [w for w in self.workers if not pod or w.pod in ("", pod)]
-        return max((w.round for w in mine if w.time <= time or (whole and w.time < time + 1)), default=-1)
+        workers = [w for w in self.workers if not pod or w.pod in ("", pod)]
+        return max((w.round for w in workers if w.time <= time or (whole and w.time < time + 1)), default=-1)
 
     @property
     def failed(self) -> bool:

@@ -37,8 +37,8 @@ _GATED = "SchedulingGated"  # it waits to be admitted, which is not a problem
 
 def held_back(known: Known) -> ev.Waiting | None:
     """Return the wait that has held the newest attempt back longest; None where none has a reason."""
-    asked = (known.cancelled, known.removed, known.verdict, known.ended)
-    if known.working or known.suspended or any(answer is not None for answer in asked):
+    ends = (known.cancelled, known.removed, known.verdict, known.ended)
+    if known.working or known.suspended or any(end is not None for end in ends):
         return None
     waits = [w for w in known.waiting if w.reason not in ("", _GATED) and w.stage < ev.Stage.RESTARTING]
     return min(waits, key=lambda w: (not w.since, w.since), default=None)
@@ -122,13 +122,13 @@ def progress(state: JobState) -> Progress | None:
     If its ranks' reports don't say that, or aren't read, its operator may know.
     """
     round_ = max((series.round for series in state.series.values()), default=-1)
-    known = {rank: item for rank, item in state.series.items() if item.round == round_}
+    by_rank = {rank: item for rank, item in state.series.items() if item.round == round_}
     if round_ == state.round and state.world_size:
-        known = {rank: item for rank, item in known.items() if rank < state.world_size}
+        by_rank = {rank: item for rank, item in by_rank.items() if rank < state.world_size}
     over = state.phase is Phase.SUCCEEDED
     candidates = [
         item
-        for series in known.values()
+        for series in by_rank.values()
         if (item := _progress(series, state.counted_from_zero, over=over)) is not None
     ]
     units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
@@ -166,9 +166,9 @@ def setback(state: JobState) -> tuple[int, float, float] | None:
         return None
     # A rank that logs every tenth step, counting from 1, goes on from ten steps before the first logged one.
     logged = [
-        (as_float(other.metrics[unit]) - as_float(one.metrics[unit])) / (other.seq - one.seq)
+        (as_float(later.metrics[unit]) - as_float(earlier.metrics[unit])) / (later.seq - earlier.seq)
         for stretch in before
-        for one, other in pairwise(point for point in stretch.points if unit in point.metrics)
+        for earlier, later in pairwise(point for point in stretch.points if unit in point.metrics)
         if unit == "step"
     ]
     begun = first if extra else max(0.0, math.ceil(first) - max([1.0, *logged]))
@@ -251,7 +251,7 @@ def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Prog
     if reached is None or not math.isfinite(reached):
         return None
     every = seconds = None
-    heard = at = series.points[-1].time
+    report_time = at = series.points[-1].time
     newest = (counts(stretch.points[-RECENT:], unit) for stretch in series.stretches)
     several = any(len({many for _, many in counted}) < len(counted) for counted in newest)
     if len(series.points) > 1:  # a list keeps one for an ended job
@@ -265,7 +265,7 @@ def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Prog
     if several and not over and _told_throughout(series, unit):
         reached -= 1
     many = min(max(reached, 0.0), reached if most is None else most)
-    return Progress(unit, many, most, seconds, every, heard, at)
+    return Progress(unit, many, most, seconds, every, report_time, at)
 
 
 def _by_count(points: Sequence[Point], unit: str) -> list[list[tuple[float, float]]]:

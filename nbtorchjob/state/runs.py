@@ -55,8 +55,8 @@ def curves(states: Sequence[JobState], metric: str) -> tuple[str, dict[str, list
     by_report = REPORT, [[float(point.seq) for point in of_run] for of_run in points.values()]
     along, xs = axis_of([*points.values()]) or by_report
     return along, {
-        id_: [*zip(each, (as_float(point.metrics[metric]) for point in of_run), strict=True)]
-        for (id_, of_run), each in zip(points.items(), xs, strict=True)
+        id_: [*zip(axis, (as_float(point.metrics[metric]) for point in of_run), strict=True)]
+        for (id_, of_run), axis in zip(points.items(), xs, strict=True)
     }
 
 
@@ -79,19 +79,19 @@ def row(state: JobState, now: float, value: object) -> dict[str, Any]:
         "value": value,
         "job": state.info.name,
     }
-    taken = {*own, *phase, *ends}
-    parameters = _apart("params", state.info.given, taken)
+    used_names = {*own, *phase, *ends}
+    parameters = _apart("params", state.info.given, used_names)
     return {
         **own,
         **parameters,
         **phase,
-        **_apart("metrics", metrics(state), taken | parameters.keys()),
+        **_apart("metrics", metrics(state), used_names | parameters.keys()),
         **ends,
     }
 
 
-def _apart(kind: str, columns: Mapping[str, Any], taken: Container[str]) -> dict[str, Any]:
-    return {f"{kind}.{name}" if name in taken else name: value for name, value in columns.items()}
+def _apart(kind: str, columns: Mapping[str, Any], used_names: Container[str]) -> dict[str, Any]:
+    return {f"{kind}.{name}" if name in used_names else name: value for name, value in columns.items()}
 
 
 def varied(states: Sequence[JobState]) -> list[str]:
@@ -139,8 +139,8 @@ class Judge:
         series = {state.info.address: state.series[min(state.series)] for state in states if state.series}
         by = self._early.by or self._unit(series)
         for address, reports in series.items():
-            known = self._tracks.get(address)
-            if known is None or known.series is not reports or known.by != by:
+            previous = self._tracks.get(address)
+            if previous is None or previous.series is not reports or previous.by != by:
                 self._tracks[address] = _Track(reports, by)
         tracks = {address: track for address in series if (track := self._tracks[address]).marks}
         ended = {state.info.address for state in states if state.phase.terminal}
@@ -189,9 +189,9 @@ class Judge:
             for address, track in tracks.items():
                 if address not in arrivals and (arrival := track.arrival(rung, early.halve)):
                     arrivals[address] = arrival
-            there = [(address, arrivals[address]) for address in tracks if address in arrivals]
+            entries = [(address, arrivals[address]) for address in tracks if address in arrivals]
             before: list[float] = []  # the best one first
-            for address, (_, value) in sorted(there, key=lambda item: (item[1].time, item[0])):
+            for address, (_, value) in sorted(entries, key=lambda item: (item[1].time, item[0])):
                 worth = -value if early.halve in early.largest else value
                 worth = worth if math.isfinite(value) else math.inf
                 place = 1 + bisect_left(before, worth)
@@ -227,9 +227,9 @@ class _Track:
         self.latest = latest(series)
         # A run that counts from 0 has done one unit when it reports 0.
         self._more = 1 if by != REPORT and self.marks and self.marks[0][0] == 0 else 0
-        told = [[count for _, count in counts(stretch.points, by)] for stretch in series.stretches]
-        self.repeats = any(one == other for many in told for one, other in pairwise(many))
-        self.goes_on = by == REPORT or any(len(many) > 1 for many in told)
+        stretch_counts = [[count for _, count in counts(stretch.points, by)] for stretch in series.stretches]
+        self.repeats = any(count == other for many in stretch_counts for count, other in pairwise(many))
+        self.goes_on = by == REPORT or any(len(many) > 1 for many in stretch_counts)
         # Whether runs of the group send several reports with one count, and whether this run has ended
         self.several = self.ended = False
         self._values: dict[str, list[float]] = {}
@@ -345,7 +345,7 @@ class _Group:
         if (metric, mark) not in self._medians:
             from statistics import median  # late: it imports fractions and decimal, 5 ms of a command's start
 
-            there = (track.at(mark, metric) for track in self._tracks.values() if track.marks[-1] >= mark)
-            finite = [value for value in there if math.isfinite(value)]
+            values = (track.at(mark, metric) for track in self._tracks.values() if track.marks[-1] >= mark)
+            finite = [value for value in values if math.isfinite(value)]
             self._medians[metric, mark] = median(finite) if finite else None
         return self._medians[metric, mark]

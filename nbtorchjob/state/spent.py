@@ -186,22 +186,22 @@ def _parts(
     for (before, *_), (at, _, stack, under_way) in pairwise(looks):
         by_kind[kinds[stack]].append((before, at))
         meets += [(before, at)] if under_way else []
-    mine = [event for event in events if event.thread == main]
+    main_events = [event for event in events if event.thread == main]
     devices = [event for event in events if event.category in _DEVICES]
-    waits = _spans(event for event in mine if event.category in _RUNTIME and _SYNC.match(event.name))
+    waits = _spans(event for event in main_events if event.category in _RUNTIME and _SYNC.match(event.name))
     reduced = without(
         _spans(event for event in devices if event.collective),
         _spans(event for event in devices if not event.collective),
     )
     called = [event for event in events if event.category in _OPERATIONS]
-    loading = [event.span for event in mine if event.name.startswith(_LOADING)]
+    loading = [event.span for event in main_events if event.name.startswith(_LOADING)]
     # A look only counts for the time around it where there is no event.
     steps: tuple[tuple[str, Sequence[Span]], ...] = (
         (RANKS, common(waits, reduced)),
         (ACCELERATOR, waits),
         (DATA, [*loading, *by_kind[DATA]]),
         (RANKS, [event.span for event in called if event.collective and event.thread == main]),
-        (COMPUTE, [event.span for event in mine if event.category == "cpu_op"]),
+        (COMPUTE, [event.span for event in main_events if event.category == "cpu_op"]),
         (RANKS, [*(event.span for event in called if event.collective), *meets, *by_kind[RANKS]]),
     )
     parts = dict.fromkeys((DATA, RANKS, ACCELERATOR, COMPUTE, PYTHON, IDLE), 0.0)

@@ -138,8 +138,8 @@ class Turn(FrozenDataclass):
     @property
     def whose(self) -> str:
         """Its name, with who sent it and which part of its pool it has, where that is known."""
-        whose = f"{self.name} ({self.taken.by})" if self.taken.by else self.name
-        return f"{whose} on {self.where}" if self.where else whose
+        name = f"{self.name} ({self.taken.by})" if self.taken.by else self.name
+        return f"{name} on {self.where}" if self.where else name
 
     @property
     def where(self) -> str:
@@ -154,78 +154,78 @@ def turns(lab: JobState) -> list[Turn]:
         ends.setdefault(end.round, {})[end.node] = end
     # The first turn is sent again if ranks began anew before it was over once, and by the pods of a resumed
     # job, which can't know that there were turns before.
-    firsts = [taken.round for taken in lab.turns if not taken.id]
-    what = what_of(lab.info)
+    firsts = [fact.round for fact in lab.turns if not fact.id]
+    word = what_of(lab.info)
     in_order: list[Turn] = []
     free = lab.info.created  # when the ranks were through with the turn before
     placed = {place.round: place for place in lab.turns_placed}
-    held = 0  # nodes that the turns before have, or are to have
+    load = 0  # nodes that the turns before have, or are to have
     going: Counter[str] = Counter()  # runs before that aren't over, by group
     number_of = numbers(lab)
-    newest = {_sent_as(taken.id): taken.round for taken in lab.turns}
-    for taken in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
-        if not taken.id and taken.round != firsts[-1]:
+    newest = {_sent_as(fact.id): fact.round for fact in lab.turns}
+    for fact in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
+        if not fact.id and fact.round != firsts[-1]:
             continue
-        sent_as = _sent_as(taken.id)
-        if taken.id and taken.round != newest[sent_as]:  # it was sent again since
+        sent_as = _sent_as(fact.id)
+        if fact.id and fact.round != newest[sent_as]:  # it was sent again since
             continue
-        number, ended = number_of[sent_as], ends.get(taken.round, {})
-        place = placed.get(taken.round)
-        nodes = place.nodes if place is not None and place.nodes else taken.nodes
-        part = nodes if len(nodes) < len(taken.nodes) else ()
+        number, ended = number_of[sent_as], ends.get(fact.round, {})
+        place = placed.get(fact.round)
+        nodes = place.nodes if place is not None and place.nodes else fact.nodes
+        part = nodes if len(nodes) < len(fact.nodes) else ()
         if all(node in ended for node in nodes):
             failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
             free = max(free, *(end.time for end in ended.values()))
             stage = Stage.FAILED if failed else Stage.DONE
-            in_order.append(Turn(number, taken, stage, free, failed, what, part))
-        elif taken.base != lab.round or lab.phase.terminal:
-            in_order.append(Turn(number, taken, Stage.LOST, taken.time, what=what, nodes=part))
+            in_order.append(Turn(number, fact, stage, free, failed, word, part))
+        elif fact.base != lab.round or lab.phase.terminal:
+            in_order.append(Turn(number, fact, Stage.LOST, fact.time, what=word, nodes=part))
         else:
-            group, at_once = _limit(taken)
+            group, at_once = _limit(fact)
             if place is not None and place.nodes:
-                in_order.append(Turn(number, taken, Stage.RUNS, place.time, what=what, nodes=part))
-                held += sum(node not in ended for node in nodes)
+                in_order.append(Turn(number, fact, Stage.RUNS, place.time, what=word, nodes=part))
+                load += sum(node not in ended for node in nodes)
             else:
                 full = 0 < at_once <= going[group]
-                fits = place is None and not full and _fits(lab.info, taken, held)
+                fits = place is None and not full and _fits(lab.info, fact, load)
                 stage = Stage.RUNS if fits else Stage.WAITS
-                in_order.append(Turn(number, taken, stage, max(free, taken.time), what=what))
-                held += len(taken.nodes) if full else _needs(lab.info, taken)  # none overtakes it
+                in_order.append(Turn(number, fact, stage, max(free, fact.time), what=word))
+                load += len(fact.nodes) if full else _needs(lab.info, fact)  # none overtakes it
             going[group] += 1
     return in_order
 
 
 def numbers(lab: JobState) -> dict[str, int]:
     """Return the number of each turn by the id under which it was sent first; a lab's own call has ""."""
-    known: dict[str, int] = {}
-    most = min(1, sum(not taken.id for taken in lab.turns))
-    for taken in lab.turns:
-        sent_as = _sent_as(taken.id)
-        if sent_as not in known:
-            known[sent_as] = (taken.number or most + 1) if taken.id else 1
-            most = max(most, known[sent_as])
-    return known
+    number_of: dict[str, int] = {}
+    most = min(1, sum(not fact.id for fact in lab.turns))
+    for fact in lab.turns:
+        sent_as = _sent_as(fact.id)
+        if sent_as not in number_of:
+            number_of[sent_as] = (fact.number or most + 1) if fact.id else 1
+            most = max(most, number_of[sent_as])
+    return number_of
 
 
-def _place(lab: JobState, taken: ev.TurnTaken) -> tuple[int, bool, float, int]:
+def _place(lab: JobState, fact: ev.TurnTaken) -> tuple[int, bool, float, int]:
     """Return the key that sorts turns in the order in which they begin, those of former ranks first.
 
     Turns that have begun go ahead of those that wait: of two jobs sent again, the later may have come first.
     """
-    place = _placed(lab, taken.round)
-    return taken.base, place is None or not place.nodes, taken.number or inf, taken.round
+    place = _placed(lab, fact.round)
+    return fact.base, place is None or not place.nodes, fact.number or inf, fact.round
 
 
-def _needs(lab: JobInfo, taken: ev.TurnTaken) -> int:
+def _needs(lab: JobInfo, fact: ev.TurnTaken) -> int:
     """Return how many of the lab's nodes a turn takes."""
     if not lab.is_pool:
-        return len(taken.nodes)
-    return min(len(taken.nodes), -(-len(taken.ranks) // max(1, lab.nproc_per_node)))
+        return len(fact.nodes)
+    return min(len(fact.nodes), -(-len(fact.ranks) // max(1, lab.nproc_per_node)))
 
 
-def _fits(lab: JobInfo, taken: ev.TurnTaken, held: int) -> bool:
-    """Whether a turn can begin beside turns that hold ``held`` nodes."""
-    return held + _needs(lab, taken) <= len(taken.nodes) if lab.is_pool else not held
+def _fits(lab: JobInfo, fact: ev.TurnTaken, load: int) -> bool:
+    """Whether a turn can begin beside turns that hold ``load`` nodes."""
+    return load + _needs(lab, fact) <= len(fact.nodes) if lab.is_pool else not load
 
 
 def _placed(lab: JobState, round: int) -> ev.TurnPlaced | None:
@@ -233,10 +233,10 @@ def _placed(lab: JobState, round: int) -> ev.TurnPlaced | None:
     return next((place for place in lab.turns_placed[at : at + 1] if place.round == round), None)
 
 
-def _nodes(lab: JobState, taken: ev.TurnTaken) -> tuple[int, ...]:
+def _nodes(lab: JobState, fact: ev.TurnTaken) -> tuple[int, ...]:
     """Return the nodes that a turn runs on, or all that it may run on until it is placed."""
-    place = _placed(lab, taken.round)
-    return place.nodes if place is not None and place.nodes else taken.nodes
+    place = _placed(lab, fact.round)
+    return place.nodes if place is not None and place.nodes else fact.nodes
 
 
 def what_of(lab: JobInfo) -> str:
@@ -252,24 +252,24 @@ def find(lab: JobState, key: str) -> Turn | None:
 def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
     """Return the turn with the id ``known_as`` and its number; None until it is known to be taken."""
     for at in reversed(range(len(lab.turns))):
-        if (taken := lab.turns[at]).id == known_as:
+        if (fact := lab.turns[at]).id == known_as:
             if lab.info.is_pool:
-                number = taken.number or next(t.number for t in turns(lab) if t.key == _sent_as(known_as))
-                return number, taken
-            return len({*map(attrgetter("id"), islice(lab.turns, at + 1))}), taken
+                number = fact.number or next(t.number for t in turns(lab) if t.key == _sent_as(known_as))
+                return number, fact
+            return len({*map(attrgetter("id"), islice(lab.turns, at + 1))}), fact
     return None
 
 
 def round_of(lab: JobState, turn: Turn, attempt: int) -> int:
     """Return the round of that attempt of a pool's job, or of its newest one if that isn't known."""
-    of_turn = (taken for taken in reversed(lab.turns) if _sent_as(taken.id) == turn.key)
-    return next((taken.round for taken in of_turn if taken.attempt == attempt), turn.taken.round)
+    of_turn = (fact for fact in reversed(lab.turns) if _sent_as(fact.id) == turn.key)
+    return next((fact.round for fact in of_turn if fact.attempt == attempt), turn.taken.round)
 
 
 def newest(lab: JobState) -> Turn | None:
     """Return the turn that was taken last."""
-    known = turns(lab)
-    return known[-1] if known else None
+    lab_turns = turns(lab)
+    return lab_turns[-1] if lab_turns else None
 
 
 def running(lab: JobState) -> list[Turn]:
@@ -287,8 +287,8 @@ def ahead(lab: JobState, round: int) -> list[Turn]:
 
 
 def _taken(lab: JobState, round: int) -> ev.TurnTaken | None:
-    at = bisect_left(lab.turns, round, key=lambda taken: taken.round)
-    return next((taken for taken in lab.turns[at : at + 1] if taken.round == round), None)
+    at = bisect_left(lab.turns, round, key=lambda fact: fact.round)
+    return next((fact for fact in lab.turns[at : at + 1] if fact.round == round), None)
 
 
 def _waits(lab: JobState, round: int) -> bool:
@@ -296,15 +296,15 @@ def _waits(lab: JobState, round: int) -> bool:
 
     A turn with an older base doesn't keep others waiting: it was lost with its ranks.
     """
-    this, held, going = _taken(lab, round), 0, Counter[str]()
+    this, load, going = _taken(lab, round), 0, Counter[str]()
     place = _placed(lab, round)
     if this is None or place is not None:
         return place is not None and not place.nodes
-    at = bisect_left(lab.turns, round, key=lambda taken: taken.round)
+    at = bisect_left(lab.turns, round, key=lambda fact: fact.round)
     earlier = (lab.turns[other] for other in reversed(range(at)))
     alike = (
-        takewhile(lambda taken: taken.base == this.base, taken)
-        for taken in (earlier, islice(lab.turns, at + 1, None))
+        takewhile(lambda fact: fact.base == this.base, facts)
+        for facts in (earlier, islice(lab.turns, at + 1, None))
     )
     for before in chain.from_iterable(alike):
         if _place(lab, before) > _place(lab, this):
@@ -313,8 +313,8 @@ def _waits(lab: JobState, round: int) -> bool:
         first = bisect_left(lab.turns_over, before.round, key=attrgetter("round"))
         last = bisect_right(lab.turns_over, before.round, lo=first, key=attrgetter("round"))
         left = {*_nodes(lab, before)} - {end.node for end in lab.turns_over[first:last]}
-        held += min(len(left), _needs(lab.info, before))
-        if not _fits(lab.info, this, held):
+        load += min(len(left), _needs(lab.info, before))
+        if not _fits(lab.info, this, load):
             return True
         group, at_once = _limit(before) if left else ("", 0)
         going[group] += 1
@@ -328,19 +328,19 @@ def _waits(lab: JobState, round: int) -> bool:
 
 def idle_since(lab: JobState) -> float | None:
     """Return since when a lab's ranks have waited for a turn; None while they run one, or don't exist."""
-    known = turns(lab)
-    stands = lab.working and not lab.suspended and not lab.phase.terminal and lab.round >= 0
-    if not stands or any(not turn.over for turn in known):
+    lab_turns = turns(lab)
+    has_ranks = lab.working and not lab.suspended and not lab.phase.terminal and lab.round >= 0
+    if not has_ranks or any(not turn.over for turn in lab_turns):
         return None
     began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
     # Until its first cell is taken, a lab is still starting. Ranks that began anew hold nothing, and run that
     # cell again only if it has never ended.
-    firsts = [turn for turn in known if not turn.taken.id]
+    firsts = [turn for turn in lab_turns if not turn.taken.id]
     empty = lab.tries > 1 or any(turn.over and turn.stage is not Stage.LOST for turn in firsts)
-    starts = not any(turn.taken.base == lab.round for turn in known) and not empty
+    starts = not any(turn.taken.base == lab.round for turn in lab_turns) and not empty
     if starts and not lab.info.is_pool:
         return None
-    return max([*began, *(turn.since for turn in known if turn.stage is not Stage.LOST)])
+    return max([*began, *(turn.since for turn in lab_turns if turn.stage is not Stage.LOST)])
 
 
 def ends_at(lab: JobState) -> float | None:
@@ -375,43 +375,43 @@ def began_anew(lab: JobState) -> float | None:
 
 def info(lab: JobInfo, turn: Turn) -> JobInfo:
     """Return a turn's record, like that of a job."""
-    taken = turn.taken
+    fact = turn.taken
     sources = dict(lab.sources)
-    if taken.text:
-        sources[taken.filename] = (taken.by or turn.name, taken.text)
-    key, created = str(turn.number), taken.sent or taken.time
-    known: dict[str, object] = {"created": created, "label": taken.label, "turn": taken.ranks}
+    if fact.text:
+        sources[fact.filename] = (fact.by or turn.name, fact.text)
+    key, created = str(turn.number), fact.sent or fact.time
+    fields: dict[str, object] = {"created": created, "label": fact.label, "turn": fact.ranks}
     if lab.is_pool:
-        known |= {"nodes": (_needs(lab, taken),) * 2, **_sweep(taken)}
-    record = of(lab, key=key, sources=sources, **known)
-    retry = _retry(taken)
+        fields |= {"nodes": (_needs(lab, fact),) * 2, **_sweep(fact)}
+    record = of(lab, key=key, sources=sources, **fields)
+    retry = _retry(fact)
     return replace(record, spec={**record.spec, "retry": retry}, retry_owner=US) if retry else record
 
 
-def _retry(taken: ev.TurnTaken) -> dict[str, object] | None:
+def _retry(fact: ev.TurnTaken) -> dict[str, object] | None:
     """Return a job's budgets, as its spec has them."""
     try:
-        retry: dict[str, object] = json.loads(taken.retry or "null") or {}
+        retry: dict[str, object] = json.loads(fact.retry or "null") or {}
         build(Retry, retry)
     except (ValueError, TypeError, AttributeError, RecursionError, SpecError):  # forged
         return None
     return retry or None
 
 
-def _sweep(taken: ev.TurnTaken) -> dict[str, object]:
+def _sweep(fact: ev.TurnTaken) -> dict[str, object]:
     """Return the fields of a run's record that describe its group; none for any other turn."""
     try:
-        record = json.loads(taken.sweep or "{}")
+        record = json.loads(fact.sweep or "{}")
         group, number, parameters = str(record["group"]), int(record["number"]), dict(record["given"])
         return {"group": group, "number": number, "given": parameters, "early": dict(record["early"])}
     except (ValueError, KeyError, TypeError, RecursionError):  # not a run, or a forged one
         return {}
 
 
-def _limit(taken: ev.TurnTaken) -> tuple[str, int]:
+def _limit(fact: ev.TurnTaken) -> tuple[str, int]:
     """Return a run's group, and how many of its runs go on at a time; 0 if any number may."""
     try:
-        record = json.loads(taken.sweep or "{}")
+        record = json.loads(fact.sweep or "{}")
         return str(record["group"]), int(record.get("at_once") or 0)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):  # as above
         return "", 0
@@ -498,8 +498,8 @@ class View:
         """Return the facts of the turn that follow from one of the lab's."""
         if self.over:
             # Each of its nodes reports everything about a turn before its end; only logs may come later.
-            mine = isinstance(event, _ROUNDS) and event.round == self._round
-            return [self._as_a_jobs(event)] if mine else []
+            is_own = isinstance(event, _ROUNDS) and event.round == self._round
+            return [self._as_a_jobs(event)] if is_own else []
         before = self.lab
         if not isinstance(event, TEXT):
             self.lab = apply(before, event)
@@ -516,16 +516,16 @@ class View:
             if event.round == self._round or (self.first and event.round <= self.lab.round):
                 yield self._as_a_jobs(event)
         elif isinstance(event, _OF_NODES):
-            taken = self._taken
-            if taken is None:
+            fact = self._taken
+            if fact is None:
                 if self.first:
                     yield event
             elif self.lab.info.is_pool and not self._started:
                 return  # while a job waits, none of these concern it
             elif (
-                event.node in _nodes(self.lab, taken)
+                event.node in _nodes(self.lab, fact)
                 and event.node not in self._through
-                and event.pod in ("", self._pod(event.node, taken))
+                and event.pod in ("", self._pod(event.node, fact))
             ):
                 yield event
         elif isinstance(event, ev.ArtifactsReady) and self.lab.info.is_pool:
@@ -566,8 +566,8 @@ class View:
     def _turned(self, event: ev.TurnTaken | ev.TurnPlaced | ev.TurnEnded, *, new: bool) -> Iterator[ev.Event]:
         if self._taken is None or (new and not self._started):
             yield from self._look()
-        taken = self._taken
-        if taken is None:
+        fact = self._taken
+        if fact is None:
             # Nodes report independently: a node's end of the turn may arrive before the lead's fact.
             if isinstance(event, ev.TurnEnded):
                 self._early.append(event)
@@ -575,15 +575,15 @@ class View:
         early, self._early = self._early, []
         for turn in early:
             yield from self._facts(turn, self.lab)
-        if isinstance(event, ev.TurnTaken) or event.round != taken.round:
+        if isinstance(event, ev.TurnTaken) or event.round != fact.round:
             return
         new_end = isinstance(event, ev.TurnEnded) and event.node not in self._through
-        if isinstance(event, ev.TurnEnded) and new_end and event.node in taken.nodes:
+        if isinstance(event, ev.TurnEnded) and new_end and event.node in fact.nodes:
             self._through[event.node] = event
             code = exits.USER_ERROR if event.failed else exits.OK
             if event.node in self._started or self.first:
-                yield ev.NodeExited(event.time, event.node, code, pod=self._pod(event.node, taken))
-        if self._through.keys() >= {*_nodes(self.lab, taken)}:
+                yield ev.NodeExited(event.time, event.node, code, pod=self._pod(event.node, fact))
+        if self._through.keys() >= {*_nodes(self.lab, fact)}:
             ends = self._through.values()
             time = max(end.time for end in ends)
             deadline = max(end.deadline for end in ends)
@@ -597,39 +597,39 @@ class View:
     def _look(self) -> Iterator[ev.Event]:
         """Find the turn once it is known to be taken, and yield what it waits for."""
         if self._round is not None and not self.first:
-            taken = next((taken for taken in reversed(self.lab.turns) if taken.round == self._round), None)
+            fact = next((fact for fact in reversed(self.lab.turns) if fact.round == self._round), None)
         else:
             turn = find(self.lab, self._key)
-            taken = turn.taken if turn is not None else None
-        if taken is None:
+            fact = turn.taken if turn is not None else None
+        if fact is None:
             return
-        self._taken, self._round = taken, taken.round
-        before = ahead(self.lab, taken.round)
+        self._taken, self._round = fact, fact.round
+        before = ahead(self.lab, fact.round)
         text = ""
         if before:
             more = len(before) - _NAMED
             named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
-            text, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, taken)
-            if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(taken.nodes)):
-                text = f"{text}; it needs {needs} of {words.count(len(taken.nodes), 'node')}"
+            text, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, fact)
+            if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(fact.nodes)):
+                text = f"{text}; it needs {needs} of {words.count(len(fact.nodes), 'node')}"
         if text not in ("", self._said):
             self._said = text
-            yield ev.Waiting(max([taken.time, *(turn.since for turn in before)]), text)
+            yield ev.Waiting(max([fact.time, *(turn.since for turn in before)]), text)
 
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
-        taken, node = self._taken, self._node(event.node)
+        fact, node = self._taken, self._node(event.node)
         if self.first and self.lab.tries == 1:
             if self.lab.base(event.round) == event.round:  # it runs in each round until it ends once
                 yield event
-        elif taken is None:
+        elif fact is None:
             self._early.append(event)
-        elif event.round == taken.round:
+        elif event.round == fact.round:
             # A new life: what the node did before doesn't concern the turn.
-            pod = self._pod(event.node, taken)
+            pod = self._pod(event.node, fact)
             yield ev.NodeStarted(event.time, event.node, node.host, node.pid, pod)
             self._started.add(event.node)
             yield replace(event, pod=pod)
-        elif self.lab.base(event.round) == event.round > taken.base:
+        elif self.lab.base(event.round) == event.round > fact.base:
             self._elsewhere.add(event.node)
             self._gone()
 
@@ -644,23 +644,23 @@ class View:
 
     def _gone(self) -> None:
         """End the turn if one of its nodes can no longer reach its end."""
-        taken = self._taken
-        if taken is None:
+        fact = self._taken
+        if fact is None:
             return
-        for index in set(_nodes(self.lab, taken)) - self._through.keys():
+        for index in set(_nodes(self.lab, fact)) - self._through.keys():
             node = self._node(index)
-            if index in self._elsewhere or node.life.over or node.round > taken.base:
+            if index in self._elsewhere or node.life.over or node.round > fact.base:
                 # The turn's beginning may have been missed; a turn that had no room hasn't begun.
-                back = _placed(self.lab, taken.round)
-                known = not self._unseen or (back is not None and not back.nodes)
-                waited = known and not self._started and _waits(self.lab, taken.round)
-                ours = POOL_GONE_BEFORE if waited else POOL_GONE
-                gone = ours if self.lab.info.is_pool else GONE
+                back = _placed(self.lab, fact.round)
+                sure = not self._unseen or (back is not None and not back.nodes)
+                waited = sure and not self._started and _waits(self.lab, fact.round)
+                pool_text = POOL_GONE_BEFORE if waited else POOL_GONE
+                text = pool_text if self.lab.info.is_pool else GONE
                 lab = self.lab
                 began = [w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round]
                 lives = [node.life.end for node in lab.nodes.values() if node.life.over]
                 when = max([*began, *lives, lab.operator_verdict.time if lab.operator_verdict else 0.0])
-                self._end(when, well=False, reason=ANEW, text=gone)
+                self._end(when, well=False, reason=ANEW, text=text)
                 return
 
     def _end(self, time: float, *, well: bool, reason: str = "", text: str = "") -> None:

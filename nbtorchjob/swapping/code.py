@@ -120,7 +120,7 @@ class JobCode:
     @cached_property
     def values(self) -> Mapping[str, Any]:
         """The known plain values of globals that it reads repeatedly, by name."""
-        known: dict[str, Any] = {}
+        plain: dict[str, Any] = {}
         for name in sorted(self.rereads - self._changes):
             texts = [self._captured[name]] if name in self._captured else []
             label, statement, _ = self.definitions.get(name, ("", None, ""))
@@ -132,8 +132,8 @@ class JobCode:
             values = [_plain(text) for text in texts]
             # If there are two and only the ranks know which is the later one, neither is offered.
             if values and values[0] is not None and values.count(values[0]) == len(values):
-                known[name] = values[0]
-        return {name: value for name, value in known.items() if not (is_secret(name) and str(value) == value)}
+                plain[name] = values[0]
+        return {name: value for name, value in plain.items() if not (is_secret(name) and str(value) == value)}
 
     @property
     def swapped(self) -> list[str]:
@@ -157,11 +157,11 @@ class JobCode:
         tree = ast.parse(text)
         head = ast.get_docstring(tree) is not None
         does = [s for s in tree.body[head:] if not cells.defines(s)]
-        known = {ast.dump(s) for _, _, source, _ in self._parsed for s in source.body}
-        if not (edited or any(ast.dump(s) in known for s in does)):
+        dumps = {ast.dump(s) for _, _, source, _ in self._parsed for s in source.body}
+        if not (edited or any(ast.dump(s) in dumps for s in does)):
             return text
         for statement in does:
-            if ast.dump(statement) not in known:
+            if ast.dump(statement) not in dumps:
                 line = text.split("\n")[statement.lineno - 1].strip()
                 raise SwapError(
                     f"line {statement.lineno} of the cell ({line[:60]}) isn't what {job} runs, and does more "
@@ -186,11 +186,11 @@ class JobCode:
     def _dumps(self) -> Mapping[str, set[str]]:
         newest: dict[str, set[str]] = {}
         for _, _, tree, _ in self._parsed:
-            here: dict[str, set[str]] = {}
+            dumps: dict[str, set[str]] = {}
             for statement in tree.body:
                 for name in set_by(statement):
-                    here.setdefault(name, set()).add(ast.dump(statement))
-            newest.update(here)
+                    dumps.setdefault(name, set()).add(ast.dump(statement))
+            newest.update(dumps)
         return newest
 
     def refuse(self, text: str, job: str) -> None:
@@ -312,8 +312,8 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
         places.setdefault(at, []).append(new[span])
     spans = [*cells.spans(text, tree.body)]
     for at, rows in sorted(places.items(), reverse=True):
-        here = spans[at - 1]
-        text = cells.spliced(text, here, [text[here], *rows]) if at else "\n".join([*rows, text])
+        anchor = spans[at - 1]
+        text = cells.spliced(text, anchor, [text[anchor], *rows]) if at else "\n".join([*rows, text])
     return text
 
 
@@ -326,13 +326,13 @@ def _replaced(text: str, names: set[str], definition: str) -> str | None:
     places: list[tuple[slice, list[str]]] = []
     earlier: set[str] = set()
     for statement, span in zip(body, cells.spans(text, body), strict=True):
-        if not (here := set_by(statement) & names):
+        if not (overlap := set_by(statement) & names):
             continue
         # A statement that does more than define these names stays, and the definition follows it.
         stays = [] if cells.defines(statement) and set_by(statement) <= names else [text[span]]
-        again = stays or not earlier or here & earlier
+        again = stays or not earlier or overlap & earlier
         places.append((span, [*stays, definition] if again else []))
-        earlier |= here
+        earlier |= overlap
     for span, rows in reversed(places):
         text = cells.spliced(text, span, rows)
     return text if places else None

@@ -110,21 +110,21 @@ def swap(
     was, and ``CaptureError`` and ``SyntaxError`` before anything is sent.
     """
     seconds = _checked(state, within)
-    known = code.of(state)
+    job_code = code.of(state)
     if text.strip() or not settings:
-        text = known.definitions_in(cells.parse(text, filename).text, state.name)
+        text = job_code.definitions_in(cells.parse(text, filename).text, state.name)
     assigned = [f"{path} = {value!r}" for path, value in settings.items()]
     shown = "\n".join(filter(str.strip, (text, *(f"# {line}" for line in assigned))))
-    diff = "\n".join(filter(None, (known.diff(text), *(f"+{line}" for line in assigned))))
+    diff = "\n".join(filter(None, (job_code.diff(text), *(f"+{line}" for line in assigned))))
     # A payload needs a cell, if only one that does nothing.
     cell = cells.parse(text if text.strip() else repr(shown), filename)
     cells.check_defines(cell)
-    known.refuse(cell.text, state.name)
+    job_code.refuse(cell.text, state.name)
     without: set[str] = set()  # names that the ranks turned out to lack
     remote = state.info.asked.remote
     for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
-        rank_names = {name for name in reads if name in known.names or name not in namespace} - without
+        rank_names = {name for name in reads if name in job_code.names or name not in namespace} - without
         call = capture.from_cell(
             cell.text,
             namespace,

@@ -74,11 +74,11 @@ def about(seconds: float) -> str:
 def clock(at: float, now: float) -> str:
     """Return a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
     try:
-        there, here = time.localtime(at), time.localtime(now)
+        moment, today = time.localtime(at), time.localtime(now)
     except (OverflowError, ValueError, OSError):  # a deadline may be any number of seconds
         return "an unknown time"
-    same = there[:3] == here[:3]
-    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", there)
+    same = moment[:3] == today[:3]
+    return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", moment)
 
 
 def size(count: int) -> str:

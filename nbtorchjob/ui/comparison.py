@@ -306,13 +306,13 @@ def _captured(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
         digests = [digest for _, digest in values]
         if _differ(values):
             # Each job's value, with digests if only these differ
-            whats = [line(what, _MAX_WHAT) for what, _ in values]
-            if len(set(whats)) == len(whats):
-                rows[name] = tuple(whats)
+            descriptions = [line(description, _MAX_WHAT) for description, _ in values]
+            if len(set(descriptions)) == len(descriptions):
+                rows[name] = tuple(descriptions)
             else:
                 rows[name] = tuple(
-                    f"{what} ({digest[:_DIGITS]})" if digest else what
-                    for what, (_, digest) in zip(whats, values, strict=True)
+                    f"{description} ({digest[:_DIGITS]})" if digest else description
+                    for description, (_, digest) in zip(descriptions, values, strict=True)
                 )
         elif not all(digests):
             untold.append(name)

@@ -197,11 +197,11 @@ def _artifacts(state: JobState) -> int | None:
 
 def _still(state: JobState, now: float) -> dict[str, Any] | None:
     """Return since when a running job has been silent, what is overdue, and how long that usually takes."""
-    stillness, known = still(state, now), progress(state)
-    if state.phase is Phase.RUNNING and known is not None and known.overdue(now) is not None:
-        by_unit = known.told_each
-        unit, usual = (known.unit, known.pace) if by_unit else (REPORT, known.every)
-        return {"since": known.heard, "unit": unit, "usual": usual}
+    stillness, current = still(state, now), progress(state)
+    if state.phase is Phase.RUNNING and current is not None and current.overdue(now) is not None:
+        by_unit = current.told_each
+        unit, usual = (current.unit, current.pace) if by_unit else (REPORT, current.every)
+        return {"since": current.heard, "unit": unit, "usual": usual}
     return None if stillness is None else {"since": stillness.since, "unit": None, "usual": None}
 
 
@@ -301,7 +301,7 @@ def _size(job: Record) -> str:
 
 def _row(job: Record) -> tuple[str, ...]:
     waited = None if job["started"] is None else job["started"] - job["created"]
-    elapsed, tried = facts.ran(job["elapsed"], waited), job["attempts"]
+    elapsed, tries = facts.ran(job["elapsed"], waited), job["attempts"]
     # What a lab is doing, and for how long it has been idle; "" for other jobs
     lab = job["lab"]
     if lab is None or lab["since"] is None:
@@ -311,7 +311,7 @@ def _row(job: Record) -> tuple[str, ...]:
     return (
         job["name"],
         DOT.join(filter(None, (job["status"].lower(), doing))),
-        f"{elapsed} in {words.count(tried, 'attempt')}" if tried > 1 else elapsed,
+        f"{elapsed} in {words.count(tries, 'attempt')}" if tries > 1 else elapsed,
         _size(job),
         job["where"],
         DOT.join(filter(None, (job["label"], annotated(job)))),

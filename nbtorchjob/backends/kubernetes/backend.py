@@ -169,8 +169,8 @@ class KubernetesBackend(Backend):
     def several(self, names: Sequence[str]) -> list[JobState]:
         """List each of their scopes once; jobs that are gone are read from this machine's cache."""
         scopes = dict.fromkeys(name.rpartition("/")[0] for name in names)
-        known = {state.info.address: state for scope in scopes for state in self.jobs(scope=scope or None)}
-        return [known[name] if name in known else self.known(name) for name in names]
+        states = {state.info.address: state for scope in scopes for state in self.jobs(scope=scope or None)}
+        return [states[name] if name in states else self.known(name) for name in names]
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
@@ -313,8 +313,8 @@ class KubernetesBackend(Backend):
 
     def note(self, info: JobInfo, fact: ev.CheckoutTold) -> None:
         """Write the fact to this machine's cache."""
-        known, cache = find.gone(info.address)
-        if known.run == info.run:
+        cached_info, cache = find.gone(info.address)
+        if cached_info.run == info.run:
             cache.put_checkout(fact)
 
     def annotate(self, name: str, fact: ev.Annotated) -> None:
@@ -342,8 +342,8 @@ class KubernetesBackend(Backend):
         packed = pack(call, spec)
 
         async def show() -> str:
-            here = await session(spec.cluster.context)
-            return await again.dry_run(here, Submitter(here, packed, spec, info))
+            cluster_session = await session(spec.cluster.context)
+            return await again.dry_run(cluster_session, Submitter(cluster_session, packed, spec, info))
 
         return loop.run(show())
 
@@ -409,7 +409,7 @@ class KubernetesBackend(Backend):
 
     def there(self, spec: JobSpec) -> list[Contents]:
         """Return what nodes with these images reported when this user followed their jobs."""
-        return [known for asked in asked_images(spec) if (known := images.known(asked)) is not None]
+        return [contents for image in asked_images(spec) if (contents := images.known(image)) is not None]
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""
@@ -422,15 +422,15 @@ _tended_lately: dict[tuple[str | None, str | None], tuple[float, bool]] = {}
 def _tended(spec: JobSpec) -> bool:
     """Whether a tender looks after this user's jobs there, as far as can be found out in a moment."""
     where = spec.cluster.context, spec.cluster.namespace
-    then, known = _tended_lately.get(where, (-math.inf, False))
+    then, has_tender = _tended_lately.get(where, (-math.inf, False))
     if time.monotonic() - then < _LATELY_S:
-        return known
+        return has_tender
     try:
-        known = loop.run(tends(spec), _MOMENT_S)
+        has_tender = loop.run(tends(spec), _MOMENT_S)
     except Exception:  # whatever kubeconfigs and clusters raise: the submission reports it
-        known = False
-    _tended_lately[where] = time.monotonic(), known
-    return known
+        has_tender = False
+    _tended_lately[where] = time.monotonic(), has_tender
+    return has_tender
 
 
 async def _followed(name: str, *, in_order: bool) -> AsyncGenerator[ev.Event, None]:

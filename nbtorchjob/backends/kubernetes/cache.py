@@ -86,10 +86,10 @@ class JobCache:
     def followed(self) -> float | None:
         """Return since when a process on this machine has followed the job; None if none does."""
         with suppress(OSError):
-            written = (self._folder / "info.json").stat().st_mtime  # when it began
+            since = (self._folder / "info.json").stat().st_mtime  # when it began
             lock = Lock(self._folder / "lock")
             try:
-                return None if lock.take(shared=True, wait=False) else written
+                return None if lock.take(shared=True, wait=False) else since
             finally:
                 lock.release()
         return None
@@ -206,8 +206,8 @@ class JobCache:
 
     def sent(self, sent: Sent) -> Path:
         """Return the path for a rank's value, or for a node's artifacts."""
-        what, name = ("artifacts" if isinstance(sent, ArtifactsReady) else "value"), _of(sent)
-        return self._folder / f"{what}-{name[1]}-{name[0]}"
+        kind, name = ("artifacts" if isinstance(sent, ArtifactsReady) else "value"), _of(sent)
+        return self._folder / f"{kind}-{name[1]}-{name[0]}"
 
     def put(self, sent: Sent, data: bytes) -> None:
         """Write what was sent, in one step."""
@@ -278,8 +278,8 @@ class _Spool:
     def add(self, lines: Lines) -> None:
         """Add the lines that aren't there yet."""
         if self._recent and lines and min(lines.stamps) <= max(self._recent):
-            known = set(self._recent)
-            lines = Lines.of(line for line in lines if line[0] > self._recent[0] and line[0] not in known)
+            stamps = set(self._recent)
+            lines = Lines.of(line for line in lines if line[0] > self._recent[0] and line[0] not in stamps)
         if lines:
             self._file.add(lines.raw)
             self._recent.extend(lines.stamps[-_RECENT:])
@@ -331,7 +331,7 @@ class Reader:
     def events(self, lines: Lines) -> list[ev.Event]:
         """Return the events in the lines, with each rank's text at the place of its first line."""
         placed: list[tuple[int, ev.Event]] = []
-        heard = lines.written[-1:]
+        stamps = lines.written[-1:]
         for at, others in lines.others.items():
             for stamp, line in others:
                 frame = self._parser.feed(line)
@@ -340,9 +340,9 @@ class Reader:
                     if at == len(lines.logs) and not (
                         isinstance(frame, frames.Fact) and frame.record.get("event") in ev.LOOKED
                     ):
-                        heard = [stamp]
+                        stamps = [stamp]
         placed += _chunks(lines)
-        wrote = [ev.Wrote(_seconds(stamp)) for stamp in heard]
+        wrote = [ev.Wrote(_seconds(stamp)) for stamp in stamps]
         return [*(event for _, event in sorted(placed, key=itemgetter(0))), *wrote]
 
     def _of(self, stamp: bytes, frame: frames.Frame) -> Iterator[ev.Event]:

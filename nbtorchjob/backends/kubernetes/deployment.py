@@ -117,7 +117,7 @@ def manifests(namespaces: Sequence[str], image: str = IMAGE) -> str:
 
 
 def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
-    asked = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
+    options = {"everyone": True, "listen": _SOCKET, "namespace": [*namespaces]}
     env = {"NBTORCHJOB_STATE_DIR": "/tmp/nbtorchjob", "PYTHONUNBUFFERED": "1"}
     env |= {f"{name}_NO_EXTENSIONS": "1" for name in _PURE}
     # A name that no user has: else it would take jobs of the container's user for its own, and save their
@@ -126,7 +126,7 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
     return {
         "name": "tender",
         "image": image,
-        "command": ["python", "-c", _BOOT, json.dumps(asked)],
+        "command": ["python", "-c", _BOOT, json.dumps(options)],
         "env": [{"name": name, "value": value} for name, value in env.items()],
         "livenessProbe": {
             "exec": {"command": ["python", "-c", _ASK]},
@@ -148,7 +148,7 @@ def _container(namespaces: Sequence[str], image: str) -> dict[str, Any]:
 
 
 def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
-    for what, files in (("program", _program()), ("libraries", _libraries())):
+    for stem, files in (("program", _program()), ("libraries", _libraries())):
         # An archive that is reproducible: the same for the same files
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -156,13 +156,13 @@ def _secrets(namespace: str) -> Iterator[dict[str, Any]]:
                 archive.writestr(zipfile.ZipInfo(zipped_name), data, zipfile.ZIP_DEFLATED)
         data = out.getvalue()
         for number, at in enumerate(range(0, len(data), _PART_BYTES), 1):
-            name = f"{NAME}-{what}" if number == 1 else f"{NAME}-{what}-{number}"
+            name = f"{NAME}-{stem}" if number == 1 else f"{NAME}-{stem}-{number}"
             part = base64.b64encode(data[at : at + _PART_BYTES]).decode()
             yield {
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": _meta(namespace, name),
-                "data": {f"{what}.zip.{number}": part},
+                "data": {f"{stem}.zip.{number}": part},
             }
 
 

@@ -236,14 +236,14 @@ async def follow(
     log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence, seen or Seen())
     pauses, restarts, failures = delays(client.pause, _LONGEST_WAIT), 0, 0
     while not (life := await ended()).gone:
-        heard = False
+        has_lines = False
         try:
             if life.restarts > restarts:
                 async for lines in log.before():
                     yield lines
                 restarts = life.restarts
             async for lines in log.read(follow=not life.ended):
-                heard = True
+                has_lines = True
                 yield lines
             if life.ended:
                 return
@@ -255,7 +255,7 @@ async def follow(
             failures += life.ended and isinstance(error, ApiError) and error.server_error
             if not _passing(error) or failures > tries:
                 raise
-        if heard:
+        if has_lines:
             pauses = delays(client.pause, _LONGEST_WAIT)
         await asyncio.sleep(next(pauses))
 
@@ -302,8 +302,8 @@ class _Log:
 
     async def read(self, *, follow: bool = False, previous: bool = False) -> AsyncGenerator[Lines, None]:
         """Yield the lines of one answer that weren't yielded yet."""
-        asked = {"follow": follow, "previous": previous}
-        query = {name: "true" for name, wanted in asked.items() if wanted}
+        flags = {"follow": follow, "previous": previous}
+        query = {name: "true" for name, is_set in flags.items() if is_set}
         repeats = self._seen.repeats()
         async with aclosing(
             self._answer({**query, **self._since(self._seen.since)}, whole=not follow)

@@ -50,26 +50,26 @@ async def served(client: Client, groups: Collection[str]) -> set[Served]:
             for resource in version.get("resources") or ()
         }
     installed = [group for group in document.get("groups") or () if group["name"] in groups]
-    versions = [(group["name"], one["version"]) for group in installed for one in group["versions"]]
+    versions = [(group["name"], entry["version"]) for group in installed for entry in group["versions"]]
 
     async def resources(group: str, version: str) -> list[Served]:
         document = await client.document(f"/apis/{group}/{version}", answers.SERVED)
         names = [resource["name"] for resource in document.get("resources") or ()]
         return [(group, version, name) for name in names if "/" not in name]
 
-    return set(itertools.chain(*await asyncio.gather(*(resources(*one) for one in versions))))
+    return set(itertools.chain(*await asyncio.gather(*(resources(*pair) for pair in versions))))
 
 
 async def allowed(client: Client, verb: str, group: str, resource: str, namespace: str | None) -> bool:
     """Whether we may do ``verb`` on ``resource`` ("pods", "pods/log") in ``namespace`` (None: everywhere)."""
     plural, _, part = resource.partition("/")
-    asked = {"verb": verb, "group": group, "resource": plural}
-    asked |= {"subresource": part} if part else {}
-    asked |= {"namespace": namespace} if namespace else {}
+    attributes = {"verb": verb, "group": group, "resource": plural}
+    attributes |= {"subresource": part} if part else {}
+    attributes |= {"namespace": namespace} if namespace else {}
     review = {
         "apiVersion": REVIEWS.group_version,
         "kind": REVIEWS.kind,
-        "spec": {"resourceAttributes": asked},
+        "spec": {"resourceAttributes": attributes},
     }
     return bool((await client.create(REVIEWS, None, review))["status"].get("allowed"))
 
@@ -145,9 +145,9 @@ class Session:
         return self._reflectors[namespace]
 
 
-def _failed(asked: asyncio.Future[Any] | None) -> bool:
+def _failed(future: asyncio.Future[Any] | None) -> bool:
     """Whether there is neither an answer nor a pending request that all callers may share."""
-    return asked is None or (asked.done() and (asked.cancelled() or asked.exception() is not None))
+    return future is None or (future.done() and (future.cancelled() or future.exception() is not None))
 
 
 async def session(context: str | None) -> Session:

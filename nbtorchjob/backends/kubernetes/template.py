@@ -137,7 +137,7 @@ def template(
     ``port`` is the name of the rendezvous port, and ``spec`` has what the kind adds to the pod's spec.
     """
     cluster = sub.spec.cluster
-    asked = {
+    fields = {
         "serviceAccountName": cluster.service_account,
         "imagePullSecrets": [{"name": name} for name in cluster.image_pull_secret],
         "nodeSelector": selector(sub),
@@ -152,7 +152,7 @@ def template(
         # The node itself calls no API, but a user who names a service account may want its token.
         "automountServiceAccountToken": cluster.service_account is not None,
         "securityContext": of_pod(cluster.user),
-        **{key: value for key, value in asked.items() if value},
+        **{key: value for key, value in fields.items() if value},
     }
     manifest = {
         "metadata": {
@@ -231,8 +231,8 @@ def _container(
 def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
     storage = sub.spec.cluster.storage
     # A pod patch has the last word, also if it removes the job's own setting.
-    asked = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
-    grace = _KUBERNETES_GRACE_S if asked is None else asked
+    period = (sub.spec.cluster.patch.get("spec") or {}).get("terminationGracePeriodSeconds", sub.spec.grace)
+    grace = _KUBERNETES_GRACE_S if period is None else period
     variables = {
         "NBTORCHJOB_STORAGE": stores.folder(storage, sub.info) if storage else "",
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
@@ -440,9 +440,9 @@ def shared_memory(spec: JobSpec, limits: Mapping[str, str]) -> str | None:
     of several ranks gets more by default: half of the pod's memory, as on any Linux machine, or 1 GiB per
     rank if memory has no limit. Its content counts as the pod's memory.
     """
-    asked, launch = spec.cluster.shm, spec.launch
-    if asked is not None or not spec.own_shared_memory:
-        return asked if spec.own_shared_memory else None
+    size, launch = spec.cluster.shm, spec.launch
+    if size is not None or not spec.own_shared_memory:
+        return size if spec.own_shared_memory else None
     if "memory" in limits:
         return f"{int(amount(limits['memory'])) // 2 // 2**20}Mi"
     return f"{launch.nproc_per_node}Gi"

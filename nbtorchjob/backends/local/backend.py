@@ -137,9 +137,9 @@ class LocalBackend(Backend):
                 if state.info.call != info.call:
                     raise naming.busy(spec.name, state.info)
                 return self.info(state.info.address)
-            taken = set(os.listdir(directory.jobs_dir()))
+            taken_names = set(os.listdir(directory.jobs_dir()))
             runs = (naming.run(spec.name, number) for number in itertools.count(1))
-            free = next(name for name in runs if name not in taken)
+            free = next(name for name in runs if name not in taken_names)
             with suppress(NameTakenError):  # by another kernel, just now
                 return self._begin(replace(info, name=free), fill)
 
@@ -151,12 +151,12 @@ class LocalBackend(Backend):
         self._has_torch()
         with pool_client.refused():
             self._sweep()
-        key, asked = secrets.token_bytes(32), pool_client.of_this_process(spec.secrets())
+        key, request = secrets.token_bytes(32), pool_client.of_this_process(spec.secrets())
         directories: list[JobDirectory] = []
         sent = [replace(info, variant=signed_given(base64.b64decode(info.variant), key)) for info in infos]
 
         def fill(new: JobDirectory) -> None:
-            new.prepare(key, asked)
+            new.prepare(key, request)
             if directories:
                 directory.share_payload(directories[0], new)
                 return
@@ -304,14 +304,14 @@ class LocalBackend(Backend):
 
         job = self._job(name)
         yield from _beside(job)
-        gone, closed = liveness.why(job), False
+        reason, closed = liveness.why(job), False
         if (waiting := listing.waiting(job)) is not None:
             yield waiting
-        for event in Follower(job, lambda: gone, turn=turn).look():
+        for event in Follower(job, lambda: reason, turn=turn).look():
             closed = closed or isinstance(event, Closed)
             yield event
-        if gone is not None and not closed:
-            yield Lost(time.time(), gone)
+        if reason is not None and not closed:
+            yield Lost(time.time(), reason)
 
     def known(self, name: str) -> JobState:
         """Read what was added to the job's folder since the last call."""
@@ -385,10 +385,10 @@ class LocalBackend(Backend):
                 raise NBTorchJobError(f"{name} doesn't end; try {hint('delete', name)} again")
         self._leave_queue(name)
         # Renamed first, so that a half-removed folder is no longer a job.
-        gone = directory.partial(job.path.parent, "deleted")
+        trash = directory.partial(job.path.parent, "deleted")
         with suppress(FileNotFoundError):
-            job.path.rename(gone)
-            shutil.rmtree(gone)
+            job.path.rename(trash)
+            shutil.rmtree(trash)
 
     def _leave_queue(self, name: str) -> None:
         from nbtorchjob.backends.local.launch import pool_client, queue
@@ -428,8 +428,8 @@ class LocalBackend(Backend):
         from nbtorchjob.backends.local import policies  # late, as above
 
         policy = info.asked.launch.run_policy
-        asked = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
-        named = {key.removesuffix(f"={asked}"): enforcement for key, enforcement in policies.POLICIES.items()}
+        value = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
+        named = {key.removesuffix(f"={value}"): enforcement for key, enforcement in policies.POLICIES.items()}
         return {key: str(enforcement) for key, enforcement in named.items() if "=" not in key}
 
     def doctor(self, spec: JobSpec) -> list[Finding]:
@@ -491,9 +491,9 @@ class LocalBackend(Backend):
 
         job = self._job(name)
         state = _standing(job)
-        there, answers = asking.asked(state, nodes)
+        targets, answers = asking.asked(state, nodes)
         yield from answers
-        talks = [asking.Conversation(node, _node_key(job, node), question) for node in there]
+        talks = [asking.Conversation(node, _node_key(job, node), question) for node in targets]
         yield from sockets.ask(job, state, talks, timeout)
 
     def talk(self, name: str, node: int, question: Mapping[str, Any], timeout: float = 10.0) -> Talk:
@@ -628,10 +628,10 @@ def _beside(job: JobDirectory) -> Iterator[Event]:
 
 def _standing(job: JobDirectory) -> JobState:
     """Return a job's state without its reports and logs; a job whose supervisor is gone is lost."""
-    gone = liveness.why(job)
+    reason = liveness.why(job)
     state = reduce(apply, EventFile(job).read(reports=False), JobState(job.info()))
-    if gone is not None and not state.phase.terminal:
-        state = apply(state, Lost(time.time(), gone))
+    if reason is not None and not state.phase.terminal:
+        state = apply(state, Lost(time.time(), reason))
     return state
 
 

@@ -244,9 +244,9 @@ class Follower:
                     if len(rounds) >= _MOST_ROUNDS or (len(self._logs) >= _MOST_RANKS and not rounds):
                         continue  # no real job has that many
                     path = self._job.rank_log(event.node, event.round, rank)
-                    known = None if self._since is None else self._since.get((rank, event.round), 0)
+                    offset = None if self._since is None else self._since.get((rank, event.round), 0)
                     self._logs.setdefault(rank, {})[event.round] = LogFile(
-                        self._job, path, rank, event.round, known
+                        self._job, path, rank, event.round, offset
                     )
         to_end, more = to_end or self._over, True
         while more:

@@ -136,23 +136,23 @@ def waiting(job: JobDirectory) -> Waiting | None:
     if ahead is None:
         return None
     # Which job has the places, what it is doing, and how many come first.
-    now, (many, mine, holders) = time.time(), ahead
+    now, (many, place, holders) = time.time(), ahead
     if not many or not holders:
         return Waiting(now, f"behind {words.count(many, 'job')}" if many else "next on this machine")
     does = {entry.name: _does(entry.name, now) for entry in holders}
-    lacking = {*mine.gpus} if ahead.lacks_gpus else set[str]()
+    lacking = {*place.gpus} if ahead.lacks_gpus else set[str]()
     gpus = {entry.name: len(lacking.intersection(entry.holds)) for entry in holders}
     holder = max(holders, key=lambda entry: (does[entry.name].stuck, gpus.get(entry.name, 0), entry.ranks))
     alike = [entry for entry in holders if entry.group == holder.group and (entry.group or entry is holder)]
     ranks = sum(entry.ranks for entry in alike)
-    held = f"{ranks} of {words.count(mine.most, 'place')}" if mine.most else words.count(ranks, "place")
+    share = f"{ranks} of {words.count(place.most, 'place')}" if place.most else words.count(ranks, "place")
     exclusive = bool(gpus.get(holder.name))
     if exclusive:
-        held = words.count(gpus[holder.name], "GPU")
+        share = words.count(gpus[holder.name], "GPU")
     stuck = does[holder.name].stuck
     name = holder.name if stuck else holder.group or holder.name
     more = f"; behind {words.count(many, 'job')}" if many > 1 else ""
-    text = f"waits for {name}: {does[holder.name].text}, holds {held}{more}"
+    text = f"waits for {name}: {does[holder.name].text}, holds {share}{more}"
     return Waiting(now, text, holder=name, stuck=stuck, exclusive=exclusive)
 
 
@@ -182,8 +182,8 @@ def _does(name: str, now: float) -> _Doing:
             else:
                 text, since = "running", state.first_start or state.info.created
             doing = _Doing(f"{text} for {words.about(now - since)}", stuck=text != "running")
-        for gone in [other for other, (_, at, _) in _holders.items() if now - at > _FORGET_S]:
-            _holders.pop(gone, None)
+        for stale_name in [other for other, (_, at, _) in _holders.items() if now - at > _FORGET_S]:
+            _holders.pop(stale_name, None)
         _holders[name] = listed, now, doing
     return doing
 
@@ -230,7 +230,7 @@ class Listing:
     def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs whose folders lie in ``folder``, except those that ``without`` is true for."""
         with self._lock:
-            known, self._known = (self._known if folder == self._folder else {}), {}
+            previous, self._known = (self._known if folder == self._folder else {}), {}
             self._folder = folder
             for name in os.listdir(folder):
                 if name.startswith(".") or not name.isprintable():
@@ -239,7 +239,7 @@ class Listing:
                     stat = os.stat(f"{folder}/{name}/events.jsonl")
                     if without(name, _mark(stat)):
                         continue  # it isn't remembered here, either
-                    job = self._known[name] = known.get(name) or Listed(folder, name)
+                    job = self._known[name] = previous.get(name) or Listed(folder, name)
                     job.seen(stat)
                 except DAMAGED as exc:
                     self.leave_out(name, exc)
@@ -315,12 +315,12 @@ class Listed:
             self._made, self._begun, self.ttl = record_hash, None, self.folder.ttl_s()
         self._begun = self._begun or _Begun(self.folder)
         state = self._begun.read(self.mark)
-        gone = self._begun.alive.why() if state.ended is None else None
-        if gone is not None:
+        reason = self._begun.alive.why() if state.ended is None else None
+        if reason is not None:
             state = self._begun.read()  # its last facts may have come in between
         self.closed = state.ended is not None
-        if gone is not None and not self.closed:
-            state = apply(state, Lost(self.changed, gone))
+        if reason is not None and not self.closed:
+            state = apply(state, Lost(self.changed, reason))
         if state.ended is None:
             waits = None if state.nodes else waiting(self.folder)
             if waits is not None:
@@ -381,15 +381,15 @@ def _blank() -> JobState:
 _EMPTY: Mapping[type, Any] = {dict: {}, list: [], NumberedMapping: NumberedMapping()}
 
 
-def _compact(known: V) -> V:
+def _compact(instance: V) -> V:
     """Return the same dataclass in as little memory as thousands of them should take."""
     alike: dict[str, Any] = {}
-    for name, value in vars(known).items():
+    for name, value in vars(instance).items():
         if type(value) is str:
             alike[name] = sys.intern(value)
         else:
             alike[name] = value if value else _EMPTY.get(type(value), value)
-    new = object.__new__(type(known))
+    new = object.__new__(type(instance))
     object.__setattr__(new, "__dict__", alike)  # a dict that ``replace`` makes has twice the room it needs
     return new
 

@@ -35,11 +35,11 @@ class Liveness:
             with suppress(OSError):
                 if self._which() == file and supervisor.alive():
                     return None
-        gone, self._known = why(self._job), None
-        if gone is None and (supervising := self._job.supervisor()) is not None:
+        reason, self._known = why(self._job), None
+        if reason is None and (supervising := self._job.supervisor()) is not None:
             with suppress(OSError):
                 self._known = self._which(), supervising
-        return gone
+        return reason
 
     def _which(self) -> tuple[int, int]:
         """Return what tells the file from a later one, which may have the same inode number."""
@@ -55,26 +55,26 @@ def why(job: JobDirectory) -> str | None:
             if _at_work(job, supervisor):
                 return None
             return _UNBEGUN if supervisor == NOBODY else "the job's supervisor was killed"
-        asked = job.handover()
-        if asked is None:
+        handover = job.handover()
+        if handover is None:
             job.path.stat()
             if job.maker().alive() or queued(job.path.name):
                 return None
-            asked = job.handover()  # the maker may have handed it over just before it ended
-        if asked is None:
+            handover = job.handover()  # the maker may have handed it over just before it ended
+        if handover is None:
             return _UNASKED
-        if asked.pool.alive() and not asked.kernel.alive():
+        if handover.pool.alive() and not handover.kernel.alive():
             # The pool may have yet to read what it was sent.
-            return None if directory.uptime() - asked.at < _READ_WITHIN_S else _UNASKED
+            return None if directory.uptime() - handover.at < _READ_WITHIN_S else _UNASKED
     except FileNotFoundError:
         return "the job was deleted"
-    if asked.pool.alive():
+    if handover.pool.alive():
         return None
     # The pool may have started the supervisor just before it ended.
     supervisor = job.supervisor()
     if supervisor is not None and _at_work(job, supervisor):
         return None
-    return f"the pool ended before it started the job: {last_words(asked.folder) or 'it was killed'}"
+    return f"the pool ended before it started the job: {last_words(handover.folder) or 'it was killed'}"
 
 
 def _at_work(job: JobDirectory, supervisor: Process) -> bool:

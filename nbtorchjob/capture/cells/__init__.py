@@ -236,9 +236,9 @@ class _Scan:
             steps = ((instruction, 0) for instruction in dis.get_instructions(code))
         else:
             steps = flow.walk(code, self._names)
-        for instruction, mine in steps:
+        for instruction, own_names in steps:
             line = lines.get(instruction.offset) or line
-            sure = known | mine
+            sure = known | own_names
             if instruction.opname in _LOADS and not sure & self._names.bit(instruction.argval):
                 self.reads.append(Read(instruction.argval, line, lazy or line in self._guarded))
             if isinstance(instruction.argval, CodeType):

@@ -63,20 +63,20 @@ def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
         # A block may raise before it has set anything.
         ways = [(at, block.known | block.sets) for at in block.follows]
         ways += [(at, block.known) for at in block.handlers]
-        for offset, known in ways:
+        for offset, bits in ways:
             target = blocks[offset]
-            if target.known & known != target.known:
-                target.known &= known
+            if target.known & bits != target.known:
+                target.known &= bits
                 if offset not in waiting:
                     heappush(waiting, offset)
     for block in blocks.values():
-        known = block.known
-        if known < 0:
+        bits = block.known
+        if bits < 0:
             continue
         for instruction in block.code:
-            yield instruction, known
+            yield instruction, bits
             if instruction.opname in _SETS:
-                known |= names.bit(instruction.argval)
+                bits |= names.bit(instruction.argval)
 
 
 def _blocks(code: CodeType, names: Names) -> dict[int, _Block]:
@@ -119,7 +119,7 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
     waiting = [*passed]
     while waiting:
         offset = heappop(waiting)
-        mine = passed[offset] | bits[offset]
+        path_bits = passed[offset] | bits[offset]
         # Where a block leads: into the body of its loop, and from the body's end behind the loop.
         last = blocks[offset].code[-1]
         follows = [
@@ -131,9 +131,9 @@ def surely(code: CodeType) -> Iterator[dis.Instruction]:
         for target in follows:
             loop = loops.get(target)
             way = loop.argval if loop is not None and loop.opname == "FOR_ITER" else target
-            known = passed.get(way, -1)
-            if known & mine != known:
-                passed[way] = known & mine
+            previous = passed.get(way, -1)
+            if previous & path_bits != previous:
+                passed[way] = previous & path_bits
                 if way not in waiting:
                     heappush(waiting, way)
     ends = [offset for offset in passed if blocks[offset].code[-1].opname in _ENDS]

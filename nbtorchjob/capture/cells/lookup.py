@@ -192,8 +192,8 @@ def _notebook_only(name: str, namespace: dict[str, Any]) -> bool:
 
 def _listed(cell: Cell) -> Iterator[str]:
     """Note where the cell may list all names, rather than look one up."""
-    asked = _LISTS.intersection(read.name for read in cell.reads)
-    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(cell.text), False)] if asked else []
+    functions = _LISTS.intersection(read.name for read in cell.reads)
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(cell.text), False)] if functions else []
     while waiting:
         node, inside = waiting.pop()
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
@@ -202,7 +202,7 @@ def _listed(cell: Cell) -> Iterator[str]:
             if not isinstance(child, ast.Call) or not isinstance(child.func, ast.Name) or child.args:
                 continue
             name = child.func.id
-            if name in asked and (name == "globals" or not inside):
+            if name in functions and (name == "globals" or not inside):
                 if isinstance(node, ast.Call):
                     looks_one_up = isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")
                 elif isinstance(node, ast.Attribute):
@@ -255,7 +255,7 @@ def _setter(name: str, namespace: dict[str, Any]) -> str:
     return ""
 
 
-def _why(read: Read, known: set[str], former: Container[str], rank_names: RankNames) -> str:
+def _why(read: Read, names: set[str], former: Container[str], rank_names: RankNames) -> str:
     where = f"name {read.name!r} (line {read.line})"
     if why := rank_names.why(read.name):
         return f"{where} {why}"
@@ -266,7 +266,7 @@ def _why(read: Read, known: set[str], former: Container[str], rank_names: RankNa
         )
     if read.name in _IMPORTS:
         return f"{where} isn't imported: add `{_IMPORTS[read.name]}`"
-    near = difflib.get_close_matches(read.name, sorted({*known, *rank_names.known()}), 1)
+    near = difflib.get_close_matches(read.name, sorted({*names, *rank_names.known()}), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
     places = f"in the cell, nor on the lab {rank_names.lab}" if rank_names.lab else "in the cell"
     return f"{where} is neither defined in the notebook nor {places}{hint}"

@@ -59,8 +59,8 @@ class Tool(FrozenDataclass):
     @property
     def options(self) -> Mapping[str, Option]:
         """The verb's options by name; for a verb that starts a job, also the options of all jobs."""
-        known = (*self.verb.options, *(options.TABLE if self.verb.any_option else ()))
-        return {o.key: o for o in known if o.key not in _NOT_FOR_AGENTS}
+        all_options = (*self.verb.options, *(options.TABLE if self.verb.any_option else ()))
+        return {o.key: o for o in all_options if o.key not in _NOT_FOR_AGENTS}
 
     @property
     def schema(self) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def error(exc: NBTorchJobError) -> None:
     """Write an error to stderr; for a failed job, the job's own traceback."""
     asks = exc.grant.splitlines() if isinstance(exc, ClusterError) else []  # to request from an administrator
     message = "\n".join([str(exc), *asks])
-    whose = isinstance(exc, JobFailedError) or message.startswith("nbtorchjob ")
-    beside(message if whose else f"nbtorchjob: {message}")
+    is_attributed = isinstance(exc, JobFailedError) or message.startswith("nbtorchjob ")
+    beside(message if is_attributed else f"nbtorchjob: {message}")
 
 
 def nowhere(stream: TextIO) -> None:

@@ -52,7 +52,7 @@ def arguments(
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # max, and some other functions in C
         raise LineError(f"{name_} has no signature: call it from a function of the script") from None
-    taken = signature.parameters
+    fn_parameters = signature.parameters
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     left = deque(words)
@@ -61,8 +61,12 @@ def arguments(
         if not word.startswith("--"):
             # The parameter that takes the positional argument of that index, if there is one.
             index = len(args)
-            named = [parameter for parameter in taken.values() if parameter.kind in _POSITIONAL]
-            others = [parameter for parameter in taken.values() if parameter.kind is parameter.VAR_POSITIONAL]
+            named = [parameter for parameter in fn_parameters.values() if parameter.kind in _POSITIONAL]
+            others = [
+                parameter
+                for parameter in fn_parameters.values()
+                if parameter.kind is parameter.VAR_POSITIONAL
+            ]
             args.append(_value(word, (named[index:] or others)[:1]))
             continue
         flag, equals, text = word[2:].partition("=")
@@ -70,7 +74,9 @@ def arguments(
         if not equals and (not left or left[0].startswith("--")):
             kwargs[name] = True
         else:
-            kwargs[name] = _value(text if equals else left.popleft(), [taken[name]] if name in taken else [])
+            kwargs[name] = _value(
+                text if equals else left.popleft(), [fn_parameters[name]] if name in fn_parameters else []
+            )
     try:
         signature.bind(*args, **{**kwargs, **parameters})
     except TypeError as exc:

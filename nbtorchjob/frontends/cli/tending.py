@@ -37,8 +37,8 @@ def tend(options: Mapping[str, Any]) -> None:
             output.answer(manifests)
         return
     processes.raise_open_files()  # here, too: a tender's pod runs no other part of the command
-    asked = options.get("listen")
-    listen = str(state_dir() / f"tend-{os.getpid()}.sock") if asked is None else _address(asked)
+    address = options.get("listen")
+    listen = str(state_dir() / f"tend-{os.getpid()}.sock") if address is None else _address(address)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
@@ -54,7 +54,7 @@ def tend(options: Mapping[str, Any]) -> None:
         tending = begin(listen=listen)
     except OSError as exc:
         why = f"can't use {listen!r}: {exc.strerror or exc}"
-        if asked is not None:
+        if address is not None:
             raise LineError(f"nbtorchjob tend: --listen {why}") from exc
         tending = begin()
         output.beside(f"tending jobs; health and metrics aren't served without --listen: {why}")
@@ -73,17 +73,17 @@ def tend(options: Mapping[str, Any]) -> None:
         tending.stop()
 
 
-def _address(asked: str) -> str:
+def _address(address: str) -> str:
     """Check and return the address of health and metrics: one that other machines could reach is refused."""
-    if "/" in asked or ":" not in asked:
-        return asked  # the path of a socket
-    host, _, port = asked.rpartition(":")
+    if "/" in address or ":" not in address:
+        return address  # the path of a socket
+    host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost", "[::1]") or not (port.isdecimal() and int(port) <= _MOST_PORT):
         raise LineError(
             "nbtorchjob tend: --listen expects a local address such as 127.0.0.1:PORT, or the path of a "
-            f"socket, got {asked!r}"
+            f"socket, got {address!r}"
         )
-    return asked.replace("[::1]", "::1")
+    return address.replace("[::1]", "::1")
 
 
 def _write_base(folder: Path, manifests: str) -> None:

@@ -288,8 +288,8 @@ class TorchJobMagics:
         nobody there.
         """
         request: Mapping[str, Any] = self.shell.get_parent() if hasattr(self.shell, "get_parent") else {}
-        asked, header = request.get("content") or {}, request.get("header") or {}
-        console = asked.get("allow_stdin") and _PYTHONS.fullmatch(str(header.get("msg_id")))
+        content, header = request.get("content") or {}, request.get("header") or {}
+        console = content.get("allow_stdin") and _PYTHONS.fullmatch(str(header.get("msg_id")))
         return hasattr(self.shell, "kernel") and not console
 
     def reading(self, job: Job[Any]) -> AbstractContextManager[None]:

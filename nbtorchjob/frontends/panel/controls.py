@@ -226,9 +226,9 @@ class Rows:
         name = self._option.key
         line = widgets.Text(value=text, description=name, placeholder=self._option.metavar)
         line.observe(lambda _: self._changed(), "value")
-        gone = widgets.Button(description="Remove", tooltip=f"Remove this {name}")
-        row = widgets.HBox([line, gone])
-        gone.on_click(lambda _: self._set([other for other in self._rows.children if other is not row]))
+        button = widgets.Button(description="Remove", tooltip=f"Remove this {name}")
+        row = widgets.HBox([line, button])
+        button.on_click(lambda _: self._set([other for other in self._rows.children if other is not row]))
         return row
 
 

@@ -162,8 +162,8 @@ def judge(
             notes = tuple(check(spec))
         except SpecError as exc:
             # A backend names the field, ``overlay`` the key.
-            known = (*values, *ENTRY_KEYS.values())
-            wrong = next((o for o in known if exc.field in (o.key, o.name, *o.flags)), None)
+            candidates = (*values, *ENTRY_KEYS.values())
+            wrong = next((o for o in candidates if exc.field in (o.key, o.name, *o.flags)), None)
             # Retry without the invalid value, to check the others as well.
             errors.setdefault(wrong.key if wrong else "", _message(exc, named=wrong is None))
             if wrong is None or values.pop(wrong, None) is None:

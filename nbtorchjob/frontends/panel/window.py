@@ -198,8 +198,8 @@ class Window:
         target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
         wrong_place = {"context", "namespace"} & self.verdict.errors.keys()
         # A half-typed context doesn't exist.
-        known = ("", *(choice.value for choice in self._offered.get("context", ())))
-        if not PLACES[target[0]].has_pods or target == self._asked or wrong_place or target[1] not in known:
+        choices = ("", *(choice.value for choice in self._offered.get("context", ())))
+        if not PLACES[target[0]].has_pods or target == self._asked or wrong_place or target[1] not in choices:
             return
         self._asked = target
         where = Cluster(context=target[1] or None, namespace=target[2] or None)

@@ -141,10 +141,10 @@ class Api(ExtensionHandlerMixin, APIHandler):
             at = backend_of(job.backend, job.address)
             if run:
                 with suppress(DamagedError):  # a damaged job can be deleted all the same
-                    there = at.info(job.address)
+                    info = at.info(job.address)
                     # When a lab's turn was accepted may be known only later.
-                    if there.run != run and not there.of_lab:
-                        raise naming.replaced(there)
+                    if info.run != run and not info.of_lab:
+                        raise naming.replaced(info)
             return work(at, job.address)
 
         return await self.ask(job.lane, ask, once)

@@ -143,8 +143,8 @@ class Look(FrozenDataclass):
             # Pages advance what depends on the clock themselves.
             if before is not job and (before is None or _lasting(before) != _lasting(job)):
                 changed.append(job)
-        gone = [id_ for id_ in self.records if id_ not in records]
-        return Look(jobs, records), Changes(changed, gone)
+        removed_ids = [id_ for id_ in self.records if id_ not in records]
+        return Look(jobs, records), Changes(changed, removed_ids)
 
 
 def _lasting(job: Record) -> Record:
@@ -292,25 +292,27 @@ class Watch:
         scope = watched.scope
         if scope.lane in self._notes or self._clock() - watched.seen < _INTEREST_S:
             return None
-        known = "may have changed" if watched.seen >= 0 else "aren't listed yet"
-        return Note(scope.ids, f"jobs in {scope} {known}: it hasn't answered")
+        status = "may have changed" if watched.seen >= 0 else "aren't listed yet"
+        return Note(scope.ids, f"jobs in {scope} {status}: it hasn't answered")
 
     async def _caught_up(self, name: str) -> None:
         with suppress(asyncio.TimeoutError):  # the builtin TimeoutError only from Python 3.11 on
             async with loop.timeout(self._patience if PLACES[name].remote else None):
                 await self._finding[name].caught_up()
-                those = [watched for scope, watched in self._watched.items() if scope.backend == name]
-                await asyncio.gather(*(watched.poller.caught_up() for watched in those))
+                watched_scopes = [
+                    watched for scope, watched in self._watched.items() if scope.backend == name
+                ]
+                await asyncio.gather(*(watched.poller.caught_up() for watched in watched_scopes))
 
     async def _find(self, name: str) -> None:
         """Start watching new scopes, and stop watching those where this user has no jobs any more."""
         names = await self._ask(_finds(name), f"{name}:", name, lambda: backend(name).scopes())
         if names is None:
             return
-        scopes = {BackendScope(name, known) for known in names}
+        scopes = {BackendScope(name, scope_name) for scope_name in names}
         for scope in scopes - self._watched.keys():
             self._begin(scope)
-        for scope in [known for known in self._watched if known.backend == name and known not in scopes]:
+        for scope in [scope for scope in self._watched if scope.backend == name and scope not in scopes]:
             watched = self._watched.pop(scope)
             await watched.poller.stop()
             self._notes.pop(watched.scope.lane, None)

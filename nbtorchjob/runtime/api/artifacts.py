@@ -96,7 +96,7 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
     over: List[str] = []
     limit = MOST_BYTES if os.environ.get(store.STORAGE) or not by_log else store.BY_LOG
     sizes, left = _listed(folder)
-    taken = _pack(sizes, folder, packed, limit, over, left)
+    members = _pack(sizes, folder, packed, limit, over, left)
     if left or over:
         names = [*over, *sorted(left)]
         text = ", ".join(names[:_NAMED]) + (" and %d more" % len(names[_NAMED:]) if names[_NAMED:] else "")
@@ -106,13 +106,13 @@ def _send_one(folder: str, number: int, key: bytes) -> None:
         emit("Notice", text="left out of node %d's artifacts: %s" % (node, text))
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    if taken:
+    if members:
         ref, size = packed, os.path.getsize(packed)
         if by_log:
             own = artifacts_key(key, run(), number, node)
             ref, size = store.send(packed, "attempt-%d-node-%d.zip" % (number, node), own)
-        total = sum(taken.values())
-        emit("ArtifactsReady", node=node, attempt=number, ref=ref, size=size, files=len(taken), total=total)
+        total = sum(members.values())
+        emit("ArtifactsReady", node=node, attempt=number, ref=ref, size=size, files=len(members), total=total)
 
 
 def _listed(folder: str) -> Tuple[Dict[str, int], List[str]]:
@@ -206,8 +206,8 @@ def data_dir(name: str) -> Path:
         raise RuntimeError("data_dir() works on a rank only: call it in the code that the job runs")
     places: Dict[str, str] = json.loads(os.environ.get(DATA) or "{}")
     if name not in places:
-        there = ", ".join(sorted(places)) or "none: add it with --data %s=WHERE" % name
-        raise KeyError("this job has no data named %r; available: %s" % (name, there))
+        choices = ", ".join(sorted(places)) or "none: add it with --data %s=WHERE" % name
+        raise KeyError("this job has no data named %r; available: %s" % (name, choices))
     return Path(places[name])
 
 
@@ -231,11 +231,11 @@ def telling_saved(every_s: float = EVERY_S) -> Iterator[None]:
     ended = threading.Event()
 
     def look() -> None:
-        for what, is_there in list(left.items()):
+        for kind, is_there in list(left.items()):
             with suppress(OSError):
                 if is_there(ended.is_set()):
-                    del left[what]
-                    emit("FilesSeen", node=node_index(), what=what)
+                    del left[kind]
+                    emit("FilesSeen", node=node_index(), what=kind)
 
     def watch() -> None:
         took = 0.0

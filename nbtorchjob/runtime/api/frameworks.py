@@ -88,8 +88,8 @@ def _trainer(module: Any) -> None:
 def _lightning(module: Any) -> None:
     def counted(trainer: Any) -> Dict[str, Any]:
         # With manual optimization there may be several steps a batch, and then the total is unknown.
-        known = trainer.training and trainer.lightning_module.automatic_optimization
-        total = _total(trainer.estimated_stepping_batches) if known else {}
+        has_total = trainer.training and trainer.lightning_module.automatic_optimization
+        total = _total(trainer.estimated_stepping_batches) if has_total else {}
         return {"epoch": trainer.current_epoch, "step": trainer.global_step, **total}
 
     # Private to Lightning: a logger added here would show in a trainer's names, and `logger=False` has none.

@@ -63,18 +63,18 @@ class Mirror:
         stays. Raises whatever the store raises.
         """
         os.makedirs(self._folder, exist_ok=True)
-        with self._turn() as known:
+        with self._turn() as records:
             fetched = False
             for name, path in self._stored(below).items():
-                was, key = known.get(name), self._fs.ukey(path)
-                here = _stamp(self._here(name))
-                unchanged = here is None or (was is not None and was["here"] == here)
+                was, key = records.get(name), self._fs.ukey(path)
+                stamp = _stamp(self._here(name))
+                unchanged = stamp is None or (was is not None and was["here"] == stamp)
                 if (was is None or was["there"] != key) and unchanged:
                     target = self._here(name)
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     self._fs.get_file(path, target + PARTIAL)
                     os.replace(target + PARTIAL, target)
-                    known[name] = {"here": _stamp(self._here(name)), "there": key}
+                    records[name] = {"here": _stamp(self._here(name)), "there": key}
                     fetched = True
             if fetched:
                 time.sleep(_TICK_S)  # a rank's write to one of them then gets another time
@@ -94,25 +94,25 @@ class Mirror:
         """
         if not os.path.isdir(self._folder):
             return  # no rank has requested it yet
-        with self._turn() as known:
+        with self._turn() as records:
             stamps = self._stamps()
             if held() and not ended:
                 return  # checked after listing: the list may have half of what belongs together
-            new = [name for name in stamps if name not in known or known[name]["here"] != stamps[name]]
+            new = [name for name in stamps if name not in records or records[name]["here"] != stamps[name]]
             # Files that are written last, such as a list of the files before them, come last.
             new.sort(key=lambda name: stamps[name])
             sent, complete = self._put_all(new, stamps, ended=ended)
             if not may_place():
                 return
             for name in sent:
-                self._place(name, known)
-                known[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
-            removed = known.keys() - stamps.keys()
+                self._place(name, records)
+                records[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
+            removed = records.keys() - stamps.keys()
             # The file that took its place may be too new to be sent now, but not at the next call.
             due = removed if ended else removed & self._removed
             if complete:
                 for name in due:
-                    self._remove(name, known)
+                    self._remove(name, records)
                 self._removed = removed - due
 
     def _put_all(self, new: List[str], stamps: Dict[str, Any], *, ended: bool) -> Tuple[List[str], bool]:
@@ -136,13 +136,13 @@ class Mirror:
         with open(self._folder + ".json", "a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
-            known = _parsed(file.read())
+            records = _parsed(file.read())
             try:
-                yield known
+                yield records
             finally:
                 file.seek(0)
                 file.truncate()
-                file.write(json.dumps(known))
+                file.write(json.dumps(records))
                 file.flush()
                 fcntl.flock(file, fcntl.LOCK_UN)  # a fork, such as a DataLoader's worker, has it open as well
 
@@ -190,8 +190,8 @@ class Mirror:
         target = self._there(name)
         quiet_s = 0.0 if ended else self._quiet_s
         time.sleep(max(0.0, _TICK_S - _age(stamp)))
-        written = _is_written(file)
-        quiet = _age(stamp) >= quiet_s if written is None else not written
+        is_written = _is_written(file)
+        quiet = _age(stamp) >= quiet_s if is_written is None else not is_written
         if not (quiet and _is_as_before(file, stamp)):
             return False
         if target.startswith("/"):  # else a bucket comes first: s3fs creates a misspelt one (2026.9)
@@ -239,14 +239,14 @@ def unsent(folder: str, below: str) -> Set[str]:
     """Return the relative paths of the files below a path in a mirror's folder that weren't sent yet."""
     try:
         with open(folder + ".json", encoding="utf-8") as file:
-            known = _parsed(file.read())
+            records = _parsed(file.read())
     except FileNotFoundError:
-        known = {}
+        records = {}
     paths = (os.path.join(at, file) for at, _, files in os.walk(below) for file in files)
     return {
         os.path.relpath(path, below)
         for path in paths
-        if os.path.relpath(path, folder).replace(os.sep, "/") not in known
+        if os.path.relpath(path, folder).replace(os.sep, "/") not in records
     }
 
 
@@ -288,7 +288,7 @@ def _is_written(file: BinaryIO) -> Optional[bool]:
 
 def _parsed(text: str) -> _Known:
     try:
-        known: _Known = json.loads(text)
+        records: _Known = json.loads(text)
     except ValueError:  # a new one, or its writer was killed: all local files count as new
         return {}
-    return known
+    return records

@@ -158,13 +158,13 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go to a position. Raises ``ValueError`` if it belongs to another order."""
-        for name, mine in self._fixed().items():
-            if state[name] != mine:
+        for name, own_value in self._fixed().items():
+            if state[name] != own_value:
                 message = (
                     "the checkpoint was saved with %s=%r, this sampler has %r: it must not depend on the "
                     "number of ranks, and a training that changes it needs a new checkpoint folder"
                 )
-                raise ValueError(message % (name, state[name], mine))
+                raise ValueError(message % (name, state[name], own_value))
         self.epoch, self.position = state["epoch"], state["position"]
 
     def _fixed(self) -> Dict[str, Any]:

@@ -120,12 +120,12 @@ def _post(body: Dict[str, Any]) -> str:
         url, context = urlsplit(os.environ[URL]), ssl.create_default_context(cafile=os.environ.get(CA))
         with open(os.environ[TOKEN]) as file:
             headers = {"Authorization": "Bearer " + file.read().strip(), "Content-Type": "application/json"}
-        there = HTTPSConnection(str(url.hostname), url.port, timeout=_TIMEOUT_S, context=context)
+        connection = HTTPSConnection(str(url.hostname), url.port, timeout=_TIMEOUT_S, context=context)
         try:
-            there.request("POST", url.path, json.dumps(body), headers)
-            answer = there.getresponse()
+            connection.request("POST", url.path, json.dumps(body), headers)
+            answer = connection.getresponse()
             return "" if answer.status == 200 else "%d %s" % (answer.status, answer.reason)
         finally:
-            there.close()
+            connection.close()
     except Exception as exc:  # whatever it is, the job goes on without it
         return "%s: %s" % (type(exc).__name__, exc)

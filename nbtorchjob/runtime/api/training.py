@@ -160,8 +160,8 @@ class ResumableTraining:
         sampler, or returns batches out of order; :class:`Leaving` once all ranks have saved because they have
         to leave; ``RuntimeError`` after a first step without ``weight`` if shares are uneven.
         """
-        ours = getattr(loader, "batch_sampler", None) is self._sampler
-        if not ours or not getattr(loader, "in_order", True):
+        has_sampler = getattr(loader, "batch_sampler", None) is self._sampler
+        if not has_sampler or not getattr(loader, "in_order", True):
             raise ValueError(
                 "batches(loader): the loader doesn't have the training's sampler, or isn't in order: pass "
                 "DataLoader(dataset, batch_sampler=sampler)"
@@ -294,10 +294,10 @@ class ResumableTraining:
 
 def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
     """Tell the training about an optimizer's steps, for as long as the training exists."""
-    here = weakref.ref(training)
+    reference = weakref.ref(training)
 
     def note(*_: Any) -> None:
-        training = here()
+        training = reference()
         if training is not None:
             training._stepped = True
 

@@ -192,16 +192,16 @@ class _Talk:
             self._say({"number": number})
             self._messages.number(number)
             try:
-                asked = self.hear(QUESTION_BYTES, _ASKING_S)
-                if asked is None:
+                question = self.hear(QUESTION_BYTES, _ASKING_S)
+                if question is None:
                     raise ConnectionError("no question came")
-                if isinstance(asked, bytes):
+                if isinstance(question, bytes):
                     raise WireError("it isn't a question")
-                self._messages.number(str(asked.pop(OWN, "")))
+                self._messages.number(str(question.pop(OWN, "")))
             except WireError as exc:
                 self._say({"end": "it can't take the question: %s" % exc})
             else:
-                self._say({"end": self._answered(handlers, asked)})
+                self._say({"end": self._answered(handlers, question)})
 
     def _answered(self, handlers: Mapping[str, Handler], asked: Dict[str, Any]) -> str:
         """Send the records; return why there are no more, "" if they are complete."""

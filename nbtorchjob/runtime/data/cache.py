@@ -179,9 +179,9 @@ def remove(entry: Entry) -> bool:
 def _alone_with(used: List[str], entry: Entry, do: Callable[[], None]) -> bool:
     """Call ``do`` while nothing uses or fetches some data; return whether that was possible."""
     try:
-        with ExitStack() as held:
+        with ExitStack() as files:
             for path in (*used, entry.path + _LOCK):
-                file = held.enter_context(open(path, "a"))
+                file = files.enter_context(open(path, "a"))
                 if not _lock(file, fcntl.LOCK_EX) or not _is_at(file, path):
                     return False
             do()
@@ -196,7 +196,7 @@ def trim(cache: str, needs: int, now: float) -> List[Entry]:
     There is room if the disk has it, and the cache stays within its share. Returns what was removed for room:
     nothing if even removing all of it wouldn't be enough.
     """
-    left, gone = [], []
+    left, removed_entries = [], []
     for entry in entries(cache):
         if now - entry.used <= UNUSED_S or not remove(entry):
             left.append(entry)
@@ -209,8 +209,8 @@ def trim(cache: str, needs: int, now: float) -> List[Entry]:
             break
         if remove(entry):
             total -= entry.size
-            gone.append(entry)
-    return gone
+            removed_entries.append(entry)
+    return removed_entries
 
 
 def folder_size(folder: str) -> int:

@@ -67,9 +67,9 @@ def provide(header: Dict[str, Any], folder: str, node: int) -> float:
 
 def is_complete(own: str, look: Look) -> bool:
     """Whether all files of some data are in its folder: some may have been removed since."""
-    here = _sizes(own)
+    sizes = _sizes(own)
     return all(
-        here.get(file.name) == file.size or (file.size is None and file.name in here) for file in look.files
+        sizes.get(file.name) == file.size or (file.size is None and file.name in sizes) for file in look.files
     )
 
 
@@ -95,14 +95,14 @@ class _Fetch:
         except DataError as exc:
             raise DataError("--data %s: %s" % (self._name, exc), exc.code) from None
         except OSError as exc:
-            there = "%s (%s)" % (self._cache, self._place)
+            location = "%s (%s)" % (self._cache, self._place)
             if exc.errno in sources.FULL:
                 text = (
                     "--data %s: the disk of %s is full; what was fetched so far is kept for the next attempt"
                 )
-                raise DataError(text % (self._name, there), _no_room()) from None
+                raise DataError(text % (self._name, location), _no_room()) from None
             text = "--data %s: it can't be written to %s: %s"
-            raise DataError(text % (self._name, there, exc.strerror or exc)) from None
+            raise DataError(text % (self._name, location, exc.strerror or exc)) from None
         emit(
             "Fetched",
             node=self._node,
@@ -137,15 +137,15 @@ class _Fetch:
         # Data that has lost some of its files may be in use: they are restored in place.
         partial = own if os.path.isdir(own) else cache.partial(own)
         os.makedirs(partial, exist_ok=True)
-        here = _sizes(partial)
-        self._began, self._had = time.time(), sum(here.values())
-        left = [file for file in look.files if file.size is None or here.get(file.name) != file.size]
+        sizes = _sizes(partial)
+        self._began, self._had = time.time(), sum(sizes.values())
+        left = [file for file in look.files if file.size is None or sizes.get(file.name) != file.size]
         cache.describe(lock, self._where, 0)
         # Remove other data from the cache, as far as this needs room; raise if that isn't enough.
-        gone = cache.trim(self._cache, (look.size or 0) - self._had, time.time())
-        if gone:
+        removed_entries = cache.trim(self._cache, (look.size or 0) - self._had, time.time())
+        if removed_entries:
             text = "%d MiB that no job uses were removed from %s (%s) to make room for data %s"
-            size = sum(entry.size for entry in gone) // _MIB
+            size = sum(entry.size for entry in removed_entries) // _MIB
             emit("Notice", text=text % (size, self._cache, self._place, self._name))
         free = shutil.disk_usage(self._cache).free
         if look.size is not None and look.size - self._had > free:

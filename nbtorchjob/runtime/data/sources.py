@@ -143,16 +143,16 @@ class Filtered(NamedTuple):
         """Split the patterns off a URL."""
         parts = urlsplit(where)
         query = parse_qs(parts.query)
-        wanted, unwanted = (
+        include, exclude = (
             tuple(pattern for text in query.get(key, ()) for pattern in text.split(",") if pattern)
             for key in ("include", "exclude")
         )
-        return cls(urlunsplit(parts._replace(query="")), wanted, unwanted)
+        return cls(urlunsplit(parts._replace(query="")), include, exclude)
 
     def has(self, name: str) -> bool:
         """Return whether a file is wanted."""
-        wanted = not self.include or any(fnmatch.fnmatch(name, pattern) for pattern in self.include)
-        return wanted and not any(fnmatch.fnmatch(name, pattern) for pattern in self.exclude)
+        is_included = not self.include or any(fnmatch.fnmatch(name, pattern) for pattern in self.include)
+        return is_included and not any(fnmatch.fnmatch(name, pattern) for pattern in self.exclude)
 
     def kept(self, files: List[File], where: str) -> List[File]:
         """Return the wanted files; raises ``DataError`` if there are none, or one leads elsewhere."""

@@ -271,9 +271,9 @@ class Hub(Source):
         """Return an error with the repository's name in place of an address of the Hub's API."""
         if exc.hidden:
             # Without access, a private repository looks like one that doesn't exist.
-            what = "%s %s at %s" % (self._repo.kind, self._repo.id, self._repo.revision)
+            repository = "%s %s at %s" % (self._repo.kind, self._repo.id, self._repo.revision)
             hint = "check the name, or, if it is private or gated, " + _CREDENTIALS
-            return DataError("the Hub shows no %s: %s" % (what, hint))
+            return DataError("the Hub shows no %s: %s" % (repository, hint))
         return exc
 
 

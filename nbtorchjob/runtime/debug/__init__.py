@@ -114,8 +114,8 @@ class Debugger:
 
     def _change_distributed(self, module: Any) -> None:
         """Have ``breakpoint(rank)`` stop that rank here: torch's own pdb would read from a keyboard."""
-        theirs = getattr(module, "breakpoint", None)
-        if theirs is None:  # as in a torch without distributed
+        original = getattr(module, "breakpoint", None)
+        if original is None:  # as in a torch without distributed
             return
         passes: Dict[Any, int] = {}
 
@@ -127,7 +127,7 @@ class Debugger:
                 return
             # No rank has the number -1, so in torch's function all only wait until the one that stops comes.
             # ``skip`` is given only if more follows it: not every torch has it.
-            meet = partial(theirs, -1, *((0, *args) if args else ()), **kwargs)
+            meet = partial(original, -1, *((0, *args) if args else ()), **kwargs)
             if module.get_rank() == rank:
                 self.stop(caller, meet)
             else:
@@ -427,8 +427,8 @@ class _Line:
                 if not part:
                     break
                 data += part
-            asked = json.loads(data.decode())
-            if asked.get("release"):
+            request = json.loads(data.decode())
+            if request.get("release"):
                 released = self.until == float("inf")
                 self.over = RELEASED if released else self.over
                 peer.sendall(json.dumps({"released": released}).encode() + b"\n", socket.MSG_NOSIGNAL)
@@ -582,14 +582,14 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
 
         def do_interact(self, arg: str) -> Any:
             """interact: an interpreter with the names of this frame."""
-            held = sys.stdin, sys.stdout
+            streams = sys.stdin, sys.stdout
             sys.stdin, sys.stdout = self.stdin, self.stdout
             try:
                 return super().do_interact(arg)
             except SystemExit:  # quit()
                 return None
             finally:
-                sys.stdin, sys.stdout = held
+                sys.stdin, sys.stdout = streams
 
     prompt = Prompt(stdin=None, stdout=line, skip=[_OURS], nosigint=True)
     prompt.use_rawinput = False

@@ -40,12 +40,12 @@ class _Bridge:
         rank, by = int(asked["rank"]), str(asked.get("by", ""))[:_MAX_BY]
         me = by, time.time()
         until = time.monotonic() + _LEAVING_S
-        there = self._there.setdefault(rank, me)
-        while there is not me and time.monotonic() < until:
+        user = self._there.setdefault(rank, me)
+        while user is not me and time.monotonic() < until:
             time.sleep(_EVERY_S)
-            there = self._there.setdefault(rank, me)
-        if there is not me:
-            who, since = there
+            user = self._there.setdefault(rank, me)
+        if user is not me:
+            who, since = user
             at = time.strftime("%H:%M", time.localtime(since))
             yield {"trouble": "%s has been debugging rank %d since %s" % (who or "somebody", rank, at)}
             return
@@ -77,15 +77,15 @@ class _Bridge:
         yield {"released": sorted(released)}
 
 
-def _passed_on(asked: Question, peer: socket.socket) -> "Iterator[dict[str, Any]]":
+def _passed_on(question: Question, peer: socket.socket) -> "Iterator[dict[str, Any]]":
     came = b""
     while True:
-        message = asked.hear(0)
+        message = question.hear(0)
         while message is not None:
             if isinstance(message, dict):
                 peer.sendall(json.dumps(message).encode() + b"\n", socket.MSG_NOSIGNAL)
-            message = asked.hear(0)
-        ready, _, _ = select.select([asked.fileno(), peer.fileno()], [], [])
+            message = question.hear(0)
+        ready, _, _ = select.select([question.fileno(), peer.fileno()], [], [])
         if peer.fileno() in ready:
             try:
                 data = peer.recv(1 << 16)

@@ -87,12 +87,12 @@ class Patience:
 
     def _finds(self, inner: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def rendezvous(*args: Any, **options: Any) -> Iterator[Any]:
-            asked = options.get("timeout")
-            if not isinstance(asked, timedelta):
+            timeout = options.get("timeout")
+            if not isinstance(timeout, timedelta):
                 yield from inner(*args, **options)
                 return
-            results = inner(*args, **{**options, "timeout": max(asked, _NEVER)})
-            with self._within("init_process_group", asked):
+            results = inner(*args, **{**options, "timeout": max(timeout, _NEVER)})
+            with self._within("init_process_group", timeout):
                 first = next(results)
             yield first  # its store keeps that time-out: NCCL's ranks meet there at their first call
             yield from results
@@ -105,15 +105,15 @@ class Patience:
         @functools.wraps(inner)
         def meet(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
-            asked, name = bound.arguments.get("timeout"), str(bound.arguments.get("group_name"))
-            if not isinstance(asked, timedelta):
+            timeout, name = bound.arguments.get("timeout"), str(bound.arguments.get("group_name"))
+            if not isinstance(timeout, timedelta):
                 return inner(*args, **kwargs)
-            self._limit(name, asked)
+            self._limit(name, timeout)
             options = bound.arguments.get("backend_options")
-            if torch_versions.OPTIONS_TIMEOUT.get(options) == asked:
+            if torch_versions.OPTIONS_TIMEOUT.get(options) == timeout:
                 torch_versions.OPTIONS_TIMEOUT.set(options, _NEVER)  # or torch warns that they differ
-            bound.arguments["timeout"] = max(asked, _NEVER)
-            with self._within("init_process_group" if name in ("0", "default_pg") else "new_group", asked):
+            bound.arguments["timeout"] = max(timeout, _NEVER)
+            with self._within("init_process_group" if name in ("0", "default_pg") else "new_group", timeout):
                 return inner(*bound.args, **bound.kwargs)
 
         return meet
@@ -204,11 +204,11 @@ class Patience:
         else:
             calls = [call for call in recorder.open_calls() if 0 < call.timeout < _NEVER.total_seconds()]
             # torch dates their begin by the wall clock, which may be set while they wait.
-            known = [(call.op, call.seq, call.since) for call in calls]
-            self._begun = {call: self._begun.get(call, now) for call in known}
+            keys = [(call.op, call.seq, call.since) for call in calls]
+            self._begun = {call: self._begun.get(call, now) for call in keys}
             pending = [
                 ("%s #%d" % (call.op, call.seq), self._begun[key], call.timeout)
-                for key, call in zip(known, calls)
+                for key, call in zip(keys, calls)
             ]
         # A thread begins to wait a moment before its call is seen here, so it may be late before the call is.
         known_by = {_UNNAMED: pending[0][0]} if len(pending) == 1 else {}

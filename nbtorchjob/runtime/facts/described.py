@@ -87,8 +87,8 @@ def _described(value: Any, name: str, depth: int) -> str:
 def _library(type_: type) -> Optional[_Tell]:
     """Return the function that describes values of a library's type; None for an unknown type."""
     for (module, kind_name), tell in _OF_LIBRARIES.items():
-        known = getattr(sys.modules.get(module), kind_name, None)
-        if any(known is base for base in _mro(type_)):
+        kind = getattr(sys.modules.get(module), kind_name, None)
+        if any(kind is base for base in _mro(type_)):
             return tell
     return None
 
@@ -210,8 +210,8 @@ def _tensor(value: Any, type_: type, depth: int) -> str:
         numbers = _numbers(torch, value, depth) if plain else ""
     kind = "" if type_ is torch.Tensor else " " + _qualname(type_)
     laid = "" if layout is torch.strided else ", %s" % str(layout).replace("torch.", "")
-    what = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
-    return what + laid + numbers + grad
+    summary = "%s%s %s%s" % (str(dtype).replace("torch.", ""), _shape(shape), device, kind)
+    return summary + laid + numbers + grad
 
 
 @_tells(_OF_LIBRARIES, ("torch.nn", "Module"))
@@ -371,15 +371,15 @@ def _variables(exc: BaseException) -> Iterator[_Variable]:
         frames = [*enumerate(traced(error))]
         for number, (_, frame) in reversed(frames):
             if frame is not None and _is_users(frame.f_code.co_filename):
-                held, top = frame.f_locals, frame.f_locals is frame.f_globals
-                if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(held) is not dict:
+                values, top = frame.f_locals, frame.f_locals is frame.f_globals
+                if not frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(values) is not dict:
                     # a mapping of another type, as of a class that is being defined
                     names = []
                 else:
-                    names = _named(frame.f_code) if top else list(held)
-                shown = (name for name in names if name in held and _is_shown(name, held[name], top=top))
+                    names = _named(frame.f_code) if top else list(values)
+                shown = (name for name in names if name in values and _is_shown(name, values[name], top=top))
                 for name in islice(shown, _MOST_VARIABLES):
-                    yield _Variable((depth, number), name, held[name])
+                    yield _Variable((depth, number), name, values[name])
         cause = behind(error)
         if cause is None or depth == 8:
             return

@@ -71,9 +71,9 @@ class Frame:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Frame:
         """Rebuild a frame from its dict; unknown keys of a later version are dropped."""
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["variables"] = tuple((name, text) for name, text in data.get("variables", ()))
-        return cls(**known)
+        fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        fields["variables"] = tuple((name, text) for name, text in data.get("variables", ()))
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class Error:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Error:
         """Rebuild an error from :meth:`to_json`'s dict; unknown keys of a later version are dropped."""
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["frames"] = tuple(map(Frame.from_json, data.get("frames", ())))
-        known["notes"] = tuple(data.get("notes", ()))
-        known["cause"] = cls.from_json(data["cause"]) if data.get("cause") else None
-        return cls(**known)
+        fields = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        fields["frames"] = tuple(map(Frame.from_json, data.get("frames", ())))
+        fields["notes"] = tuple(data.get("notes", ()))
+        fields["cause"] = cls.from_json(data["cause"]) if data.get("cause") else None
+        return cls(**fields)
 
 
 def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: int = 0) -> Error:

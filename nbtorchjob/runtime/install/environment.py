@@ -89,9 +89,9 @@ def description(listed: Callable[[str], Tuple[Dict[str, str], Set[str]]] = liste
     installed: Dict[str, str] = {}
     modules: Set[str] = set()
     for folder in sys.path:
-        there, lie = listed(folder)
-        installed = dict(there, **installed)  # the first of two with the same name is imported
-        modules.update(lie)
+        versions, names = listed(folder)
+        installed = dict(versions, **installed)  # the first of two with the same name is imported
+        modules.update(names)
     return {
         "python": "%d.%d.%d" % sys.version_info[:3],
         "platform": ("%s %s" % (os.uname().machine, libc)).strip(),
@@ -165,16 +165,16 @@ def find(module: str) -> Optional[Tuple[str, str]]:
         return name, ""
     while spec is not None:
         origin = spec.origin or ""
-        mine = spec.submodule_search_locations
+        locations = spec.submodule_search_locations
         shares = not origin
-        if inner and mine and origin:
+        if inner and locations and origin:
             with suppress(OSError), open(origin, "rb") as file:  # none in an archive, nor for Python's own
                 text = file.read(4096)
                 shares = any(word in text for word in _SHARES)
-        if not inner or not mine or not shares:
+        if not inner or not locations or not shares:
             return name, origin
         below = os.path.join(*name.split("."))
-        path = [os.path.join(folder, below) for folder in sys.path] if origin else [*mine]
+        path = [os.path.join(folder, below) for folder in sys.path] if origin else [*locations]
         name = "%s.%s" % (name, inner[0])
         # By its last name: for a full name Python would import the packages above it.
         spec = PathFinder.find_spec(inner.pop(0), path)

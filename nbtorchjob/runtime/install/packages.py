@@ -84,22 +84,22 @@ def provide(
         # A distribution may be installed whose module can't be found, such as a binary for another Python.
         needs = payload.header.get("needs") or ()
         broken = {need["distribution"] for need in needs if environment.find(need["module"]) is None}
-        wanted = dict(payload.header["packages"], broken=sorted(broken))
+        request = dict(payload.header["packages"], broken=sorted(broken))
         began = time.monotonic()
         emit("Installing", node=node)
         # Write the wheels that came along
         into = os.path.join(folder, "wheels")
         wheels: List[str] = []
-        for name in wanted["wheels"]:
+        for name in request["wheels"]:
             os.makedirs(into, exist_ok=True)
             wheels.append(os.path.join(into, os.path.basename(name)))
             with open(wheels[-1], "wb") as file:
                 file.write(payload.read(WHEELS + name))
-        if wanted["kept"]:
-            target, by = _kept(wanted, wheels, node)
+        if request["kept"]:
+            target, by = _kept(request, wheels, node)
         else:
             target = os.path.join(folder, "packages")
-            by = _stocked(wanted, wheels, target, node, key)
+            by = _stocked(request, wheels, target, node, key)
         names = ["%s %s" % pair for pair in sorted(environment.distributions(target).items())]
         emit("Installed", node=node, packages=names, by=by, seconds=round(time.monotonic() - began, 3))
         # Before the image's own: these were requested because the image's wouldn't do.
@@ -129,14 +129,14 @@ def shadows(folder: str) -> bool:
     return any(not (file or "").startswith(folder + os.sep) for file in files)
 
 
-def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str, str]:
+def _kept(request: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str, str]:
     """Return the folder that has the packages for all jobs, and the tool that made it, "" if it existed."""
-    kept = wanted["kept"]
+    kept = request["kept"]
     os.makedirs(kept, 0o700, exist_ok=True)
     status = os.lstat(kept)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise InstallError("%s must be a folder that is yours alone: move away what is there" % kept)
-    target = os.path.join(kept, _key(wanted))
+    target = os.path.join(kept, _key(request))
     with open(target + ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several nodes, or jobs, begin at once
         if os.path.isdir(target):
@@ -153,7 +153,7 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
                 shutil.rmtree(path, ignore_errors=True)
         partial = "%s.%d.partial" % (target, os.getpid())
         try:
-            by = _install(wanted, wheels, partial, node)
+            by = _install(request, wheels, partial, node)
             os.rename(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -161,32 +161,32 @@ def _kept(wanted: Dict[str, Any], wheels: Sequence[str], node: int) -> Tuple[str
 
 
 def _stocked(
-    wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int, key: Optional[bytes]
+    request: Dict[str, Any], wheels: Sequence[str], target: str, node: int, key: Optional[bytes]
 ) -> str:
     """Fill ``target`` from the job's store, or else install into it and keep that; return the tool's name."""
-    if not (wanted["stock"] and key):
-        return _install(wanted, wheels, target, node)
+    if not (request["stock"] and key):
+        return _install(request, wheels, target, node)
     from nbtorchjob.runtime.install.stock import Stock  # late: only the payloads of jobs with a store have it
 
-    stock = Stock(wanted["stock"], key, _key(wanted), os.path.dirname(target))
+    stock = Stock(request["stock"], key, _key(request), os.path.dirname(target))
     if stock.take(target):
         return ""
-    by = _install(wanted, wheels, target, node)
+    by = _install(request, wheels, target, node)
     if node == 0:  # the others have the same
         stock.keep(target)
     return by
 
 
-def _key(wanted: Dict[str, Any]) -> str:
+def _key(request: Dict[str, Any]) -> str:
     """Return a name for a request in this environment: the same request in the same one shares a folder."""
-    asked = {name: wanted[name] for name in ("requirements", "constraints", "exactly", "wheels", "broken")}
-    here = environment.description()
-    there = [here["platform"], here["distributions"], sys.executable, sys.version]
-    text = json.dumps([asked, there], sort_keys=True)
+    fields = {name: request[name] for name in ("requirements", "constraints", "exactly", "wheels", "broken")}
+    description = environment.description()
+    identity = [description["platform"], description["distributions"], sys.executable, sys.version]
+    text = json.dumps([fields, identity], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: int) -> str:
+def _install(request: Dict[str, Any], wheels: Sequence[str], target: str, node: int) -> str:
     """Install into ``target`` what is requested and missing; return the tool's name.
 
     Only what the image lacks is installed: a plain ``pip install --target`` would bring its own copy of
@@ -195,19 +195,21 @@ def _install(wanted: Dict[str, Any], wheels: Sequence[str], target: str, node: i
     os.makedirs(target, exist_ok=True)
     work = target + ".work"
     os.makedirs(work, exist_ok=True)
-    there: Dict[str, str] = environment.description()["distributions"]
-    own = ["%s==%s" % item for item in there.items() if of_torch(item[0])]
+    versions: Dict[str, str] = environment.description()["distributions"]
+    own = ["%s==%s" % item for item in versions.items() if of_torch(item[0])]
     with open(os.path.join(work, _BOUNDS), "w", encoding="utf-8") as file:
-        file.writelines("%s\n" % line for line in [*wanted["constraints"], *own])
-    what = environment.in_words([*map(os.path.basename, wheels), *wanted["requirements"], *wanted["exactly"]])
+        file.writelines("%s\n" % line for line in [*request["constraints"], *own])
+    names = environment.in_words(
+        [*map(os.path.basename, wheels), *request["requirements"], *request["exactly"]]
+    )
     try:
-        tool = _tool(wanted, work)(what, work)
-        asked = [*wheels, *wanted["requirements"]]
-        missing = tool.missing(asked) if asked else []
-        missing += _beside(wanted, wheels, there, {item.name for item in missing})
+        tool = _tool(request, work)(names, work)
+        requirements = [*wheels, *request["requirements"]]
+        missing = tool.missing(requirements) if requirements else []
+        missing += _beside(request, wheels, versions, {item.name for item in missing})
         for item in missing:
             if of_torch(item.name):
-                has = there.get(item.name)
+                has = versions.get(item.name)
                 raise InstallError(
                     "%s would be installed %s, but it belongs to the image: ask for versions that go with "
                     "what the image has, or use an image with %s"
@@ -231,7 +233,7 @@ class _Missing:
 
 
 def _beside(
-    wanted: Dict[str, Any], wheels: Iterable[str], there: Dict[str, str], besides: Set[str]
+    request: Dict[str, Any], wheels: Iterable[str], versions: Dict[str, str], besides: Set[str]
 ) -> Iterator[_Missing]:
     """Yield what has to be installed besides what an installer decides on.
 
@@ -243,15 +245,15 @@ def _beside(
         name, version = os.path.basename(path).split("-")[:2]
         if environment.normalised(name) not in besides:
             yield _Missing(name, version, "file://" + quote(path))
-    for line in wanted["exactly"]:
+    for line in request["exactly"]:
         name, _, version = line.partition("==")
-        has = there.get(name, "").partition("+")[0]
-        if name not in besides and (has != version or name in wanted["broken"]):
+        has = versions.get(name, "").partition("+")[0]
+        if name not in besides and (has != version or name in request["broken"]):
             yield _Missing(name, version)
-    asked = {environment.normalised(match.group()) for match in map(_NAMED, wanted["requirements"]) if match}
-    for name in asked.intersection(wanted["broken"]) - besides:
-        if name in there:
-            yield _Missing(name, there[name].partition("+")[0])
+    names = {environment.normalised(match.group()) for match in map(_NAMED, request["requirements"]) if match}
+    for name in names.intersection(request["broken"]) - besides:
+        if name in versions:
+            yield _Missing(name, versions[name].partition("+")[0])
 
 
 class _Installer:
@@ -399,11 +401,11 @@ class _Uv(_Installer):
             return {}
         import ssl  # late: few nodes need it
 
-        there = ssl.get_default_verify_paths()
-        trusted = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or there.cafile
+        paths = ssl.get_default_verify_paths()
+        trusted = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or paths.cafile
         if trusted:
             return {"SSL_CERT_DIR" if os.path.isdir(trusted) else "SSL_CERT_FILE": trusted}
-        return {"SSL_CERT_DIR": there.capath} if there.capath and os.listdir(there.capath) else {}
+        return {"SSL_CERT_DIR": paths.capath} if paths.capath and os.listdir(paths.capath) else {}
 
     def missing(self, asked: Sequence[str]) -> List[_Missing]:
         python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks nothing
@@ -417,7 +419,7 @@ class _Uv(_Installer):
         yield from (line.strip() for line in lines[begins : begins + 20] if line.strip())
 
 
-def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
+def _tool(request: Dict[str, Any], folder: str) -> Type[_Installer]:
     """Return uv if there is one, unless pip alone is configured with where packages come from."""
     pip = find_spec("pip") is not None
     told_pip = _is_configured("PIP", _PIP_FILES) and not _is_configured("UV", _UV_FILES)
@@ -433,12 +435,12 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
         command = [own]
     elif find_spec("uv"):
         command = environment.command("uv")
-    elif not wanted["uv"]:
+    elif not request["uv"]:
         command = []
     else:
         from nbtorchjob.runtime.install import stock  # late: only the payloads of jobs with a store have it
 
-        command = stock.uv(wanted["uv"], folder)
+        command = stock.uv(request["uv"], folder)
     if command:
         _Uv.command = (*command, "pip", "install", "--no-progress")
         return _Uv
@@ -446,13 +448,13 @@ def _tool(wanted: Dict[str, Any], folder: str) -> Type[_Installer]:
         return _Pip
     mend = (
         "install uv"
-        if wanted["kept"]
+        if request["kept"]
         else "install uv where the notebook runs and set --storage: jobs then bring it along"
     )
     raise InstallError("packages can't be installed: %s has neither pip nor uv; %s" % (sys.executable, mend))
 
 
-def _is_configured(whose: str, files: Sequence[str]) -> bool:
-    names = re.compile(whose + r"_(?:\w*INDEX\w*|FIND_LINKS|CONFIG_FILE|\w*CERT|PROXY|TRUSTED_HOST)$")
-    there = (os.path.join(sys.prefix, os.path.basename(files[0])), *map(os.path.expanduser, files))
-    return any(map(names.match, os.environ)) or any(map(os.path.exists, there))
+def _is_configured(prefix: str, files: Sequence[str]) -> bool:
+    names = re.compile(prefix + r"_(?:\w*INDEX\w*|FIND_LINKS|CONFIG_FILE|\w*CERT|PROXY|TRUSTED_HOST)$")
+    paths = (os.path.join(sys.prefix, os.path.basename(files[0])), *map(os.path.expanduser, files))
+    return any(map(names.match, os.environ)) or any(map(os.path.exists, paths))

@@ -56,19 +56,19 @@ def lay(payload: Payload, folder: str) -> str:
         if wrong or inner is None or name in inner:
             raise PayloadError("the payload is damaged: %r isn't a usable path" % file.path)
         inner[name] = None
-    content, here = memoryview(payload.read(CONTENT)), os.getcwd()
+    content, cwd = memoryview(payload.read(CONTENT)), os.getcwd()
     try:
-        why = _lay_here(files, content, here)
+        why = _lay_here(files, content, cwd)
     except OSError as exc:  # whatever reason its file system has
-        why = "the shipped files can't be written to %s (%s)" % (here, exc.strerror)
+        why = "the shipped files can't be written to %s (%s)" % (cwd, exc.strerror)
     if not why:
-        return here
+        return cwd
     into = os.path.join(folder, "work")
     try:
         shutil.rmtree(into, ignore_errors=True)  # an earlier attempt's
-        _mirror(here, into, tree)
+        _mirror(cwd, into, tree)
         for file in files:
-            _write(file, content, here, into)
+            _write(file, content, cwd, into)
     except OSError as exc:
         raise PayloadError("the shipped files can't be written to %s: %s" % (into, exc)) from exc
     if node_index() == 0:  # the others find the same
@@ -76,16 +76,16 @@ def lay(payload: Payload, folder: str) -> str:
     return into
 
 
-def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
+def _lay_here(files: List[_File], content: memoryview, cwd: str) -> str:
     """Write the files that are missing, or write none and return why."""
     left: List[_File] = []
     closed: Dict[str, str] = {}
     for file in files:
-        path = os.path.join(here, file.path)
+        path = os.path.join(cwd, file.path)
         if file.mtime is not None:
             why = _changed(file, path)
         elif os.path.lexists(path):
-            why = "" if _same(file, path) else "%s has a different %s" % (here, file.path)
+            why = "" if _same(file, path) else "%s has a different %s" % (cwd, file.path)
         else:
             above = os.path.dirname(path)
             if above not in closed:
@@ -105,7 +105,7 @@ def _lay_here(files: List[_File], content: memoryview, here: str) -> str:
         if why:
             return why
     for file in left:
-        _write(file, content, here, here)
+        _write(file, content, cwd, cwd)
     return ""
 
 

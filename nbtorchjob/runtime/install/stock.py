@@ -31,7 +31,7 @@ _NO_MARK = b"\0" * 32
 
 def hidden(secret: bytes, key: bytes) -> str:
     """Return a secret of 32 bytes as a job's payload has it, hidden by the job's ``key``; or undo that."""
-    return bytes(one ^ other for one, other in zip(secret, wire.derived(key, "packages"))).hex()
+    return bytes(byte ^ mask for byte, mask in zip(secret, wire.derived(key, "packages"))).hex()
 
 
 def uv(source: Optional[Dict[str, Any]], folder: str) -> List[str]:
@@ -58,9 +58,9 @@ class Stock:
     def __init__(self, sealed: str, key: bytes, name: str, folder: str) -> None:
         self._secret = bytes.fromhex(hidden(bytes.fromhex(sealed), key))
         self._path = os.path.join(folder, "stock")
-        there = os.environ.get(store.STORAGE, "").rpartition("/")[0]  # contains the job's own folder
+        parent = os.environ.get(store.STORAGE, "").rpartition("/")[0]  # contains the job's own folder
         own = hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
-        self._url = "%s/%s/%s.tgz" % (there, FOLDER, own[:32])
+        self._url = "%s/%s/%s.tgz" % (parent, FOLDER, own[:32])
         self._own = own.encode()
 
     def take(self, target: str) -> bool:

@@ -105,9 +105,9 @@ class Keeper(NodeAgent):
         lab = self._lab
         self._round = max(self._round, lab.newest)
         super()._enter_round(worker_group)
-        store, mine = worker_group.store, worker_group.group_rank
+        store, group_rank = worker_group.store, worker_group.group_rank
         words = (self._node, len(worker_group.workers), lab.first_is_over, told_address() or local_addr())
-        store.set("nbtorchjob/lab/%d" % mine, "%d %d %d %s" % words)
+        store.set("nbtorchjob/lab/%d" % group_rank, "%d %d %d %s" % words)
         keys = ["nbtorchjob/lab/%d" % rank for rank in range(worker_group.group_world_size)]
         rows = [store.get(key).decode().split() for key in keys]
         nodes = [int(row[0]) for row in rows]

@@ -229,9 +229,9 @@ class Lab:
 
         Before the answer, a first record names the nodes to which the client has to bring the payload, too.
         """
-        known = self._standing.done(partial(self._known, asked))
-        if known is not None:
-            yield known
+        old_answer = self._standing.done(partial(self._known, asked))
+        if old_answer is not None:
+            yield old_answer
             return
         number = next(self._numbers)
         self._coming.append(number)
@@ -275,9 +275,9 @@ class Lab:
 
     def _forget_brought(self, seconds: float) -> None:
         """Remove payloads that came ``seconds`` ago or earlier; most often a turn has taken them."""
-        known = list(self._brought.items())
-        for number, (name, since) in enumerate(known):
-            if len(known) - number > _BROUGHT or time.monotonic() >= since + seconds:
+        arrivals = list(self._brought.items())
+        for number, (name, since) in enumerate(arrivals):
+            if len(arrivals) - number > _BROUGHT or time.monotonic() >= since + seconds:
                 self._brought.pop(name, None)
                 with suppress(FileNotFoundError):
                     os.unlink(brought(self._folder, name))
@@ -301,10 +301,10 @@ class Lab:
         self._standing.enter(base.round)
         self._line.clear()
         self._names, self._pids, self._news = {}, {}, {}
-        here = [rank for rank, node in base.where.items() if node == self._node]
+        own_ranks = [rank for rank, node in base.where.items() if node == self._node]
         order: Dict[str, Any] = {"path": self._path, "round": base.round, "speaker": 0, "files": False}
         order.update((name, self._header[name]) for name in ("all_ranks", "locals"))
-        self._here = _Here(base.round, 0, base.round if base.first else 0, set(here), [])
+        self._here = _Here(base.round, 0, base.round if base.first else 0, set(own_ranks), [])
         if lead:
             self._since = time.monotonic()
             ranks, nodes = sorted(base.where), sorted(base.nodes)
@@ -319,12 +319,12 @@ class Lab:
             self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
-            mine = self._node, self._folder
+            args = self._node, self._folder
             self._relay = Follower(
-                base.connect, base.round, *mine, partial(self._heard_lead, base), self.agent.distrust
+                base.connect, base.round, *args, partial(self._heard_lead, base), self.agent.distrust
             )
         if base.first:
-            for rank in here:
+            for rank in own_ranks:
                 self._standing.tell(rank, order)
         self._why = "" if lead else ELSEWHERE % base.nodes[0]
 
@@ -375,18 +375,18 @@ class Lab:
         if "names" in record:
             self._names[rank] = self._marks(record["names"])
             self._news[str(rank)] = sorted(self._names[rank])
-        here = self._here
-        if here is None or record["done"] != here.done or rank not in here.left:
+        turn = self._here
+        if turn is None or record["done"] != turn.done or rank not in turn.left:
             return
-        here.left.discard(rank)
+        turn.left.discard(rank)
         if record.get("failed"):
-            here.failed.append(rank)
+            turn.failed.append(rank)
         if "error" in record:
             tear()
-            self._tell_failed(self._node, here.round, [rank], record["error"])
-        if not here.left:
+            self._tell_failed(self._node, turn.round, [rank], record["error"])
+        if not turn.left:
             self._here = None
-            self._over_here(here)
+            self._over_here(turn)
 
     def _over_here(self, here: _Here) -> None:
         self.agent.leave_turn()
@@ -487,26 +487,26 @@ class Lab:
         assert self._base is not None
         round_ = order["round"]
         self.newest = max(self.newest, round_)
-        here = [rank for rank in ranks if self._base.where[rank] == self._node]
+        own_ranks = [rank for rank in ranks if self._base.where[rank] == self._node]
         path = path_of(self._folder, number)
         self.idle = False
-        if here:
-            self._here = _Here(round_, number, round_, set(here), [])
+        if own_ranks:
+            self._here = _Here(round_, number, round_, set(own_ranks), [])
         try:
             if order["files"]:
                 Payload(path).extract(self._files)
-            self._enter(here, order)
+            self._enter(own_ranks, order)
         except (OSError, PayloadError) as exc:
             if self._here is None:
                 return
-            self._fail(self._node, round_, here, exc)
-            self._here.failed.extend(here)
+            self._fail(self._node, round_, own_ranks, exc)
+            self._here.failed.extend(own_ranks)
             left, self._here = self._here, None
             self._over_here(left)
             return
-        if not here:
+        if not own_ranks:
             self._unlink(number)
-        for rank in here:
+        for rank in own_ranks:
             self._standing.tell(rank, {**self._order_of(rank, order), "path": path})
         self._wake_at = time.monotonic() + _SHORT_S
 
@@ -590,12 +590,12 @@ class Lab:
     # Answers
 
     def _check(self, asked: Dict[str, Any]) -> Base:
-        base, wanted = self._base, asked.get("base")
+        base, base_round = self._base, asked.get("base")
         if base is not None and base.nodes[0] != self._node:
             raise Refused(ELSEWHERE % base.nodes[0])
         if self._why or base is None:
             raise Refused(self._why or NOT_YET)
-        if wanted is not None and wanted != base.round:
+        if base_round is not None and base_round != base.round:
             raise Refused(ANEW)
         return base
 
@@ -603,8 +603,8 @@ class Lab:
         ranks = sorted(set(base.where if asked.get("ranks") is None else asked["ranks"]))
         missing = [rank for rank in ranks if rank not in base.where]
         if missing or not ranks:
-            there = "ranks 0 to %d" % max(base.where) if len(base.where) > 1 else "rank 0 only"
-            raise Refused("there is no rank %s: it has %s" % (", ".join(map(str, missing)) or "given", there))
+            span = "ranks 0 to %d" % max(base.where) if len(base.where) > 1 else "rank 0 only"
+            raise Refused("there is no rank %s: it has %s" % (", ".join(map(str, missing)) or "given", span))
         return ranks
 
     def _nodes_for(self, base: Base, ranks: Sequence[int]) -> List[int]:
@@ -630,15 +630,15 @@ class Lab:
 
     def _known(self, asked: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """Return the answer of a turn that was taken before; raises ``Refused``."""
-        known = self._taken.get(asked["id"])
-        if known is None:
+        answer = self._taken.get(asked["id"])
+        if answer is None:
             self._ranks(self._check(asked), asked)
-        return known
+        return answer
 
     def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
-        known = self._known(asked)
-        if known is not None:
-            return known, False
+        old_answer = self._known(asked)
+        if old_answer is not None:
+            return old_answer, False
         base = self._check(asked)
         if len(self._line) >= _WAITING:
             raise Refused("%d others are already waiting" % _WAITING)
@@ -700,12 +700,12 @@ class Lab:
         self._tell("TurnEnded", node=node, round=round_, failed=ranks)
 
     def _interrupt_here(self, round_: int) -> None:
-        here = self._here
-        if here is None or here.round != round_:
+        turn = self._here
+        if turn is None or turn.round != round_:
             return
         self._page[turns.ROUND] = round_
         self._page[turns.COUNT] += 1
-        for rank in here.left:
+        for rank in turn.left:
             with suppress(KeyError, ProcessLookupError):  # a rank that hasn't connected yet reads the page
                 os.kill(self._pids[rank], turns.SIGNAL)
 

@@ -138,8 +138,8 @@ class Standing:
     def _accept(self) -> None:
         rank, _ = self._listener.accept()
         rank.setblocking(False)
-        held: List[bytes] = [b""]
-        self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear(rank, held))
+        buffer: List[bytes] = [b""]
+        self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear(rank, buffer))
 
     def _hear(self, rank: socket.socket, held: List[bytes]) -> None:
         try:

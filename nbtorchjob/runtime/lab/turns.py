@@ -200,14 +200,14 @@ class _Turns:
             points.begin(folder, int(os.environ["LOCAL_RANK"]))
             report.begin()
         displays.begin(order["speaker"])
-        here = os.getpid()
+        pid = os.getpid()
         value, exc = self._interrupts.guarded(round_, partial(self._run, order))
-        if os.getpid() != here:
+        if os.getpid() != pid:
             # End a process that the code has forked and that reached the end of the code
             code = 0
             if exc is not None and errors.is_a(exc, SystemExit):
-                asked = errors.exit_code(exc)
-                code = asked if isinstance(asked, int) else int(asked is not None)
+                status = errors.exit_code(exc)
+                code = status if isinstance(status, int) else int(status is not None)
             elif exc is not None:
                 traceback.print_exception(type(exc), exc, errors.users_traceback(exc))
                 code = 1

@@ -74,8 +74,8 @@ class _Line:
     @property
     def is_done(self) -> bool:
         """Whether nothing more will come."""
-        written = bool(self.text) and time.monotonic() >= self.heard + _PAUSE_S
-        return bool(self.answer) or self.broken or written
+        is_written = bool(self.text) and time.monotonic() >= self.heard + _PAUSE_S
+        return bool(self.answer) or self.broken or is_written
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -177,9 +177,9 @@ class Inquiry:
         """Have a rank profile itself from now on; return why it can't, else ""."""
         with self._lock:
             until = time.monotonic() + _PROMPT_S
-            asked = self._ask("%s-%.3f-%.3f" % (question, seconds, until), again=False, only=rank)
-            self._hear(list(asked.values()), until)
-            answer = asked[rank].answer if rank in asked else {}
+            lines = self._ask("%s-%.3f-%.3f" % (question, seconds, until), again=False, only=rank)
+            self._hear(list(lines.values()), until)
+            answer = lines[rank].answer if rank in lines else {}
             silent = "it doesn't answer" if self.is_there(rank) else "it has ended"
             return str(answer.get("trouble", silent))
 
@@ -218,7 +218,7 @@ class Inquiry:
         """
         self._accept()
         self._number += 1
-        asked = {}
+        lines = {}
         for rank, pid in self._pids.items():
             if only not in (None, rank):
                 continue
@@ -228,8 +228,8 @@ class Inquiry:
             line.hear()
             if again or not line.is_silent:
                 line.ask(question, self._number)
-                asked[rank] = line
-        return asked
+                lines[rank] = line
+        return lines
 
     def _accept(self) -> None:
         while self._listener is not None:

@@ -141,9 +141,9 @@ class Lookout:
 
         All callers that wait for a sample under way share the next one, so none waits for more than 8 s.
         """
-        wanted = time.monotonic()
+        start = time.monotonic()
         with self._lock:
-            if self._began > wanted and self._newest["why"] == why:
+            if self._began > start and self._newest["why"] == why:
                 return self._newest
             self._began = self._taken[why] = time.monotonic()
             end = time.time()
@@ -164,9 +164,9 @@ class Lookout:
     def _answer_wish(self) -> None:
         """Take the sample that another node has asked for, if it hasn't been taken yet."""
         with self._wishes:
-            wanted, self._wanted = self._wanted, ""
-            if wanted and self._is_old(wanted):
-                self._take(wanted)
+            reason, self._wanted = self._wanted, ""
+            if reason and self._is_old(reason):
+                self._take(reason)
 
     def _watch(self) -> None:
         # Signals have to reach the agent's thread: only then do they end its waits.

@@ -140,9 +140,9 @@ def _within_torch(symbols: _Symbols) -> bool:
     depth = libc.backtrace(addresses, _DEEPEST)
     for address in addresses[:depth]:
         if address not in symbols:
-            known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
-            found = (os.path.basename(symbol.file or b""), symbol.name or b"") if known else (b"", b"")
-            symbols[address] = found
+            is_known = libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+            entry = (os.path.basename(symbol.file or b""), symbol.name or b"") if is_known else (b"", b"")
+            symbols[address] = entry
     if depth == _DEEPEST:
         return True
     frames = [symbols[address] for address in addresses[:depth]]
@@ -393,10 +393,10 @@ def _memory(path: str, seconds: float) -> Dict[str, Any]:
         record(None, **clear)
     with open(path, "wb") as file:
         pickle.dump(history, file)
-    held: Dict[int, List[int]] = {}
+    usage: Dict[int, List[int]] = {}
     for segment in history["segments"]:
-        of = held.setdefault(segment["device"], [0, 0])
+        of = usage.setdefault(segment["device"], [0, 0])
         of[0] += segment["total_size"]
         of[1] += segment["allocated_size"]
     events = max(map(len, history["device_traces"]), default=0)
-    return {"asked": seconds, "held": [[device, *sizes] for device, sizes in held.items()], "events": events}
+    return {"asked": seconds, "held": [[device, *sizes] for device, sizes in usage.items()], "events": events}

@@ -46,8 +46,8 @@ class Profiling:
         else:
             try:
                 self._remove(rank)  # left by an earlier profile that was given up
-                asked = "memory" if request.get("memory") else "profile"
-                trouble = self._inquiry.profile(rank, asked, seconds) or self._waited(rank, seconds)
+                question = "memory" if request.get("memory") else "profile"
+                trouble = self._inquiry.profile(rank, question, seconds) or self._waited(rank, seconds)
                 yield from [{"trouble": trouble}] if trouble else self._records(rank)
             finally:
                 self._remove(rank)
@@ -87,11 +87,11 @@ class Profiling:
 
 def _pieces(path: str) -> Iterator[bytes]:
     squeeze = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    held = b""
+    piece = b""
     with open(path, "rb") as file:
         for part in iter(lambda: file.read(_PIECE), b""):
-            held += squeeze.compress(part)
-            if len(held) >= _PIECE:
-                yield held
-                held = b""
-    yield held + squeeze.flush()
+            piece += squeeze.compress(part)
+            if len(piece) >= _PIECE:
+                yield piece
+                piece = b""
+    yield piece + squeeze.flush()

@@ -51,20 +51,20 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
     """
     entries = _by_group()
     described = []
-    known: List[tuple[str, str, str, tuple[int, ...]]] = []
+    rows: List[tuple[str, str, str, tuple[int, ...]]] = []
     world = torch_versions.WORLD.get()
     for group, name in _living():
         backend = str((world.pg_map.get(group) or ("",))[0])
         label = str(getattr(group, "group_desc", ""))
         in_order = sorted(world.pg_group_ranks[group].items(), key=lambda pair: pair[1])
-        known.append((name, label, backend, tuple(rank for rank, _ in in_order)))
-    if left or not known:
-        names = {item[0] for item in known}
+        rows.append((name, label, backend, tuple(rank for rank, _ in in_order)))
+    if left or not rows:
+        names = {item[0] for item in rows}
         for name, calls in entries.items():
             if name not in names:
                 backend = calls[-1]["profiling_name"].partition(":")[0]
-                known.append((name, calls[-1]["process_group"][1], backend, ()))
-    for name, label, backend, ranks in known:
+                rows.append((name, calls[-1]["process_group"][1], backend, ()))
+    for name, label, backend, ranks in rows:
         calls = entries.get(name, [])
         last = tuple(_collective(entry, ranks, gone=not ranks) for entry in calls[-MAX_CALLS:])
         described.append(Group(name, ranks, last, backend, "" if label == "undefined" else label))
@@ -103,19 +103,19 @@ def sequence_numbers() -> "dict[str, list[int]]":
 
 def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
     """Return the arguments of a function of torch.distributed whose frame this is (``Thread.given``)."""
-    known = place.f_locals
+    values = place.f_locals
     world = torch_versions.WORLD.get()
-    group = known.get("group") or world.default_pg
+    group = values.get("group") or world.default_pg
     ranks = {number: rank for rank, number in world.pg_group_ranks[group].items()}
     arguments = {"group": str(world.pg_names[group])}
     for name in ("src", "dst"):
-        rank, within = known.get(name), known.get("group_" + name)
+        rank, within = values.get(name), values.get("group_" + name)
         if isinstance(rank, int) or isinstance(within, int):
             arguments[name] = str(rank if isinstance(rank, int) else ranks[within])
-    if known.get("op") is not None and "tensor" in known:
-        arguments["op"] = str(getattr(known["op"], "name", known["op"]))
-    if isinstance(known.get("tag"), int):
-        arguments["tag"] = str(known["tag"])
+    if values.get("op") is not None and "tensor" in values:
+        arguments["op"] = str(getattr(values["op"], "name", values["op"]))
+    if isinstance(values.get("tag"), int):
+        arguments["tag"] = str(values["tag"])
     return tuple(arguments.items())
 
 

@@ -138,11 +138,11 @@ class Sampler:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGNAL,))
             faulthandler.register(SIGNAL, node.fileno(), all_threads=True)
-            here = {"thread": threading.get_native_id(), "fd": node.fileno(), "inode": self._file[1]}
-            self._say(node, {**here, "main": threading.main_thread().ident, "own": threading.get_ident()})
+            hello = {"thread": threading.get_native_id(), "fd": node.fileno(), "inode": self._file[1]}
+            self._say(node, {**hello, "main": threading.main_thread().ident, "own": threading.get_ident()})
             while self._is_there(node):
-                asked = node.recv(_ASK)
-                question, number = asked.split(b"\n")[-2].decode().split()
+                chunk = node.recv(_ASK)
+                question, number = chunk.split(b"\n")[-2].decode().split()
                 self._say(node, {"at": int(number)})
                 answer: Dict[str, Any]
                 try:
@@ -239,8 +239,8 @@ def _threads() -> Iterator[Thread]:
         frames = users_frames(stacks[ident])
         name = "main" if ident == main else getattr(named.get(ident), "name", "")
         if ident == main or does_work(frames):
-            known = map(_with_line, shortened(frames))
-            yield Thread(str(name or "thread")[:_LINE], tuple(known), arguments[ident])
+            stack = map(_with_line, shortened(frames))
+            yield Thread(str(name or "thread")[:_LINE], tuple(stack), arguments[ident])
 
 
 def _places(frame: Any) -> "list[Frame]":

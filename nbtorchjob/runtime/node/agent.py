@@ -82,14 +82,14 @@ def until_started() -> Iterator[List[int]]:
 
     The caller has to raise them afterwards. If starting fails, the first one is raised instead.
     """
-    handler, here = torch_versions.SIGNAL_HANDLER.get(), os.getpid()
+    handler, pid = torch_versions.SIGNAL_HANDLER.get(), os.getpid()
     came: List[int] = []
     if handler is None:
         yield came
         return
 
     def note(number: int, frame: object) -> None:
-        if os.getpid() != here:  # a forked rank, which inherits this handler
+        if os.getpid() != pid:  # a forked rank, which inherits this handler
             handler(number, frame)
         came.append(number)
 
@@ -257,26 +257,26 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
         """Agree on the number of this round, and of its attempt: both rise."""
-        store, mine = worker_group.store, worker_group.group_rank
+        store, group_rank = worker_group.store, worker_group.group_rank
         if self._since == _NEW and ATTEMPT not in os.environ:
             self._since = self._peers.replaces
         words = (self._round + 1, self._node, self._attempt, self._since)
-        store.set("nbtorchjob/round/%d" % mine, "%d %d %d %d" % words)
+        store.set("nbtorchjob/round/%d" % group_rank, "%d %d %d %d" % words)
         keys = ["nbtorchjob/round/%d" % rank for rank in range(worker_group.group_world_size)]
         rounds, nodes, attempts, since = zip(*(map(int, store.get(key).split()) for key in keys))
         self._round = max(rounds)
-        if mine == 0:
+        if group_rank == 0:
             # An elastic group that goes on counts each replaced loss as an attempt. Nodes lost in one round
             # are one loss, as in ``state/attempts``.
             lost = {round_ for round_ in since if round_ >= 0} - self._paid
             self._paid |= lost
-            known = [number for number, round_ in zip(attempts, since) if round_ == _IN]
-            store.set("nbtorchjob/attempt", str(max([*attempts, max(known, default=0) + len(lost)])))
+            old_attempts = [number for number, round_ in zip(attempts, since) if round_ == _IN]
+            store.set("nbtorchjob/attempt", str(max([*attempts, max(old_attempts, default=0) + len(lost)])))
         self._attempt = int(store.get("nbtorchjob/attempt"))
         if self.swaps is not None:
             connect = getattr(self._rdzv_handler, "connect", None)  # only with several nodes
-            count = self.swaps.kept.agree(store, mine, worker_group.group_world_size, connect)
-            if count and mine == 0:
+            count = self.swaps.kept.agree(store, group_rank, worker_group.group_world_size, connect)
+            if count and group_rank == 0:
                 times = "" if count == 1 else ", %d times" % count
                 emit("Notice", text="the ranks begin with the code as it was swapped%s" % times)
         self._since = _IN
@@ -359,9 +359,11 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         departure = self._departure
         if self.swaps is None or departure is None or not self.swaps.busy:
             return False
-        gone = {worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes}
+        ended_ranks = {
+            worker.local_rank for worker in self._worker_group.workers if worker.global_rank in codes
+        }
         leaves = departure.own or self._peers.leaves is not None
-        return bool(self.swaps.look(gone | self._returned(), leaves))
+        return bool(self.swaps.look(ended_ranks | self._returned(), leaves))
 
     def _saves_for_new_nodes(self) -> bool:
         """Whether nodes wait to join, and ranks save before these join."""
@@ -426,8 +428,8 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _returned(self) -> Set[int]:
         """Return which ranks have returned, by local number: their processes stay until all have."""
-        known, queues = self._values
-        return {rank for rank, queue in queues.items() if rank in known or not queue.empty()}
+        values, queues = self._values
+        return {rank for rank, queue in queues.items() if rank in values or not queue.empty()}
 
     @property
     def _values(self) -> Tuple[Dict[int, Any], Dict[int, Any]]:

@@ -118,8 +118,8 @@ class Departure:
     def others_gone(self) -> bool:
         """Whether such ranks of all nodes have left."""
         bounds = self._agreement.bounds if self._agreement is not None else []
-        gone = zip(bounds, self._peers.have_said("gone"))
-        return all(announced for bound, announced in gone if bound > 1)
+        pairs = zip(bounds, self._peers.have_said("gone"))
+        return all(announced for bound, announced in pairs if bound > 1)
 
     def all_have_sent(self) -> bool:
         """Tell the other nodes that what was saved here is in the store; return whether the save counts.

@@ -260,7 +260,7 @@ def cores(roots: Roots = HERE) -> float:
             if version == 2:
                 quota, period = _read(os.path.join(folder, "cpu.max")).split()
             else:
-                quota, period = (_read(os.path.join(folder, "cpu.cfs_%s_us" % what)) for what in _CFS)
+                quota, period = (_read(os.path.join(folder, "cpu.cfs_%s_us" % name)) for name in _CFS)
             if int(quota) > 0:
                 limits.append(int(quota) / int(period))
     return min(limits)
@@ -332,8 +332,8 @@ class Gpus:
             while library is not None:
                 uses = {}
                 for reading in library.read():
-                    known = self._uses.get(reading.gpu)
-                    busy, watched = (known.busy, known.watched) if known is not None else (0.0, 0.0)
+                    previous = self._uses.get(reading.gpu)
+                    busy, watched = (previous.busy, previous.watched) if previous is not None else (0.0, 0.0)
                     busy += self._every * reading.percent / 100
                     uses[reading.gpu] = GpuUse(
                         reading.gpu, busy, watched + self._every, reading.used, reading.total, reading.model

@@ -317,7 +317,7 @@ class Swaps:
         try:
             payload = Payload(request.path)
             differing = payload.differing(self._files)
-            current.files = [file for file, there in differing.items() if not there]
+            current.files = [file for file, exists in differing.items() if not exists]
             lay(payload, self._files, current.files)
             to = payload_of(ranks.folder, current.number)
             try:
@@ -349,7 +349,7 @@ class Swaps:
         assert self._ranks is not None
         ready = {rank: self._ranks.page.ready(rank) for rank in self._ranks.numbers if rank not in gone}
         pairs = {rank: divmod(number, STEP) for rank, number in ready.items()}
-        return {rank: what if number == current.number else 0 for rank, (number, what) in pairs.items()}
+        return {rank: state if number == current.number else 0 for rank, (number, state) in pairs.items()}
 
     def _prepare(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
         """Wait for the ranks to reach the call, and to find out there what they would change."""

@@ -234,12 +234,12 @@ def reduce_field(field: Any) -> Any:
 
 def make_field(options: Dict[str, Any], name: str, type_: Any, kind: str) -> Any:
     """Make a dataclass's field; raises ``SourceError`` if this Python doesn't support fields of that kind."""
-    known = inspect.signature(dataclasses.field).parameters
-    if options.get("kw_only") is True and "kw_only" not in known:
+    parameters = inspect.signature(dataclasses.field).parameters
+    if options.get("kw_only") is True and "kw_only" not in parameters:
         raise SourceError(
             "the field %s is keyword-only, which dataclasses support from Python 3.10 on" % name
         )
-    field: Any = dataclasses.field(**{key: value for key, value in options.items() if key in known})
+    field: Any = dataclasses.field(**{key: value for key, value in options.items() if key in parameters})
     field.name, field.type, field._field_type = name, type_, getattr(dataclasses, kind)
     return field
 

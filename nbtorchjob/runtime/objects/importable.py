@@ -40,11 +40,11 @@ def route(module: Any) -> Union[str, Tuple[Any, str], None]:
     names = (
         [name]
         if sys.modules.get(name) is module
-        else [name for name, known in sys.modules.copy().items() if known is module]
+        else [name for name, entry in sys.modules.copy().items() if entry is module]
     )
-    for known in names:
-        if known not in _MAIN and not made_by_hand(known):
-            return known
+    for alias in names:
+        if alias not in _MAIN and not made_by_hand(alias):
+            return alias
     if names:
         return None
     top, *steps = name.split(".")

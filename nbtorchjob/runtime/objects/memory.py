@@ -167,9 +167,9 @@ class _Region:
         import torch
 
         if device not in self._there:
-            here = torch.empty(0, dtype=torch.uint8).set_(self.storage)
+            tensor = torch.empty(0, dtype=torch.uint8).set_(self.storage)
             try:
-                self._there[device] = here.to(device, copy=True).untyped_storage()
+                self._there[device] = tensor.to(device, copy=True).untyped_storage()
             except (RuntimeError, AssertionError) as exc:  # the latter from a torch without CUDA
                 reason = str(exc).partition("\n")[0]
                 raise RuntimeError("it was on %s, which isn't here: %s" % (device, reason)) from exc
@@ -330,10 +330,10 @@ def make_tensor(
 
 def reduce_view(view: memoryview) -> Any:
     """Reduce a ``memoryview``: with the object that it views if it shows all of that, else with its bytes."""
-    held: Any = view.obj
-    if type(held).__name__ not in _HOLDERS or not view.c_contiguous or memoryview(held).nbytes != view.nbytes:
-        held = bytes(view) if view.readonly else bytearray(view)
-    return make_view, (held, view.format, view.shape, view.readonly)
+    base: Any = view.obj
+    if type(base).__name__ not in _HOLDERS or not view.c_contiguous or memoryview(base).nbytes != view.nbytes:
+        base = bytes(view) if view.readonly else bytearray(view)
+    return make_view, (base, view.format, view.shape, view.readonly)
 
 
 _HOLDERS = ("bytes", "bytearray", "array", "ndarray")  # that can be pickled

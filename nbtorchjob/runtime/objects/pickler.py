@@ -155,9 +155,9 @@ class Pickler(pickle.Pickler):
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
             return _leave if type_ in self.dispatch_table else _reduce_container
         if by_name(type_):
-            known = importable.sentinels(type_)
-            if known:
-                return lambda obj: (getattr, known[id(obj)]) if id(obj) in known else NotImplemented
+            sentinels = importable.sentinels(type_)
+            if sentinels:
+                return lambda obj: (getattr, sentinels[id(obj)]) if id(obj) in sentinels else NotImplemented
         elif issubclass(type_, enum.Enum):
             return _reduce_member
         if torch is not None and issubclass(type_, torch.nn.Module):
@@ -334,8 +334,8 @@ class Pickler(pickle.Pickler):
             members = set(map(id, state["_member_map_"].values()))
             values = state["_value2member_map_"]
             state["_value2member_map_"] = {k: v for k, v in values.items() if id(v) in members}
-        taken = {"__module__", "__slots__"}.intersection(state)
-        own: Dict[str, Any] = {name: state.pop(name) for name in sorted(taken)}
+        names = {"__module__", "__slots__"}.intersection(state)
+        own: Dict[str, Any] = {name: state.pop(name) for name in sorted(names)}
         own["__qualname__"] = cls.__qualname__
         if "__orig_bases__" in state:
             own["__orig_bases__"] = state["__orig_bases__"]

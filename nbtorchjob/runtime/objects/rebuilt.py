@@ -43,8 +43,8 @@ def tag(type_: Any) -> str:
         if type_ not in _tags:
             _tags[type_] = os.urandom(16).hex()
             _tagged[_tags[type_]] = type_
-        known: str = _tags[type_]
-        return known
+        type_tag: str = _tags[type_]
+        return type_tag
 
 
 def tags() -> List[str]:
@@ -178,9 +178,9 @@ def make_class(
     with the class: the two aren't called again. Those of a module are, as its registries are new here, unless
     they require keywords: a class doesn't keep the keywords of its statement.
     """
-    known = _tagged.get(known_as)
-    if known is not None:
-        return known
+    existing = _tagged.get(known_as)
+    if existing is not None:
+        return existing
     hushed = [
         base
         for derived in bases
@@ -204,8 +204,8 @@ def make_class(
     with _lock:
         _tags[cls], _tagged[known_as] = known_as, cls
         _unfilled.add(cls)
-    mine = getattr(sys.modules["__main__"], name, None)
-    if isinstance(mine, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
+    namesake = getattr(sys.modules["__main__"], name, None)
+    if isinstance(namesake, type) and own.get("__module__") == "__main__" and own["__qualname__"] == name:
         differences.append("its %s is the class of that name of the rank, not the notebook's" % name)
     return cls
 
@@ -274,8 +274,8 @@ def fill_member(member: Any, state: Tuple[Dict[str, Any], Dict[str, Any]]) -> No
 
 def make_named(name: str, cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
     """Return the object of that name in ``__main__``, or a new one made by ``base`` if there is none."""
-    known = _of_main(name)
-    return known if type(known) is cls else base.__new__(cls, *args)
+    existing = _of_main(name)
+    return existing if type(existing) is cls else base.__new__(cls, *args)
 
 
 def fill_named(obj: Any, state: Tuple[str, Dict[str, Any], Dict[str, Any]]) -> None:
@@ -299,8 +299,8 @@ def make_module(name: str, importable: bool, type_: Any = types.ModuleType) -> t
     types.ModuleType.__init__(module, name)  # not the class's own, which may take more arguments
     if not importable:
         return module
-    known: types.ModuleType = sys.modules.setdefault(name, module)
-    return known
+    entry: types.ModuleType = sys.modules.setdefault(name, module)
+    return entry
 
 
 def fill_module(module: types.ModuleType, attributes: Dict[str, Any]) -> None:
@@ -376,11 +376,11 @@ def fill_scheduler(scheduler: Any, state: Tuple[Dict[str, Any], bool]) -> None:
         optimizer._opt_called = True
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         return
-    step, known = optimizer.step.__func__, weakref.ref(optimizer)
+    step, reference = optimizer.step.__func__, weakref.ref(optimizer)
 
     @functools.wraps(step)
     def told_step(*args: Any, **kwargs: Any) -> Any:
-        stepping: Any = known()
+        stepping: Any = reference()
         stepping._opt_called = True
         return step(stepping, *args, **kwargs)
 

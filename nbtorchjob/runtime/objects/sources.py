@@ -95,9 +95,9 @@ def _functions(node: ast.AST) -> Iterator[Any]:
             yield inner
 
 
-def _pairs(one: types.CodeType, other: types.CodeType) -> Iterator[Tuple[types.CodeType, types.CodeType]]:
+def _pairs(first: types.CodeType, second: types.CodeType) -> Iterator[Tuple[types.CodeType, types.CodeType]]:
     """Yield the code objects that two compilations of one tree load, in pairs."""
-    loaded = list(_loaded(one)), list(_loaded(other))
+    loaded = list(_loaded(first)), list(_loaded(second))
     if len(loaded[0]) == len(loaded[1]):
         for pair in zip(*loaded):
             yield pair
@@ -219,8 +219,8 @@ def _texts(filename: str) -> Iterator[str]:
         yield text
 
 
-def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
-    """Return ``text`` with only the statements at the lines ``wanted``, at their original lines.
+def _only(text: str, numbers: Set[int], imports: bool = False) -> str:
+    """Return ``text`` with only the statements at the lines ``numbers``, at their original lines.
 
     With ``imports``, top-level statements of the module that import something stay, too.
     """
@@ -231,7 +231,7 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
             if not defines and any(
                 isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(statement)
             ):
-                wanted = wanted | {statement.lineno}
+                numbers = numbers | {statement.lineno}
         first = min(part.lineno for part in (statement, *getattr(statement, "decorator_list", ())))
         spans.append((first, statement.end_lineno or first))
     kept: Set[int] = set()
@@ -240,7 +240,7 @@ def _only(text: str, wanted: Set[int], imports: bool = False) -> str:
         before = len(kept)
         for first, last in spans:
             lines = range(first, last + 1)
-            if not wanted.isdisjoint(lines) or first in kept or last in kept:
+            if not numbers.isdisjoint(lines) or first in kept or last in kept:
                 kept.update(lines)
     numbered = enumerate(text.split("\n"), 1)
     return "\n".join(line if number in kept else "" for number, line in numbered).rstrip() + "\n"

@@ -190,19 +190,19 @@ class Pool(Lab):
         super()._interrupt_all(round_, **why)
 
     def _heard(self, rank: int, record: Dict[str, Any]) -> None:
-        here = self._here
-        if here is not None and "rank pid" in record and rank in here.left:
+        turn = self._here
+        if turn is not None and "rank pid" in record and rank in turn.left:
             self._processes[self._ranks_of.index(rank)] = int(record["rank pid"])
-            if self._processes.keys() >= set(map(self._ranks_of.index, here.left)):
-                self.agent.look_after(here.round, self._processes)
-        if here is not None and record["done"] == here.done and rank in here.left:
+            if self._processes.keys() >= set(map(self._ranks_of.index, turn.left)):
+                self.agent.look_after(turn.round, self._processes)
+        if turn is not None and record["done"] == turn.done and rank in turn.left:
             how = exits.untold(record["code"]) if "code" in record else {}
             if how:
                 where = {"node": self._node, "rank": self._ranks_of.index(rank), "restart": 0}
-                self._tell("RankExited", **where, round=here.round, **how, stays=True)
+                self._tell("RankExited", **where, round=turn.round, **how, stays=True)
         super()._heard(rank, record)
-        if here is not None and record.get("failed") and record["done"] == here.round:
-            self._stop(here.round)
+        if turn is not None and record.get("failed") and record["done"] == turn.round:
+            self._stop(turn.round)
 
     def _fail(self, node: int, round_: int, ranks: Sequence[int], exc: BaseException) -> None:
         super()._fail(node, round_, ranks, exc)

@@ -181,8 +181,8 @@ class _Zygote:
                 os.environ[injected.JOB] += "-" + id_
             if os.environ.get(checkpoints.CHECKPOINTS):
                 os.environ[checkpoints.CHECKPOINTS] = checkpoints.of_job(id_)
-            here = order["path"], folder, self._key, self._round, self._meeting
-            worker.run_rank(*here, order["attempt"], self._act)
+            args = order["path"], folder, self._key, self._round, self._meeting
+            worker.run_rank(*args, order["attempt"], self._act)
             os.write(self._returned_w, b"\0")
             while True:
                 signal.pause()

@@ -110,9 +110,9 @@ class _Filters(_Setting):
         for action, message, category, module, line in there.filters:
             name = "%s.%s" % (category.__module__, category.__qualname__)
             patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
-            known = (action, name, *patterns)
+            key = (action, name, *patterns)
             # A class defined in the notebook isn't the same class on a rank.
-            if known not in _FILTERS and category.__module__ != "__main__":
+            if key not in _FILTERS and category.__module__ != "__main__":
                 filters.append((action, name, *patterns, line))
         return filters
 
@@ -380,9 +380,9 @@ def changed_logging() -> Tuple[Dict[str, Any], List[str]]:
     """
     loggers: Dict[str, LoggerSetup] = {}
     stay: List[str] = []
-    known: Dict[str, Any] = {"": logging.root}
-    known.update(logging.root.manager.loggerDict)
-    for name, logger in known.items():
+    registry: Dict[str, Any] = {"": logging.root}
+    registry.update(logging.root.manager.loggerDict)
+    for name, logger in registry.items():
         top = name.partition(".")[0]
         if not isinstance(logger, logging.Logger) or top in _KERNEL:
             continue
@@ -418,10 +418,12 @@ def _handler(handler: logging.Handler, stay: List[str]) -> Optional[HandlerSetup
     if _of_library(own.get("formatter")):
         own["formatter"] = None
     own["filters"] = [item for item in own.get("filters", ()) if not _of_library(item)]
-    mine = type_.__module__ == "__main__" or not importable.installed(sys.modules.get(type_.__module__))
+    is_own = type_.__module__ == "__main__" or not importable.installed(sys.modules.get(type_.__module__))
     stream = getattr(handler, "stream", None)
     names = [name for name in _STREAMS if stream is not None and getattr(sys, name) is stream]
-    if (type_ is logging.StreamHandler or mine) and (names or not isinstance(handler, logging.StreamHandler)):
+    if (type_ is logging.StreamHandler or is_own) and (
+        names or not isinstance(handler, logging.StreamHandler)
+    ):
         return HandlerSetup(type_, names[0] if names else "", own)
     python = type_.__module__.partition(".")[0] == "logging"
     if python or isinstance(handler, logging.StreamHandler):

@@ -62,8 +62,8 @@ class Setting:
         groups = self._optimizer.param_groups
         lacking = [group for group in groups if self.key not in group]
         if lacking:
-            known = ", ".join(sorted(key for key in lacking[0] if key != "params" and key != MARK))
-            raise CannotSetError("%s: it has no %s, only %s" % (self.path, self.key, known))
+            keys = ", ".join(sorted(key for key in lacking[0] if key != "params" and key != MARK))
+            raise CannotSetError("%s: it has no %s, only %s" % (self.path, self.key, keys))
         values = [_plain(group[self.key]) for group in groups]
         if any(value != values[0] for value in values):
             raise CannotSetError(
@@ -101,9 +101,13 @@ class Setting:
             some = []  # keep no references to those that are no longer in use
             gc.collect()
             some = _living(base)
-        some = [one for one in some if getattr(one, "optimizer", None) is None and one.param_groups]
+        some = [
+            optimizer
+            for optimizer in some
+            if getattr(optimizer, "optimizer", None) is None and optimizer.param_groups
+        ]
         if len(some) != 1:
-            names = ", ".join(sorted(type(one).__name__ for one in some))
+            names = ", ".join(sorted(type(optimizer).__name__ for optimizer in some))
             many = "%d optimizers (%s): name one that is a global" % (len(some), names)
             none = "no optimizer" + _hidden() * " that is found after gc.freeze(): name one that is a global"
             raise CannotSetError("%s: this rank has %s" % (self.path, many if some else none))
@@ -120,10 +124,10 @@ class Setting:
             for scheduler in self._schedulers():
                 _scale(vars(scheduler), _BASES, self._value / before, undo)
         for group in groups:
-            known = group[self.key]
-            if hasattr(known, "fill_"):  # a tensor, which a captured graph reads
-                undo.append(functools.partial(known.fill_, known.item()))
-                known.fill_(self._value)
+            value = group[self.key]
+            if hasattr(value, "fill_"):  # a tensor, which a captured graph reads
+                undo.append(functools.partial(value.fill_, value.item()))
+                value.fill_(self._value)
             else:
                 _replace(group, self.key, self._value, undo)
 
@@ -154,9 +158,13 @@ class Setting:
         return _plain(self._optimizer.param_groups[0][self.key])
 
     def _schedulers(self) -> List[Any]:
-        known = sys.modules.get("torch.optim.lr_scheduler")
-        base = getattr(known, "LRScheduler", ())
-        return [one for one in _living(base) if getattr(one, "optimizer", None) is self._optimizer]
+        module = sys.modules.get("torch.optim.lr_scheduler")
+        base = getattr(module, "LRScheduler", ())
+        return [
+            scheduler
+            for scheduler in _living(base)
+            if getattr(scheduler, "optimizer", None) is self._optimizer
+        ]
 
 
 def again(settings: List[Tuple[str, Setting]]) -> None:
@@ -170,14 +178,14 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
             return
         # DCP steps a new optimizer with a rate of 0, to get its state, before it loads one.
         rates = [_plain(group.get("lr", 1)) for group in stepping.param_groups]
-        for one in list(left) if any(rates) else ():
-            swap, setting = one
+        for entry in list(left) if any(rates) else ():
+            swap, setting = entry
             try:
                 setting.prepare()
             except CannotSetError:
                 continue
             if setting._optimizer is stepping:
-                left.remove(one)
+                left.remove(entry)
                 if not setting.marked(swap):
                     setting.apply()
                     setting.mark(swap)
@@ -193,11 +201,11 @@ unfrozen: List[Any] = []
 
 def _hidden() -> bool:
     """Whether the code has frozen objects: the collector doesn't list them."""
-    return not any(one is unfrozen for one in gc.get_objects())
+    return not any(entry is unfrozen for entry in gc.get_objects())
 
 
 def _living(type_: Any) -> List[Any]:
-    return [one for one in gc.get_objects() if issubclass(type(one), type_)] if type_ else []
+    return [entry for entry in gc.get_objects() if issubclass(type(entry), type_)] if type_ else []
 
 
 def _alike(old: Any, new: Any) -> bool:
@@ -225,6 +233,6 @@ def _scale(place: Dict[str, Any], keys: Iterable[str], factor: float, undo: List
 
 
 def _replace(place: Dict[str, Any], key: str, value: Any, undo: List[Callable[[], None]]) -> None:
-    known = place[key]
-    undo.append(lambda: place.__setitem__(key, known))
+    previous = place[key]
+    undo.append(lambda: place.__setitem__(key, previous))
     place[key] = value

@@ -99,7 +99,7 @@ class Change:
             raise LackingNamesError(lacks)
         if self.words.get("stops") and sys.breakpointhook is call.pass_over:
             raise CannotSwapError("the new code names breakpoint(), and %s" % call.CANNOT_STOP)
-        edited = _modules(file for file, there in payload.differing(modules).items() if there)
+        edited = _modules(file for file, exists in payload.differing(modules).items() if exists)
         # Modules that ranks import in place may have been edited since
         for file, name in _modules(self.words.get("in_place", ())).items():
             place = getattr(sys.modules.get(name), "__file__", None)
@@ -150,11 +150,11 @@ class Change:
         }
         pairs = {name: (values[name], new) for name, new in self._new.items() if name in values}
         stays: Dict[int, Any] = {}  # by the id of the object that is discarded
-        there, used = set(map(id, before.objects)), set()
+        old_ids, used = set(map(id, before.objects)), set()
         for name, (old, new) in pairs.items():
             own = new.__name__ if isinstance(new, _CODE) else name
             renamed = own != name and self._new.get(own) is new  # as in `def smooth(): ...; loss = smooth`
-            if not (renamed or id(new) in there or id(old) in used) and _can_become(old, new):
+            if not (renamed or id(new) in old_ids or id(old) in used) and _can_become(old, new):
                 stays.setdefault(id(new), old)
                 used.add(id(old))
         self._kept = {name for name, (old, new) in pairs.items() if stays.get(id(new)) is old}
@@ -223,10 +223,10 @@ class Change:
                 for attribute, value in list(vars(new).items()):
                     if attribute in _OWN or isinstance(value, _SLOTS):
                         continue
-                    known = vars(old).get(attribute)
-                    alike = _interchangeable(known, value) and known.__qualname__ == value.__qualname__
-                    if alike and becomes.setdefault(id(known), value) is value:
-                        self._change_function(known, value)
+                    previous = vars(old).get(attribute)
+                    alike = _interchangeable(previous, value) and previous.__qualname__ == value.__qualname__
+                    if alike and becomes.setdefault(id(previous), value) is value:
+                        self._change_function(previous, value)
                     else:
                         self._set(old, attribute, value)
                 for attribute, value in list(vars(old).items()):
@@ -260,8 +260,8 @@ class Change:
         self.functions.append(Tried(old, old, saved))
 
     def _set(self, cls: Any, name: str, value: Any) -> None:
-        known = vars(cls).get(name, _GONE)
-        self._undo.append(lambda: _put(cls, name, known))
+        previous = vars(cls).get(name, _GONE)
+        self._undo.append(lambda: _put(cls, name, previous))
         _put(cls, name, value)
 
 

@@ -79,16 +79,16 @@ def _swap(number: int, count: int) -> None:
     """Do a swap at this rank's ``count``-th call of its kind."""
     page, chance = points.page, _Randomness()
     assert page is not None
-    change, what = Change(vars(sys.modules["__main__"])), PREPARED
+    change, state = Change(vars(sys.modules["__main__"])), PREPARED
     record: Dict[str, Any] = {"metrics": report.last}
     modules = os.path.join(os.path.dirname(points.folder), FILES)
     try:
         change.prepare(payload_of(points.folder, number), modules)
     except (Exception, SystemExit) as exc:  # whatever the cell raises
         record.update(_described(exc))
-        what = REFUSED
+        state = REFUSED
     record.update(names=change.hows, compiled=change.compiled)
-    _tell(number, what, record)
+    _tell(number, state, record)
     about, verdict = divmod(page[VERDICT], STEP)
     while about < number:  # the nodes are still deciding
         time.sleep(points.PAUSE_S)
@@ -124,15 +124,15 @@ def _described(exc: BaseException) -> Dict[str, Any]:
     return {"error": from_exception(exc).to_json(), "lacks": lacks}
 
 
-def _tell(number: int, what: int, record: Dict[str, Any]) -> None:
+def _tell(number: int, state: int, record: Dict[str, Any]) -> None:
     path = outcome_of(points.folder, number, points.rank)
     try:
         with open(path + ".partial", "w") as file:
             json.dump(record, file)
         os.replace(path + ".partial", path)
     except (OSError, ValueError, TypeError):  # a full disk
-        what = REFUSED if what == PREPARED else what
-    points.tell_ready(number * STEP + what)
+        state = REFUSED if state == PREPARED else state
+    points.tell_ready(number * STEP + state)
 
 
 class _Trial:
@@ -150,14 +150,14 @@ class _Trial:
 
     def begin(self) -> None:
         """Put stand-ins in place of the new functions."""
-        for tried in self._change.functions:
-            own = tried.function
+        for candidate in self._change.functions:
+            own = candidate.function
             names, rest = own.__globals__, (own.__name__, own.__defaults__, own.__closure__)
             new = types.FunctionType(own.__code__, names, *rest)
             new.__kwdefaults__ = own.__kwdefaults__
             self._new.append(new)
         _trials.append(self)  # before a stand-in is called, maybe in another thread
-        for index, tried in enumerate(self._change.functions):
+        for index, candidate in enumerate(self._change.functions):
             # Code that calls :func:`call_tried`, for a function with the same free variables
             trial = len(_trials) - 1
             space: Dict[str, Any] = {}
@@ -168,18 +168,18 @@ class _Trial:
                 space,
             )
             code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
-            old = tried.function.__code__
+            old = candidate.function.__code__
             stand_in: types.CodeType = code.replace(co_freevars=old.co_freevars, co_name=old.co_name)
-            tried.function.__code__ = stand_in
+            candidate.function.__code__ = stand_in
 
     def call(self, index: int, args: Any, kwargs: Any) -> Any:
         """Call a function on trial."""
-        tried, new = self._change.functions[index], self._new[index]
+        candidate, new = self._change.functions[index], self._new[index]
         if self._calling:  # by another function on trial
             return new(*args, **kwargs)
         outcome = self.settle()
         if outcome:
-            return (tried.old if outcome == BACK else tried.function)(*args, **kwargs)
+            return (candidate.old if outcome == BACK else candidate.function)(*args, **kwargs)
         chance, self._calling = _Randomness(), True
         try:
             value = new(*args, **kwargs)
@@ -194,7 +194,7 @@ class _Trial:
         finally:
             self._calling = False
         chance.put_back()
-        return tried.old(*args, **kwargs)
+        return candidate.old(*args, **kwargs)
 
     def wait(self) -> int:
         """Wait until it is decided whether the change stays; return STAYS or BACK."""
@@ -215,8 +215,8 @@ class _Trial:
             return 0
         with self._settling:
             if not self._outcome:
-                for tried, new in zip(self._change.functions, self._new):
-                    tried.function.__code__ = new.__code__
+                for candidate, new in zip(self._change.functions, self._new):
+                    candidate.function.__code__ = new.__code__
                 if decision == BACK:
                     self._change.undo()
                     streams.say("nbtorchjob: the old code was put back\n")
@@ -369,8 +369,8 @@ class _Later(NamedTuple):
         for statement in reversed(statements):
             if not loops and any(isinstance(node, LOOPS) for node in walk(statement, *FUNCTIONS)):
                 ahead, loops = frozenset(), True
-            here = set_by(statement)
-            names, ahead = names | here, ahead | here
+            set_names = set_by(statement)
+            names, ahead = names | set_names, ahead | set_names
         return _Later(names, ahead, loops)
 
 

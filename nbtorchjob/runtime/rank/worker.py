@@ -259,14 +259,14 @@ def _fail(
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             tell_variables(exc, error, text, rank, round_, **stays)
-        held = header["debug"] and header["debug"]["hold"]
-        if held and not text and not error.lost_peer:
+        hold = header["debug"] and header["debug"]["hold"]
+        if hold and not text and not error.lost_peer:
             from nbtorchjob.runtime import debug  # late, as above
 
             debug.hold_at(exc)
     finally:
-        told = exits.TOLD_RECOVERABLE if error.again else exits.TOLD
-        _end(exits.TOLD_LOST_PEER if error.lost_peer and not error.recoverable else told)
+        code = exits.TOLD_RECOVERABLE if error.again else exits.TOLD
+        _end(exits.TOLD_LOST_PEER if error.lost_peer and not error.recoverable else code)
 
 
 def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Error, str]:

@@ -179,9 +179,9 @@ class Peers(Alone):
         return code
 
     def _tell_end(self, code: int) -> int:
-        stands = int(self._store.compare_set(END, "", str(code)))
+        end = int(self._store.compare_set(END, "", str(code)))
         announce(self._store, END)
-        return code if stands == code else exits.of_peer(stands)
+        return code if end == code else exits.of_peer(end)
 
     def want_sample(self, why: str) -> None:
         """See the base class."""
@@ -244,11 +244,11 @@ class Peers(Alone):
         ring = self._ring
         assert ring is not None
         word = "%s join" % seconds if joins else str(seconds)
-        stands = word.encode()  # without the store, each node's ranks leave on their own
+        decision = word.encode()  # without the store, each node's ranks leave on their own
         with store_may_be_gone():
-            stands = self._store.compare_set(ring.key("leave"), "", word)
+            decision = self._store.compare_set(ring.key("leave"), "", word)
             announce(self._store, ring.key("leave"))
-        ring.leave(stands)
+        ring.leave(decision)
 
     def go_with(self, nodes: Sequence[int]) -> None:
         """See the base class."""
@@ -465,8 +465,8 @@ class Peers(Alone):
                 announce(store, ring.key("lost"))
             else:
                 with self._hearing:  # otherwise the listening thread may read that word first, without a text
-                    stands = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
-                    self._end(exits.of_peer(stands), text if stands == exits.INFRASTRUCTURE_ERROR else "")
+                    end = int(store.compare_set(END, "", str(exits.INFRASTRUCTURE_ERROR)))
+                    self._end(exits.of_peer(end), text if end == exits.INFRASTRUCTURE_ERROR else "")
                 announce(store, END)
 
     def _tell_former(self, store: Any) -> None:

@@ -151,11 +151,11 @@ def announce(store: Any, word: str = "") -> None:
     If many write the same ``word`` at once, as when a job ends, only one wakes the others: otherwise each
     node would be woken by every other.
     """
-    mine = os.urandom(8).hex()
-    if word and store.compare_set("told/%s" % word, "", mine) != mine.encode():
+    token = os.urandom(8).hex()
+    if word and store.compare_set("told/%s" % word, "", token) != token.encode():
         return
     number = _latest(store)
-    while store.compare_set(_news_key(number), "", mine) != mine.encode():
+    while store.compare_set(_news_key(number), "", token) != token.encode():
         number += 1
     store.set(_LATEST, str(number))
 

@@ -58,8 +58,8 @@ class SignedStore(Store):  # type: ignore[misc]
 
     def compare_set(self, name: str, expected: Union[bytes, str], desired: Union[bytes, str]) -> bytes:
         """See the base class."""
-        known = self._marked(name, expected) if expected else b""
-        return self._checked(name, self._store.compare_set(name, known, self._marked(name, desired)))
+        expectation = self._marked(name, expected) if expected else b""
+        return self._checked(name, self._store.compare_set(name, expectation, self._marked(name, desired)))
 
     def check(self, names: Sequence[str]) -> bool:
         """Whether agents of this job have written all of these."""

@@ -60,8 +60,8 @@ def lead(env: MutableMapping[str, str], folder: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(usual, 0o700)
         status = os.lstat(usual)
-        mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        safe = mine and not status.st_mode & 0o022
+        is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        safe = is_own and not status.st_mode & 0o022
     if not safe:
         env["TMPDIR"] = os.path.join(folder, "tmp")
         os.makedirs(env["TMPDIR"], 0o700, exist_ok=True)

@@ -64,7 +64,7 @@ def run_node(run: Callable[[], None]) -> int:
             run()
         finally:
             os._exit(exits.INFRASTRUCTURE_ERROR)
-    heard = [LastWords(os.environ.get(TERMINATION_LOG)).note]
+    listeners = [LastWords(os.environ.get(TERMINATION_LOG)).note]
     poster: Any = None
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ:
         with suppress(ImportError):  # only in payloads whose code may report
@@ -72,9 +72,9 @@ def run_node(run: Callable[[], None]) -> int:
 
             poster = Poster()
     if poster:
-        heard.append(poster.note)
+        listeners.append(poster.note)
         poster.start()
-    pump = Pump(folder, os.environ[EVENTS], output, 1, heard)
+    pump = Pump(folder, os.environ[EVENTS], output, 1, listeners)
     pump.start()
     code = _wait(child, grace() * _AGENT)
     kill_children()

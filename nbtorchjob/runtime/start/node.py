@@ -146,9 +146,9 @@ def _run(payload: Payload, node: int, key: Optional[bytes]) -> int:
     fresh.keep_sockets(folder)
     plain_logging()
     launch = injected.launch(payload.header["launch"])
-    packed, there = payload.header.get("torch"), torch.__version__
-    if packed and packed.split(".")[:2] != there.split(".")[:2]:
-        emit("Notice", text="the notebook has torch %s, the node torch %s" % (packed, there))
+    packed, version = payload.header.get("torch"), torch.__version__
+    if packed and packed.split(".")[:2] != version.split(".")[:2]:
+        emit("Notice", text="the notebook has torch %s, the node torch %s" % (packed, version))
     modules = os.path.join(folder, SHIPPED)
     payload.extract(modules)
     # Ranks that are started fresh get this process's sys.path from multiprocessing.
@@ -267,7 +267,7 @@ def _answer_questions(folder: str, key: bytes, lookout: Any, agent: Any, *, debu
     """Answer questions to this node in a thread, so the template must have been forked before."""
 
     def late(module: str) -> answering.Handler:  # it comes with the question
-        return lambda asked: importlib.import_module("nbtorchjob.runtime.ask." + module).answer(asked)
+        return lambda question: importlib.import_module("nbtorchjob.runtime.ask." + module).answer(question)
 
     handlers: Dict[str, answering.Handler] = {
         "sample": lookout.answer,

@@ -173,14 +173,14 @@ class Parser:
 
     def _fact(self, offset: int, text: bytes, more: bool, line: bytes) -> Optional[Frame]:
         # Parts may come again after an interruption; a missing one spoils the rest of its fact.
-        known = self._begun[:offset]
+        prefix = self._begun[:offset]
         self._begun = b""
-        if len(known) == offset and offset + len(text) <= LONGEST_FACT:
+        if len(prefix) == offset and offset + len(text) <= LONGEST_FACT:
             if more:
-                self._begun = known + text
+                self._begun = prefix + text
                 return None
             try:
-                record = json.loads((known + text).decode())
+                record = json.loads((prefix + text).decode())
                 if isinstance(record, dict):
                     return Fact(record)
             except ValueError:

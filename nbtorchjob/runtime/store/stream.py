@@ -134,27 +134,27 @@ class RankLog:
                 break
             self._marks += filter(None, map(read_mark, lines))
         pieces: List[Tuple[int, bool]] = []  # where each ends, and whether it is stderr's
-        known = self._at
+        position = self._at
         while self._marks:
             upto, _, stderr = self._marks[0]
-            if upto > known:
+            if upto > position:
                 if pieces and pieces[-1][1] is stderr:
                     pieces.pop()
-                known = min(upto, end)
-                pieces.append((known, stderr))
+                position = min(upto, end)
+                pieces.append((position, stderr))
             if upto > end:
                 break
             self._marks.popleft()
-        if known < end and (ended or time.monotonic() - self._since > UNMARKED_S):
+        if position < end and (ended or time.monotonic() - self._since > UNMARKED_S):
             pieces.append((end, True))
-            known = end
+            position = end
         out, at = [], self._at
         for upto, stderr in pieces:
             data = self._data[at - self._at : upto - self._at]
             out.append(frames.log(self._rank, self._round, at, data, stderr=stderr))
             at = upto
-        if known > self._at:
-            self._data, self._at, self._since = self._data[known - self._at :], known, time.monotonic()
+        if position > self._at:
+            self._data, self._at, self._since = self._data[position - self._at :], position, time.monotonic()
         return out
 
     def remove(self) -> None:

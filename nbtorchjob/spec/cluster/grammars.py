@@ -276,10 +276,10 @@ def quantities(field: str, value: object) -> Frozen[str]:
             if requested is not None
         }
     for name, text in by_name.items():
-        known = resource(field, _ALSO.get(name, name))
-        if known in amounts:
-            raise SpecError(field, name, f"given once: it is {known}")
-        amounts[known] = _of(field, known, text)
+        full_name = resource(field, _ALSO.get(name, name))
+        if full_name in amounts:
+            raise SpecError(field, name, f"given once: it is {full_name}")
+        amounts[full_name] = _of(field, full_name, text)
     return Frozen(amounts)
 
 
@@ -366,7 +366,7 @@ def _groups(field: str, text: str) -> Iterator[dict[str, str]]:
 def _mount(field: str, group: Mapping[str, str]) -> Mount:
     type_, src = group["type"], group.get("src", "")
     if type_ not in _TYPES:
-        raise SpecError(field, f"type={type_}", " or ".join(f"type={known}" for known in _TYPES))
+        raise SpecError(field, f"type={type_}", " or ".join(f"type={mount_type}" for mount_type in _TYPES))
     if type_ == "volume":
         if not src:
             raise SpecError(field, "", "given a src: the PersistentVolumeClaim's name")
@@ -380,9 +380,9 @@ def _mount(field: str, group: Mapping[str, str]) -> Mount:
     path = dst.rstrip("/")
     if not path.startswith("/") or ":" in path or ".." in path.split("/"):
         raise SpecError(field, f"dst={dst}", "an absolute path in the container, other than /")
-    for taken in _TAKEN:
-        if path == taken or path.startswith(taken + "/"):
-            raise SpecError(field, f"dst={dst}", f"another path: {taken} is reserved for the job (see --shm)")
+    for mount in _TAKEN:
+        if path == mount or path.startswith(mount + "/"):
+            raise SpecError(field, f"dst={dst}", f"another path: {mount} is reserved for the job (see --shm)")
     readonly, device = group.get("readonly", "false"), group["type"] == "device"
     perm = group.get("perm", "rwm")
     if readonly not in _SWITCH:

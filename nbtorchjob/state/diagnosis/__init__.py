@@ -132,14 +132,14 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     sources = known.info.sources
     sampled = [sample for sample in known.samples.values() if known.base(sample.round) == known.round]
     raised = {error.rank: error.error.frames for error in known.errors if error.round == known.round}
-    stands = [
+    standings = [
         standing(rank, fact.time, sources, raised.get(rank.rank, ()))
         for fact in sampled
         for rank in fact.samples
     ]
-    if not stands:
+    if not standings:
         return None
-    seen = Seen(known, stands)
+    seen = Seen(known, standings)
     finding = next((finding for rule in _RULES if (finding := rule(seen)) is not None), None)
     if finding is None:
         return None
@@ -164,23 +164,23 @@ def _broken(seen: Seen) -> _Finding | None:
         numbered = {
             rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in by_rank.items()
         }
-        there = {rank: same for rank, same in numbered.items() if same is not None}
+        matches = {rank: same for rank, same in numbered.items() if same is not None}
         alike = _GLOOS_ALIKE if group.backend == "gloo" else _ALIKE
-        sides = _sides({rank: _alike(same, alike) for rank, same in sorted(there.items())})
+        sides = _sides({rank: _alike(same, alike) for rank, same in sorted(matches.items())})
         if len(sides) > 1:
             # Ranks without a sample, on another node, may have been on either side.
-            all_known = seen.are_all(there, group.name)
+            all_known = seen.are_all(matches, group.name)
             return _Finding(
-                verdicts.OtherCall(group, call.seq, sides, there, ended=True),
-                _odd(sides) if all_known else sorted(there),
+                verdicts.OtherCall(group, call.seq, sides, matches, ended=True),
+                _odd(sides) if all_known else sorted(matches),
             )
         fewer = {
             rank: calls[-1].seq
             for rank, calls in by_rank.items()
             if calls[-1].seq < call.seq and seen.has_left(rank, group.name)
         }
-        if fewer and seen.are_all({*there, *fewer}, group.name):
-            more = sorted(there)
+        if fewer and seen.are_all({*matches, *fewer}, group.name):
+            more = sorted(matches)
             named = more if len(more) < len(fewer) else sorted([*more, *fewer])
             return _Finding(verdicts.Uneven(group, call, more, fewer), named)
     return None
@@ -194,9 +194,9 @@ def _differing(seen: Seen) -> _Finding | None:
             for call in (c for g in stand.groups if g.name == wait.group.name for c in g.calls if not c.p2p):
                 by_number.setdefault(call.seq, {}).setdefault(stand.rank, []).append(call)
         for number, calls in sorted(by_number.items()):
-            sides = _sides({rank: tuple(map(_alike, mine)) for rank, mine in sorted(calls.items())})
+            sides = _sides({rank: tuple(map(_alike, own_calls)) for rank, own_calls in sorted(calls.items())})
             if len(sides) > 1:
-                first = {rank: mine[0] for rank, mine in calls.items()}
+                first = {rank: own_calls[0] for rank, own_calls in calls.items()}
                 return _Finding(verdicts.OtherCall(wait.group, number, sides, first), _odd(sides))
     return None
 
@@ -227,8 +227,8 @@ def _arguments(seen: Seen) -> _Finding | None:
             # One line with different groups of the same ranks is a single call in the user's code.
             line = stand.place.filename, stand.place.lineno
             calls.setdefault((line, group.ranks, call.op), []).append(rank)
-    for mine in calls.values():
-        sides = _sides({rank: tuple(map(seen.of[rank].given.get, _ONE_FOR_ALL)) for rank in mine})
+    for callers in calls.values():
+        sides = _sides({rank: tuple(map(seen.of[rank].given.get, _ONE_FOR_ALL)) for rank in callers})
         if len(sides) > 1:
             return _Finding(verdicts.OtherArguments(sides), _odd(sides))
     return None
@@ -273,7 +273,7 @@ def _circle(seen: Seen) -> _Finding | None:
 
 def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
     """Return the calls on a path from ``at`` to ``to``: ranks absent from one call wait in the next."""
-    following = {id(held): held for rank in at.absent if (held := seen.held_in(rank)) is not None}
+    following = {id(wait): wait for rank in at.absent if (wait := seen.held_in(rank)) is not None}
     if id(to) in following:
         return [at]
     for step in following.values():
@@ -286,13 +286,13 @@ def _way(seen: Seen, at: Wait, to: Wait, passed: set[int]) -> list[Wait]:
 
 @_rule
 def _meeting(seen: Seen) -> _Finding | None:
-    there = [stand.rank for stand in seen.of.values() if stand.inside == MEETS]
+    callers = [stand.rank for stand in seen.of.values() if stand.inside == MEETS]
     away = [
-        rank for rank, stand in seen.of.items() if rank not in there and all(g.left for g in stand.groups)
+        rank for rank, stand in seen.of.items() if rank not in callers and all(g.left for g in stand.groups)
     ]
-    if seen.waits or not there or not away:
+    if seen.waits or not callers or not away:
         return None
-    return _Finding(verdicts.Away(MEETS, away, there), away, sure=not seen.pending)
+    return _Finding(verdicts.Away(MEETS, away, callers), away, sure=not seen.pending)
 
 
 @_rule
@@ -346,11 +346,11 @@ def _all_wait(seen: Seen, ranks: Sequence[int]) -> bool:
 
 @_rule
 def _monitored(seen: Seen) -> _Finding | None:
-    there = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED]
-    away = [rank for rank in seen.of if rank not in there and seen.free(rank)]
-    if not there or not away or seen.unseen or len(there) + len(away) < len(seen.of):
+    callers = [rank for rank, stand in seen.of.items() if stand.inside == MONITORED]
+    away = [rank for rank in seen.of if rank not in callers and seen.free(rank)]
+    if not callers or not away or seen.unseen or len(callers) + len(away) < len(seen.of):
         return None
-    return _Finding(verdicts.Away(MONITORED, away, there), away, sure=seen.settled)
+    return _Finding(verdicts.Away(MONITORED, away, callers), away, sure=seen.settled)
 
 
 def _to_who_waits_for_none(seen: Seen, rank: int) -> list[int]:

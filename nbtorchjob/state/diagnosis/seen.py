@@ -140,10 +140,10 @@ class Standing(FrozenDataclass):
 
     def entered(self, group: str) -> int | None:
         """Return the number of its newest call in a group; None where that is unknown."""
-        mine = next((candidate for candidate in self.groups if candidate.name == group), None)
-        if mine is None:
+        own_group = next((candidate for candidate in self.groups if candidate.name == group), None)
+        if own_group is None:
             return 0 if self.recorded and len(self.groups) < MAX_GROUPS else None
-        return max((call.seq for call in mine.calls if not call.p2p), default=0)
+        return max((call.seq for call in own_group.calls if not call.p2p), default=0)
 
     @property
     def pending(self) -> list[tuple[Group, Collective]]:
@@ -174,8 +174,8 @@ class Standing(FrozenDataclass):
     def peer(self) -> int | None:
         """The rank that it waits for in a send or receive; None if it is in neither, or accepts any rank."""
         which = POINT_TO_POINT.get(self.inside)
-        known = self.given.get(which, "") if which is not None else ""
-        return int(known) if known.isdigit() else None
+        peer = self.given.get(which, "") if which is not None else ""
+        return int(peer) if peer.isdigit() else None
 
     @property
     def held(self) -> bool:
@@ -188,7 +188,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
     main = next(iter(sample.threads), Thread("", ()))
     thread = next((thread for thread in sample.threads if _operation(thread)), main)
     frames, inside = thread.frames, _operation(thread)
-    given = dict(thread.given) if inside else {}
+    arguments = dict(thread.given) if inside else {}
     called = [frame for frame in frames if not DISPATCH.search(frame.filename)]
     waits = None if inside else _waiting(frames, sources)
     open_ = [call for group in sample.groups for call in group.calls if not call.done and not call.p2p]
@@ -196,7 +196,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         waits = None
     beside = False
     if not inside and waits is None and sample.state == RUNS:
-        inside, given = _transfer(sample, time)
+        inside, arguments = _transfer(sample, time)
         beside = bool(inside)
     ends = [thread.frames[-1] for thread in sample.threads if thread.frames]
     backward = any(end.name == "_engine_run_backward" and end.filename.endswith(_AUTOGRAD) for end in ends)
@@ -208,7 +208,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         time,
         place=users_frame(frames, sources) or users_frame(raised, sources),
         inside=inside,
-        given=given,
+        given=arguments,
         beside=beside,
         waits=waits,
         handle=bool(called and _HANDLE.search(_code(called[-1], sources))),
@@ -277,8 +277,8 @@ def place(frame: Frame, sources: Sources) -> str:
 
 def _code(frame: Frame, sources: Sources) -> str:
     lines = sources.get(frame.filename, ("", ""))[1].split("\n")
-    known = lines[frame.lineno - 1] if 0 < frame.lineno <= len(lines) else ""
-    return (frame.line or known).strip()
+    source_line = lines[frame.lineno - 1] if 0 < frame.lineno <= len(lines) else ""
+    return (frame.line or source_line).strip()
 
 
 def _operation(thread: Thread) -> str:
@@ -369,10 +369,10 @@ class Seen(FrozenDataclass):
             if stand.state == ENDED:
                 well = stand.note.partition(";")[0] in (HAS_RETURNED, "exit code 0")
                 ended[stand.rank] = End(End.RETURNED) if well else End(End.EXITED, line(stand.note, 80))
-        for gone in self.known.exits:
-            if gone.round == now and gone.time <= last:
-                why = failure.of_signal(gone.signal) if gone.signal else failure.of_exit(gone.code or 0)
-                ended[gone.rank] = End(End.EXITED, why.line)
+        for exit_ in self.known.exits:
+            if exit_.round == now and exit_.time <= last:
+                why = failure.of_signal(exit_.signal) if exit_.signal else failure.of_exit(exit_.code or 0)
+                ended[exit_.rank] = End(End.EXITED, why.line)
         for failed in self.known.errors:
             if failed.round == now and failed.error.time <= last:
                 ended[failed.rank] = End(End.FAILED, failed.error.type.rpartition(".")[2])
@@ -420,13 +420,13 @@ class Seen(FrozenDataclass):
         begun = {
             waiter: {c.seq: c.since for c in self.made(waiter, wait.group.name)} for waiter in wait.waiters
         }
-        mine = {call.seq: call.since for call in self.made(rank, wait.group.name)}
+        own_times = {call.seq: call.since for call in self.made(rank, wait.group.name)}
         delays: list[float] = []
         for seq in range(wait.call.seq - 1, 0, -1):
             others = [calls[seq] for calls in begun.values() if seq in calls]
-            if seq not in mine or len(others) < len(begun) or mine[seq] - max(others) < MOMENT_S:
+            if seq not in own_times or len(others) < len(begun) or own_times[seq] - max(others) < MOMENT_S:
                 break
-            delays.append(mine[seq] - max(others))
+            delays.append(own_times[seq] - max(others))
         return delays
 
     @cached_property
@@ -448,17 +448,17 @@ class Seen(FrozenDataclass):
         calls = self.pending[name]
         waits = []
         for seq in sorted({call.seq for _, _, call in calls}):
-            mine = [call for call in calls if call[2].seq == seq]
-            _, group, first = min(mine, key=lambda item: item[2].since)
-            waiters = tuple(sorted({rank for rank, _, _ in mine}))
-            there = {
+            entries = [call for call in calls if call[2].seq == seq]
+            _, group, first = min(entries, key=lambda item: item[2].since)
+            waiters = tuple(sorted({rank for rank, _, _ in entries}))
+            presence = {
                 rank: self._there(rank, group.name, seq, first.since)
                 for rank in self.members(group.name)
                 if rank not in waiters
             }
-            absent = tuple(rank for rank, known in there.items() if known is False)
-            unknown = tuple(rank for rank, known in there.items() if known is None)
-            seconds = max(self.of[rank].time - call.since for rank, _, call in mine)
+            absent = tuple(rank for rank, present in presence.items() if present is False)
+            unknown = tuple(rank for rank, present in presence.items() if present is None)
+            seconds = max(self.of[rank].time - call.since for rank, _, call in entries)
             waits.append(Wait(group, first, waiters, absent, unknown, seconds))
         return next((wait for wait in waits if wait.absent or wait.unknown), waits[0])
 
@@ -483,8 +483,8 @@ class Seen(FrozenDataclass):
         """Whether these are surely all ranks of a group; a rank that left it doesn't report its members."""
         groups = [group for stand in self.of.values() for group in stand.groups if group.name == name]
         all_tell = not self.unseen and all(stand.recorded for stand in self.of.values())
-        known = all_tell or not all(group.left for group in groups)
-        return known and {*ranks} == {*self.members(name)}
+        complete = all_tell or not all(group.left for group in groups)
+        return complete and {*ranks} == {*self.members(name)}
 
     def free(self, rank: int) -> bool:
         """Whether a rank surely waits for no other rank."""
@@ -515,8 +515,8 @@ class Seen(FrozenDataclass):
             both = {*other.given} & {*stand.given} & {"group", "tag"}
             alike = all(other.given[name] == stand.given[name] for name in both)
             return () if alike and other.inside != stand.inside else (stand.peer,)
-        held = self.held_in(rank)
-        return held.absent if held is not None else ()
+        wait = self.held_in(rank)
+        return wait.absent if wait is not None else ()
 
     def held_in(self, rank: int) -> Wait | None:
         """Return the call among ``waits`` that a rank surely waits in."""

@@ -139,16 +139,16 @@ def from_json(record: dict[str, Any]) -> Event:
             )
     if "stage" in values:
         values["stage"] = Stage(values["stage"])
-    known = checked(type_, values)
+    field_values = checked(type_, values)
     for name, least, most in ranges:
-        value: Any = known.get(name)
+        value: Any = field_values.get(name)
         # Most are numbers: checking those here takes half the time, and a wide job reports 100,000 facts.
         if not (type(value) in (int, float) and least <= value <= most):
             sane(name, value)
     for name in _NEEDED.get(type_, ()):
-        if name in known and not known[name]:
+        if name in field_values and not field_values[name]:
             raise ValueError(f"its {name} is empty")
-    event: Event = type_(**known)
+    event: Event = type_(**field_values)
     return event
 
 

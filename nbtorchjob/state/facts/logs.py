@@ -179,27 +179,27 @@ class LogTail(FrozenDataclass):
             return LogTail(self._trim([*self.pieces[:-1], merged]), self.cap)
         others = [p for p in self.pieces if p.round != round]
         pieces = [*(p for p in self.pieces if p.round == round), new]
-        mine: list[Piece] = []
+        stretches: list[Piece] = []
         for piece in sorted(pieces, key=lambda p: (p.offset, -p.end)):
-            last = mine[-1] if mine else None
+            last = stretches[-1] if stretches else None
             if last is None or piece.offset > last.end:
-                mine.append(piece)
+                stretches.append(piece)
             else:
                 # The bytes that both of two overlapping or adjacent pieces hold; ``first`` begins first.
                 first = last
                 at, common = piece.offset - first.offset, min(first.end, piece.end) - piece.offset
-                here, there = first.data[at : at + common], piece.data[:common]
-                if here != there:
+                overlap, head = first.data[at : at + common], piece.data[:common]
+                if overlap != head:
                     # Only forged chunks differ: whatever order they come in, the same bytes are kept.
-                    here = bytes(map(max, here, there))
+                    overlap = bytes(map(max, overlap, head))
                     first = Piece(
-                        first.round, first.offset, first.data[:at] + here + first.data[at + common :]
+                        first.round, first.offset, first.data[:at] + overlap + first.data[at + common :]
                     )
                 if piece.end <= first.end:
-                    mine[-1] = first
+                    stretches[-1] = first
                 else:
-                    mine[-1] = Piece(first.round, first.offset, first.data + piece.data[common:])
-        ordered = sorted([*others, *mine], key=lambda p: (p.round, p.offset))
+                    stretches[-1] = Piece(first.round, first.offset, first.data + piece.data[common:])
+        ordered = sorted([*others, *stretches], key=lambda p: (p.round, p.offset))
         return LogTail(self._trim(ordered), self.cap)
 
     def within(self, most: int) -> LogTail:

@@ -117,9 +117,9 @@ class Series(FrozenDataclass):
             )
             earlier = (*self.earlier, *before)[-self._rounds :]
             return Series(round, (point,), earlier, self.most, _with_newest({}, point))
-        known = {stretch.round: stretch.points for stretch in self.earlier}
-        known[round] = _added(known.get(round, ()), point, self._most_earlier)
-        stretches = [Stretch(*item) for item in sorted(known.items())]
+        by_round = {stretch.round: stretch.points for stretch in self.earlier}
+        by_round[round] = _added(by_round.get(round, ()), point, self._most_earlier)
+        stretches = [Stretch(*item) for item in sorted(by_round.items())]
         return replace(self, earlier=tuple(stretches[-self._rounds :]))
 
     def within(self, most: int) -> Series:
@@ -161,8 +161,12 @@ def _added(points: tuple[Point, ...], point: Point, most: int) -> tuple[Point, .
 def _with_newest(newest_of: Mapping[str, Point], point: Point) -> Mapping[str, Point]:
     many = {**newest_of}
     for name in point.metrics:
-        known = many.get(name)
-        if known is None or known.seq < point.seq or (known.seq == point.seq and repr(known) < repr(point)):
+        newest = many.get(name)
+        if (
+            newest is None
+            or newest.seq < point.seq
+            or (newest.seq == point.seq and repr(newest) < repr(point))
+        ):
             many[name] = point
     if len(many) <= _NAMES:
         return many
@@ -206,7 +210,7 @@ def axis_of(several: Sequence[Sequence[Point]]) -> tuple[str, list[list[float]]]
     """
     for unit in UNITS:
         values = [[as_float(point.metrics.get(unit, math.nan)) for point in points] for points in several]
-        if all(math.isfinite(each[0]) and all(a < b for a, b in pairwise(each)) for each in values):
+        if all(math.isfinite(axis[0]) and all(a < b for a, b in pairwise(axis)) for axis in values):
             return unit, values
     return None
 

@@ -60,8 +60,8 @@ def use(attempt: Attempt, state: JobState) -> str:
     spent = next((row for row in state.budgets if row.budget is attempt.budget), None)
     if spent is None:
         return ""
-    tried = (other for other in state.attempts if other.number <= attempt.number)
-    alike = [other for other in tried if other.budget is attempt.budget]
+    attempts = (other for other in state.attempts if other.number <= attempt.number)
+    alike = [other for other in attempts if other.budget is attempt.budget]
     paid = len(alike) <= spent.used  # the last attempt of an ended job paid for no further one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
 
@@ -131,13 +131,13 @@ def exhausted(state: JobState) -> str:
     if last.budget is None:
         if failed.error is None or failed.rank is None:
             return ""
-        what = line(failed.error.type.rpartition(".")[2], 80)
-        return f"not retried: {what} isn't a RecoverableError or named by --retry-on"
+        name = line(failed.error.type.rpartition(".")[2], 80)
+        return f"not retried: {name} isn't a RecoverableError or named by --retry-on"
     spent = next(row for row in state.budgets if row.budget is last.budget)
     if spent.used < spent.limit:
         return ""
-    what = "retries" if spent.budget is Budget.FAILURES else "preemptions"
-    return f"no {what} left ({facts.budget(spent)})" if spent.limit else f"not retried: --{what} is 0"
+    name = "retries" if spent.budget is Budget.FAILURES else "preemptions"
+    return f"no {name} left ({facts.budget(spent)})" if spent.limit else f"not retried: --{name} is 0"
 
 
 def past(state: JobState) -> list[str]:
@@ -251,16 +251,16 @@ def lab_lines(state: JobState, now: float) -> list[str]:
     """Return the lines on a lab's card: whose cell runs, what the lab has run and holds, and when it ends."""
     if state.info.lab is None:
         return []
-    known, what = turns.turns(state), turns.what_of(state.info)
+    all_turns, noun = turns.turns(state), turns.what_of(state.info)
     running = turns.running(state) if not state.suspended else []
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
-        return [f"{count(len(known), what)}{f'; it ended because {why}' if why else ''}"]
+        return [f"{count(len(all_turns), noun)}{f'; it ended because {why}' if why else ''}"]
     named = [line(turn.whose, _MAX_WHOSE) for turn in running if turn.taken.by or turn.nodes]
-    whose = [*named[:_MAX_NAMED], *([f"{len(named) - _MAX_NAMED} more"] if named[_MAX_NAMED:] else [])]
-    parts = [f"{', '.join(whose)} run{'s' if len(running) == 1 else ''}"] if whose else []
-    parts += [f"{count(len(known), what)} so far"] if known else []
-    parts += [f"holds {size(held)}"] if (held := memory(state)) and not state.suspended else []
+    owners = [*named[:_MAX_NAMED], *([f"{len(named) - _MAX_NAMED} more"] if named[_MAX_NAMED:] else [])]
+    parts = [f"{', '.join(owners)} run{'s' if len(running) == 1 else ''}"] if owners else []
+    parts += [f"{count(len(all_turns), noun)} so far"] if all_turns else []
+    parts += [f"holds {size(bytes_held)}"] if (bytes_held := memory(state)) and not state.suspended else []
     end = ends(state, now) if not state.suspended else ""
     parts += [end] if end else []
     return [DOT.join(parts)] if parts else []

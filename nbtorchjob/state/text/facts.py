@@ -155,9 +155,9 @@ def shape(state: JobState) -> str:
     fewest, most = state.info.nodes
     if state.info.of_lab and 0 < len(state.info.turn) < state.world_size:
         return f"{ranks(state.info.turn)} of {state.world_size}"
-    asked = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
+    requested = count(most, "node") if fewest == most else f"{fewest} to {most} nodes"
     now = len(state.members)
-    nodes = f"{now} of up to {most} nodes" if fewest != most and now else asked
+    nodes = f"{now} of up to {most} nodes" if fewest != most and now else requested
     return f"{nodes} {TIMES} {count(state.info.nproc_per_node, 'rank')}"
 
 
@@ -166,8 +166,8 @@ def counts(state: JobState) -> str:
 
     Restarts are torch's own, of all ranks in place, in the newest attempt.
     """
-    tried, most = len(state.attempts), state.info.max_restarts
-    parts = [f"attempt {state.attempts[-1].number}"] if tried > 1 else []
+    attempt_count, most = len(state.attempts), state.info.max_restarts
+    parts = [f"attempt {state.attempts[-1].number}"] if attempt_count > 1 else []
     parts += [f"restarts {state.restarts}/{most}"] if most else []
     return DOT.join([*parts, *map(budget, state.budgets)])
 
@@ -187,8 +187,8 @@ def reforming(state: JobState) -> str:
     fewest, most = state.info.nodes
     if not state.reforming or (fewest == most and not state.info.max_restarts):
         return ""
-    gone = ", ".join(host(n) for n in state.members if n.left)
-    return clip(f"{gone} left; the other nodes are forming the next round", _MAX_TEXT)
+    lost_nodes = ", ".join(host(n) for n in state.members if n.left)
+    return clip(f"{lost_nodes} left; the other nodes are forming the next round", _MAX_TEXT)
 
 
 def leaving(state: JobState, now: float) -> str:
@@ -232,13 +232,13 @@ _CELL_FILE = re.compile(r"<torchjob cell ([1-9][0-9]*)>")
 
 def stop_of(stop: RankStops, state: JobState, now: float) -> str:
     """Return ``rank 1 stops at Cell In[3], line 7, in `step`, for 12 s``."""
-    held = "failed, and is held" if stop.why == FAILURE else "stops"
+    verb = "failed, and is held" if stop.why == FAILURE else "stops"
     label, _ = state.info.sources.get(stop.filename, ("", ""))
     # A lab's record only names the cells of its first turn; later ones are recognized by file name.
-    known = label or _CELL_FILE.sub(r"Cell In[\1]", stop.filename.rpartition("/")[2])
-    where = f"{known}, line {stop.lineno}"
+    source = label or _CELL_FILE.sub(r"Cell In[\1]", stop.filename.rpartition("/")[2])
+    where = f"{source}, line {stop.lineno}"
     inside = f", in `{stop.function}`" if not stop.function.startswith("<") else ""
-    text = f"rank {stop.rank} {held} at {line(where, 80)}{line(inside, 80)}"
+    text = f"rank {stop.rank} {verb} at {line(where, 80)}{line(inside, 80)}"
     return f"{text}, for {duration(max(0.0, now - stop.time))}"
 
 
@@ -351,11 +351,11 @@ def heading(failure: Failure, state: JobState) -> str:
         return line(f"a collective gave up: {describe(missing)}", LINE)
     if failure.error:
         # An exception's summary; for an allocator's, how much more was requested
-        asked = _ASKED.search(failure.error.message[:_MAX_READ])
-        if asked is None:
+        match = _ASKED.search(failure.error.message[:_MAX_READ])
+        if match is None:
             text = summary(failure.error)
         else:
-            text = f"out of memory ({size(int(asked[1])) if asked[1] else asked[2]} more requested)"
+            text = f"out of memory ({size(int(match[1])) if match[1] else match[2]} more requested)"
     else:
         text = failure.reason.line
     if failure.rank is not None:
@@ -382,18 +382,18 @@ def cause(failure: Failure, state: JobState) -> str:
     where = f"on {_blamed(failure.node, failure, state)}" if many and failure.node is not None else ""
     cause = failure.reason.cause
     if cause is Cause.USER and failure.error is not None and not failure.reason.hint and certain:
-        whose = f"Your code raised this {where}".rstrip() + "; a retry would fail the same way."
+        fault = f"Your code raised this {where}".rstrip() + "; a retry would fail the same way."
     elif cause in (Cause.USER, Cause.UNKNOWN) or (
         cause is Cause.CANCELLED and state.phase is not Phase.FAILED
     ):
-        whose = f"{where.capitalize()}." if where else ""
+        fault = f"{where.capitalize()}." if where else ""
     else:
         named = "external" if cause is Cause.CANCELLED else cause.value
-        whose = f"Cause: {DOT.join(filter(None, (named, where)))}."
+        fault = f"Cause: {DOT.join(filter(None, (named, where)))}."
     hint, missing = failure.reason.hint, missed(state, failure)
     if missing and missing.sure:  # its line has already answered what the hint asks
         hint = table.KNOWN.get(hint, hint)
-    words = (whose, hint, usage.before(failure, state), again)
+    words = (fault, hint, usage.before(failure, state), again)
     return line(" ".join(word for word in words if word), _MAX_TEXT)
 
 
@@ -445,8 +445,8 @@ def result(state: JobState) -> str:
     if state.phase is not Phase.SUCCEEDED or not state.values:
         return ""
     total = size(sum(value.size for value in state.values.values()))
-    whose = f" from {count(len(state.values), 'rank')}" if state.info.all_ranks else ""
-    return f"result ready{whose}: {total}"
+    origin = f" from {count(len(state.values), 'rank')}" if state.info.all_ranks else ""
+    return f"result ready{origin}: {total}"
 
 
 def artifacts(state: JobState) -> str:
@@ -455,9 +455,9 @@ def artifacts(state: JobState) -> str:
         return ""
     tries = {number for number, _ in state.artifacts}
     newest = [sent for (number, _), sent in state.artifacts.items() if number == max(tries)]
-    whose = f" of attempt {max(tries)}" if len(tries) > 1 else ""
+    origin = f" of attempt {max(tries)}" if len(tries) > 1 else ""
     many, total = sum(sent.files for sent in newest), size(sum(sent.total for sent in newest))
-    return f"{count(many, 'artifact')}{whose}, {total}: {hint('artifacts', line(state.info.name, 80))}"
+    return f"{count(many, 'artifact')}{origin}, {total}: {hint('artifacts', line(state.info.name, 80))}"
 
 
 def notices(state: JobState) -> list[str]:
@@ -482,8 +482,8 @@ def last_line(state: JobState, now: float) -> str:
     lasted = f"{link.get(state.phase, 'for')} {took(state, now)}"
     if status(state, now) == STALLED:
         lasted += ", stalled"
-    there = where(state.info) if state.info.cluster else ""
+    location = where(state.info) if state.info.cluster else ""
     name = line(state.info.name, 80)
     activity = attempts.doing(state, now) or stillness(state, now)
-    parts = (f"{name} {phase(state).lower()} {lasted}", activity, shape(state), counts(state), there)
+    parts = (f"{name} {phase(state).lower()} {lasted}", activity, shape(state), counts(state), location)
     return DOT.join(part for part in parts if part)

@@ -91,12 +91,12 @@ class _Wording(FrozenDataclass):
                     for (wait, inside), (_, awaited) in zip(steps, [*steps[1:], steps[0]], strict=True)
                 ]
                 return f"{ranks(circle)} {self._verb('waits', circle)} for each other: {', '.join(parts)}"
-            case verdicts.Away(operation, away, there):
-                waiting = f"{ranks(there)} {self._verb('is', there)} waiting"
+            case verdicts.Away(operation, away, entrants):
+                waiting = f"{ranks(entrants)} {self._verb('is', entrants)} waiting"
                 text = f"{ranks(away)} never entered {operation}, where {waiting}"
                 return f"{text}; {self._places(away, named=True)}"
-            case verdicts.Elsewhere(operations, away, there, silent):
-                inside = f"{ranks(there)} {self._verb('is', there)} in {' or '.join(operations)}"
+            case verdicts.Elsewhere(operations, away, entrants, silent):
+                inside = f"{ranks(entrants)} {self._verb('is', entrants)} in {' or '.join(operations)}"
                 if silent:
                     return f"{self._places(away)}; {inside}"
                 return f"{inside}, which {ranks(away)} never entered; {self._places(away, named=True)}"
@@ -147,7 +147,7 @@ class _Wording(FrozenDataclass):
         counts: dict[int, list[int]] = {}
         for rank, calls in sorted(verdict.fewer.items()):
             counts.setdefault(calls, []).append(rank)
-        others = ", ".join(f"{ranks(mine)} made {calls}" for calls, mine in [*counts.items()][:_MOST_SIDES])
+        others = ", ".join(f"{ranks(side)} made {calls}" for calls, side in [*counts.items()][:_MOST_SIDES])
         leaders = f"{ranks(verdict.more)} made {verdict.last.seq} calls in {self._group(verdict.group)}"
         last = ", ".join(filter(None, [what(verdict.last), self._lines(verdict.more)]))
         why = "the usual causes are uneven batches and a branch that some ranks skip"
@@ -188,10 +188,12 @@ class _Wording(FrozenDataclass):
         for rank in of:
             alike.setdefault(self._does(rank), []).append(rank)
         texts = []
-        for (does, where), mine in [*alike.items()][:_MOST_PLACES]:
+        for (does, where), subjects in [*alike.items()][:_MOST_PLACES]:
             verb, _, remainder = does.partition(" ")
-            subject = ("it" if len(mine) == 1 else "they") if named and len(alike) == 1 else ranks(mine)
-            parts = (subject, self._verb(verb, mine), remainder, where)
+            subject = (
+                ("it" if len(subjects) == 1 else "they") if named and len(alike) == 1 else ranks(subjects)
+            )
+            parts = (subject, self._verb(verb, subjects), remainder, where)
             texts.append(" ".join(part for part in parts if part))
         more = len(alike) - len(texts)
         return "; ".join([*texts, *([f"and {more} more elsewhere"] if more > 0 else [])])

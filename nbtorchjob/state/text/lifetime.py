@@ -111,8 +111,8 @@ def deadline(state: JobState, now: float) -> str:
     if state.info.in_pool:
         return f"each attempt may run for {duration(most)}"
     if at is None:
-        held = state.suspended and (state.pause is None or state.pause.turn != ev.AWAITED)
-        return f"once {'it is resumed' if held else 'its turn has come'}, it may run for {duration(most)}"
+        on_hold = state.suspended and (state.pause is None or state.pause.turn != ev.AWAITED)
+        return f"once {'it is resumed' if on_hold else 'its turn has come'}, it may run for {duration(most)}"
     if at <= now:
         return f"its deadline passed at {clock(at, now)}, {duration(now - at)} ago"
     return f"ends at {clock(at, now)}, in {duration(at - now)}"
@@ -147,8 +147,8 @@ def removal(state: JobState, who: str, now: float) -> str:
 def stored(state: JobState, folder: Path) -> list[str]:
     """Describe where the job's values and logs are; ``folder`` is the user's state directory."""
     if not state.info.cluster:
-        here = folder / "jobs" / (state.info.of_lab or state.info.name)
-        return [line(f"logs and values in {here} on this machine", LINE)]
+        job_folder = folder / "jobs" / (state.info.of_lab or state.info.name)
+        return [line(f"logs and values in {job_folder} on this machine", LINE)]
     cluster = state.info.spec.get("cluster")
     storage = cluster.get("storage") if isinstance(cluster, Mapping) else None
     text = f"logs and values in the cluster while its pods exist; copies in {folder / 'kubernetes'}"
@@ -177,19 +177,19 @@ def doing(state: JobState) -> str:
             packages = [install for node in nodes if (install := installing(node, state)) is not None]
             busy = len(fetches) or len(packages) or len(nodes) - len(met)
             if fetches:
-                what = _fetches(fetches)
+                activity = _fetches(fetches)
             elif packages:
                 largest = max((installed.packages for installed in packages), key=len)
                 some = ", ".join(line(name, _MOST_NAME) for name in largest[:_NAMED])
                 some += " and others" if len(largest) > _NAMED else ""
-                what = (
+                activity = (
                     f"installing {count(len(largest), 'package')} ({some})"
                     if largest
                     else "choosing packages"
                 )
             else:
-                what = "importing torch"
-            return what if len(nodes) == 1 else f"{what} on {busy} of {len(nodes)} nodes"
+                activity = "importing torch"
+            return activity if len(nodes) == 1 else f"{activity} on {busy} of {len(nodes)} nodes"
         return f"meeting: {len(met)} of {most} nodes are there" if most > 1 else "starting ranks"
     began = {rank for rank, fact in state.began.items() if state.base(fact.round) == state.round}
     # Jobs run by an earlier version don't report this.
@@ -248,19 +248,19 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     first = min((node.workers[0].round for node in state.nodes.values() if node.workers), default=None)
     workers = [w.time for node in state.nodes.values() for w in node.workers if w.round == first]
     ready = _last(workers)
-    told = (*state.installs.values(), *state.fetches.values())
-    facts = [fact for fact in told if ready is None or fact.time <= ready]
+    preparations = (*state.installs.values(), *state.fetches.values())
+    facts = [fact for fact in preparations if ready is None or fact.time <= ready]
     met = [time for time in state.met.values() if ready is None or time <= ready]
     installed = [fact for fact in facts if isinstance(fact, ev.Installed)]
     most = max(installed, key=lambda fact: len(fact.packages), default=None)
     if most is None or not most.packages:
-        what = "checking that all packages are installed"
+        step = "checking that all packages are installed"
     else:
         kept = f"with {line(most.by, _MOST_NAME)}" if most.by else "from an earlier job"
-        what = f"installing {count(len(most.packages), 'package')} {kept}"
+        step = f"installing {count(len(most.packages), 'package')} {kept}"
     ends = (
         ("submitting, and waiting for nodes", state.first_start),
-        (what, _last(fact.time for fact in installed)),
+        (step, _last(fact.time for fact in installed)),
         ("fetching data", _last(fact.time for fact in facts if isinstance(fact, ev.Fetched))),
         ("importing torch", _last(met)),
         ("meeting" if met else "preparing the nodes, and meeting", ready),
@@ -270,9 +270,9 @@ def steps(state: JobState) -> list[tuple[str, str]]:
     if info.packed:
         rows.append((f"packing {size(info.payload)}", duration(info.packed - info.began)))
         before = max(before, info.packed)
-    for what, at in ends:
+    for step, at in ends:
         if at is not None and at >= before:
-            rows.append((what, duration(at - before)))
+            rows.append((step, duration(at - before)))
             before = at
     return rows
 
@@ -329,8 +329,8 @@ def overdue(progress: Progress, now: float) -> str:
     if silent is None or progress.every is None:
         return ""
     if progress.told_each and progress.pace is not None:
-        one = f"an {progress.unit}" if progress.unit[0] in "aeiou" else f"a {progress.unit}"
-        return f"no {progress.unit} for {duration(silent)}; {one} took {duration(progress.pace)}"
+        a_unit = f"an {progress.unit}" if progress.unit[0] in "aeiou" else f"a {progress.unit}"
+        return f"no {progress.unit} for {duration(silent)}; {a_unit} took {duration(progress.pace)}"
     return f"no report for {duration(silent)}; one came every {duration(progress.every)}"
 
 

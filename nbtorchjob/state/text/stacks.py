@@ -139,23 +139,23 @@ def blocks(samples: Mapping[int, tuple[RankSample, float]], sources: Sources) ->
         )
         alike.setdefault((sample.state, sample.threads, groups, sample.note), []).append(rank)
     shown = [*alike.values()][:_MOST_BLOCKS]
-    for mine in shown:
-        yield _block(mine, samples, sources)
+    for members in shown:
+        yield _block(members, samples, sources)
     if len(alike) > len(shown):
         yield [f"and {count(len(alike) - len(shown), 'other stack')}"]
 
 
 def _block(
-    mine: Sequence[int], samples: Mapping[int, tuple[RankSample, float]], sources: Sources
+    members: Sequence[int], samples: Mapping[int, tuple[RankSample, float]], sources: Sources
 ) -> list[str]:
     """Return the lines of one block of ranks that are at the same place, in the same calls."""
-    sample, _ = samples[mine[0]]
+    sample, _ = samples[members[0]]
     state = "" if sample.state == RUNS else STATES.get(sample.state, line(sample.state, 40))
-    block = [", ".join(part for part in (ranks(mine), state, line(sample.note, _MAX_LINE)) if part) + ":"]
+    block = [", ".join(part for part in (ranks(members), state, line(sample.note, _MAX_LINE)) if part) + ":"]
     for at, group in enumerate(sample.groups[:_MOST_GROUPS]):
         for call in _telling_calls(group):
             sinces = [
-                samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in mine
+                samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in members
             ]
             name, *shape = hang.what(call).split(" ", 1)
             did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
@@ -297,7 +297,7 @@ class MemoryProfile(FrozenDataclass):
         newest = "the newest " if self.events >= MEMORY_EVENTS else ""
         return [
             f"rank {self.rank}, {self.seconds:.1f} s: {newest}{count(self.events, 'event')} of its allocator",
-            *(f"  device {held.device}: {held}" for held in self.held),
+            *(f"  device {memory.device}: {memory}" for memory in self.held),
             f"snapshot: {self.path} (pytorch.org/memory_viz opens it)",
         ]
 

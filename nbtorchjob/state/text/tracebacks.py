@@ -51,10 +51,10 @@ def pieces(error: Error, source: SourceLookup | None = None) -> Iterator[tuple[s
 
 def frame_place(frame: Frame, source: SourceLookup | None = None) -> str:
     """Return where a frame is: ``Cell In[3], line 5, in train``."""
-    known = source(frame.filename) if source else None
+    cell = source(frame.filename) if source else None
     where = "" if frame.name == "<module>" else f", in {clean(frame.name)}"
-    if known is not None:
-        return f"{clean(known[0])}, line {frame.lineno}{where}"
+    if cell is not None:
+        return f"{clean(cell[0])}, line {frame.lineno}{where}"
     return f"File {clean(frame.filename)}:{frame.lineno}{where}"
 
 
@@ -67,10 +67,10 @@ def summary(error: Error) -> str:
     from nbtorchjob.text.colours import to_text  # late, as above
 
     first = _BEFORE.sub("", to_text(error.message[:1000]).strip()).partition("\n")[0]
-    what = clean(error.type)
-    if first and what.startswith(_OURS):
+    type_name = clean(error.type)
+    if first and type_name.startswith(_OURS):
         return first
-    return f"{what}: {first}" if first else what
+    return f"{type_name}: {first}" if first else type_name
 
 
 def summarised(error: Error) -> bool:
@@ -82,8 +82,8 @@ def summarised(error: Error) -> bool:
 def _frame(frame: Frame, source: SourceLookup | None) -> str:
     if not frame.filename:  # stands for the frames that were left out
         return f"    {clean(frame.name)}"
-    known = source(frame.filename) if source else None
-    lines = known[1].rstrip("\n").split("\n") if known is not None else []
+    cell = source(frame.filename) if source else None
+    lines = cell[1].rstrip("\n").split("\n") if cell is not None else []
     if 1 <= frame.lineno <= len(lines):
         around = range(max(1, frame.lineno - CONTEXT), min(len(lines), frame.lineno + CONTEXT) + 1)
         shown = [_numbered(n, lines[n - 1], at=n == frame.lineno) for n in around]

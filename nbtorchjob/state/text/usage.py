@@ -87,7 +87,7 @@ def matters(state: JobState) -> str:
             {"for data": loading} if loading else {f"in {line(op, 40)}": who for op, who in inside.items()}
         )
         why = next(
-            (f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {what}" for what, who in waits.items()), ""
+            (f"{ranks(who)} {'waits' if len(who) == 1 else 'wait'} {text}" for text, who in waits.items()), ""
         )
         gpus = f"GPUs idle {100 * (1 - busy / watched):.0f} % of the time" + (f": {why}" if why else "")
     shm = ""
@@ -156,21 +156,21 @@ def before(failure: Failure, state: JobState) -> str:
     if use is None or not word:
         return ""
     rounds = {stretch.round: stretch.points for stretch in use.series.stretches}
-    known = [point for point in rounds.get(failure.round, ()) if point.time <= failure.time + 1]
-    known = [point for point in known if point.time >= known[-1].time - _WINDOW_S]
-    if not known:
+    points = [point for point in rounds.get(failure.round, ()) if point.time <= failure.time + 1]
+    points = [point for point in points if point.time >= points[-1].time - _WINDOW_S]
+    if not points:
         return ""
-    last = known[-1].metrics
+    last = points[-1].metrics
     if word == "SIGKILL" and last["memory"] < _NEAR * last["limit"]:
         return ""
-    first = min(known, key=lambda point: point.metrics["memory"])
+    first = min(points, key=lambda point: point.metrics["memory"])
     level = _of(last["memory"], last["limit"])
-    ago = duration(max(0.0, failure.time - known[-1].time))
-    if first is known[-1] or last["memory"] - first.metrics["memory"] < _RISES * last["limit"]:
+    ago = duration(max(0.0, failure.time - points[-1].time))
+    if first is points[-1] or last["memory"] - first.metrics["memory"] < _RISES * last["limit"]:
         return f"Memory was at {level}, {ago} before."
     rose = size(int(first.metrics["memory"]))
     return (
-        f"Memory had risen from {rose} to {level} in {duration(known[-1].time - first.time)}, {ago} before."
+        f"Memory had risen from {rose} to {level} in {duration(points[-1].time - first.time)}, {ago} before."
     )
 
 
@@ -260,12 +260,12 @@ def strips(state: JobState, most: int) -> Iterator[tuple[int, list[Strip]]]:
         cores = f"{cpu[-1][1]:.1f} of {_cores(newest.cores)}" if cpu else ""
         memory = [point.metrics["memory"] for point in points]
         busy = f"{gpu[-1][1]:.0f} % busy" if gpu else ""
-        known = (
+        all_strips = (
             Strip(CPU, cores, _parts([used for _, used in cpu], newest.cores)),
             Strip(MEMORY, _of(newest.memory, newest.limit), _parts(memory, newest.limit)),
             Strip(GPU, busy, _parts([percent for _, percent in gpu], 100)),
         )
-        if drawn := [strip for strip in known if len(strip.parts) > 1]:
+        if drawn := [strip for strip in all_strips if len(strip.parts) > 1]:
             yield node, drawn
 
 

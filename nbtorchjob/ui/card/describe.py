@@ -55,7 +55,7 @@ def parts(
     state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
 ) -> Iterator[Part]:
     """Yield the parts that aren't empty, in order; the arguments are those of :func:`text`."""
-    what = facts.ships(state)
+    description = facts.ships(state)
     annotation = facts.annotated(state)
     stacks = Stacks(state, asked=False, time=now)
     # Somebody else's job may contain anything, and a later version's more than this one knows.
@@ -68,7 +68,7 @@ def parts(
         )
     sections = (
         Part("Note and tags", said=[annotation] if annotation else []),
-        Part("What runs", said=[what] if what else []),
+        Part("What runs", said=[description] if description else []),
         Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), attempts.lab_lines(state, now)),
         Part("What was swapped", swaps.rows(state, now), wrote=swaps.diffs(state)),
@@ -108,10 +108,10 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
     """Return a head and a row for each of a lab's newest turns."""
     if state.info.lab is None:
         return []
-    known = turns.turns(state)
-    waiting = [turn.number for turn in known if not turn.over]
+    lab_turns = turns.turns(state)
+    waiting = [turn.number for turn in lab_turns if not turn.over]
     turn_rows = []
-    for turn in known[-_MAX_TURNS:]:
+    for turn in lab_turns[-_MAX_TURNS:]:
         before = waiting.index(turn.number) if turn.stage is Stage.WAITS else 0
         at = f" behind {count(before, turn.what)}" if before else f" on {turn.where}" if turn.where else ""
         row = (
@@ -165,10 +165,10 @@ def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]
         return []
     spec = state.info.asked
     paused = state.info.retry_owner in ("", US)  # an operator that owns the retries has pauses of its own
-    known = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
-    asked = [(o, value_at(o, spec)) for o in known]
+    options = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
+    settings = [(o, value_at(o, spec)) for o in options]
     option_rows = []
-    for o, value in asked:
+    for o, value in settings:
         if value is not None and value is not False and value != ():
             if isinstance(value, tuple):
                 values = line(", ".join(value), _MAX_VALUE)
@@ -189,5 +189,5 @@ def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
         return [
             line(f"nobody: what nbtorchjob enforces is on hold until somebody looks after it ({ways})", LINE)
         ]
-    heard = f", last heard from {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
-    return [line(f"{tended.who}, since {clock(tended.since, now)}{heard}", LINE)]
+    beat = f", last heard from {duration(max(0.0, now - tended.beat))} ago" if now - tended.beat > 1 else ""
+    return [line(f"{tended.who}, since {clock(tended.since, now)}{beat}", LINE)]

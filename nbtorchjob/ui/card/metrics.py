@@ -169,8 +169,8 @@ def _over(chart: Chart, curve: Curve, most: int) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    known = [value for value in values if math.isfinite(value)] or values
-    low, high = number(min(known)), number(max(known))
+    numbers = [value for value in values if math.isfinite(value)] or values
+    low, high = number(min(numbers)), number(max(numbers))
     return low if low == high else f"{low} to {high}"
 
 

@@ -152,22 +152,23 @@ def html(state: JobState, now: float) -> str:
         summary = escape(f"{every} ranks report{pace}")
     if len(pulses) > _BY_NODE and len(state.members) > 1:
         # A row for each node, the worst first; with very many nodes, only the worst ten
-        known = {pulse.rank: pulse for pulse in pulses}
-        nodes = [(node, [known[rank] for rank in node.ranks if rank in known]) for node in state.members]
-        heard = [(node, mine) for node, mine in nodes if mine]
-        heard.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
-        shown = heard if len(heard) <= _MOST_NODES else heard[:_FEW_NODES]
-        per = ceil(sum(len(mine) for _, mine in shown) / _MOST_SMALL)
+        by_rank = {pulse.rank: pulse for pulse in pulses}
+        nodes = [(node, [by_rank[rank] for rank in node.ranks if rank in by_rank]) for node in state.members]
+        by_node = [(node, own_pulses) for node, own_pulses in nodes if own_pulses]
+        by_node.sort(key=lambda pair: _WORST.index(_worst(pair[1])))
+        shown = by_node if len(by_node) <= _MOST_NODES else by_node[:_FEW_NODES]
+        per = ceil(sum(len(own_pulses) for _, own_pulses in shown) / _MOST_SMALL)
         rows = []
-        for node, mine in shown:
-            label = DOT.join([f"node {node.index}", *_unusual_words(mine)])
+        for node, own_pulses in shown:
+            label = DOT.join([f"node {node.index}", *_unusual_words(own_pulses)])
             cells = "".join(
-                f'<b style="background-color:{_look(group, usual)[1]}"></b>' for group in _groups(mine, per)
+                f'<b style="background-color:{_look(group, usual)[1]}"></b>'
+                for group in _groups(own_pulses, per)
             )
             row = tag("span", escape(label), "flex:0 0 130px;font-size:11px") + cells
             rows.append(tag("div", row, "display:flex;gap:2px;align-items:center", cls="nbt-node"))
-        more = heard[len(shown) :]
-        words = _unusual_words([pulse for _, mine in more for pulse in mine]) or ["as usual"]
+        more = by_node[len(shown) :]
+        words = _unusual_words([pulse for _, own_pulses in more for pulse in own_pulses]) or ["as usual"]
         text = f"{len(more)} more nodes{DOT}{', '.join(words)}" if more else ""
         row = (tag("div", "".join(rows), PLAIN) + text_line(text)) + tag("div", summary, PLAIN)
     else:
@@ -222,9 +223,9 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     at = now if state.ended is None else state.ended
     unit = unit_of(state.series[min(state.series)])
     # In a bigger world, only ranks that report, as anybody can claim that a world is big.
-    known = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
+    rank_numbers = range(state.world_size) if state.world_size <= _MOST_RANKS else sorted(state.series)
     pulses = []
-    for rank in known:
+    for rank in rank_numbers:
         series = state.series.get(rank, Series())
         recent = series.points[-RECENT:]
         counted = counts(recent, unit)
@@ -347,8 +348,8 @@ def _many(group: Sequence[Pulse], unit: str) -> str:
 
 def _span(values: Sequence[float | None], text: Callable[[float], str]) -> str:
     """Return the lowest and the highest known number: ``40 to 42``; or the one that they all are."""
-    known = [value for value in values if value is not None]
-    low, high = text(min(known)), text(max(known))
+    numbers = [value for value in values if value is not None]
+    low, high = text(min(numbers)), text(max(numbers))
     return low if low == high else f"{low} to {high}"
 
 

@@ -214,9 +214,9 @@ def _read(state: JobState, offers: Offers) -> str:
         for name, value in values[:_MOST_TILES]
     ]
     more = [tag("span", f"and {len(values) - _MOST_TILES} more", DIM)] if len(values) > _MOST_TILES else []
-    there = [(verb, offers[verb]) for verb in ("set", "swap") if verb in offers]
+    edits = [(verb, offers[verb]) for verb in ("set", "swap") if verb in offers]
     job = meant(state.info)
-    buttons = "".join(action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in there)
+    buttons = "".join(action(offer.label.capitalize(), f"nbtorchjob:{verb}", job) for verb, offer in edits)
     parts = [tag("span", "reads", DIM), *shown, *more, tag("span", buttons)]
     return tag("div", " ".join(parts), f"{_TILES};align-items:center", cls="nbt-reads")
 
@@ -314,12 +314,14 @@ def _failure(state: JobState, source: SourceLookup) -> str:
 def _actions(state: JobState, offers: Offers, *, live: bool) -> str:
     """Return buttons for what can be done with the job now, where something handles them."""
     job = meant(state.info)
-    there = {verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)}
+    card_offers = {
+        verb: offer for verb, offer in offers.items() if offer.on_card and offer.on_card(state, live)
+    }
     # What most people want to do comes first, if it is offered.
     first = "start" if state.blocked else "retry" if state.phase is Phase.FAILED else "stacks"
-    there = dict(sorted(there.items(), key=lambda item: item[0] != first))
+    card_offers = dict(sorted(card_offers.items(), key=lambda item: item[0] != first))
     shown = []
-    for verb, offer in there.items():
+    for verb, offer in card_offers.items():
         initial, *rest = offer.label.split(" ")
         words = (word if word[1:] != word[1:].lower() else word.lower() for word in rest)
         shown.append(action(" ".join([initial, *words]), f"nbtorchjob:{verb}", job))
@@ -380,10 +382,10 @@ def traceback_html(error: Error, source: SourceLookup, heading: str = "") -> str
     if len(shown) == len(lines):
         moved = {**variables}
     else:
-        gone = len(lines) - len(shown)
+        gap = len(lines) - len(shown)
         head = next(at for at, row in enumerate(shown) if row != lines[at])
         kept = {at: row for at, row in variables.items() if at < head}
-        moved = kept | {at - gone: row for at, row in variables.items() if at > head + gone}
+        moved = kept | {at - gap: row for at, row in variables.items() if at > head + gap}
     room, folds = _MOST_BYTES, {}
     for at in sorted(moved, reverse=True):
         rows = [*_fitting_lines(moved[at], room)]

@@ -84,11 +84,11 @@ def drawn(sending: Sending) -> Iterator[None]:
 
     def draw(phase: str) -> None:
         call, doing = sending.call, _doing() if phase == _NOW else ""
-        what = doing or f"{_DOING[phase]} {size(sending.size)}"
-        what += f"{DOT}{duration(time.monotonic() - began)}"
+        details = doing or f"{_DOING[phase]} {size(sending.size)}"
+        details += f"{DOT}{duration(time.monotonic() - began)}"
         body = tag("div", text_line(capture.ships_line(call), SMALL), card.BODY, cls="nbt-body")
-        html = card.frame(_TONES[phase], card.head(_TONES[phase], phase, call.label, escape(what)), body)
-        output.show({"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{what}"})
+        html = card.frame(_TONES[phase], card.head(_TONES[phase], phase, call.label, escape(details)), body)
+        output.show({"text/html": html, "text/plain": f"torchjob {call.label} {phase}{DOT}{details}"})
 
     end = _FAILED
     try:
@@ -166,9 +166,9 @@ def choice(state: JobState, text: str, again: str) -> str:
     try:
         if state.phase is not Phase.RUNNING:
             raise SwapError(f"{name} is {state.phase.word}")
-        known = code.of(state)
-        changed = known.definitions_in(text, name, edited=True)
-        known.refuse(changed, name)
+        job_code = code.of(state)
+        changed = job_code.definitions_in(text, name, edited=True)
+        job_code.refuse(changed, name)
     except (NBTorchJobError, SyntaxError) as exc:
         more.append(f"The job can't take the cell's changes while it runs: {exc}")
     else:

@@ -44,9 +44,9 @@ class Tail(FrozenDataclass):
 @lru_cache(maxsize=64)
 def html_tail(log: LogTail, most: int, room: int) -> Tail:
     """Return the newest lines of ``log``: at most ``most``, in at most ``room`` bytes of HTML."""
-    known = _rows(log)
+    log_rows = _rows(log)
     lines: list[str] = []
-    for row in reversed(known[-most:]):
+    for row in reversed(log_rows[-most:]):
         # The line in colour, or without if that takes too much room
         forms = (row.html(LINE), escape(row.text(LINE), quote=False))
         html = next((form for form in forms if len(form.encode()) < room), None)
@@ -56,8 +56,8 @@ def html_tail(log: LogTail, most: int, room: int) -> Tail:
             break
         lines.insert(0, html)
         room -= len(html.encode()) + 1
-    last = known[-1].text(LINE) if known else ""
-    return Tail(tuple(lines), len(known), last, log.truncated, log.size)
+    last = log_rows[-1].text(LINE) if log_rows else ""
+    return Tail(tuple(lines), len(log_rows), last, log.truncated, log.size)
 
 
 def text_tail(log: LogTail, most: int) -> list[str]:
@@ -69,8 +69,8 @@ def text_tail(log: LogTail, most: int) -> list[str]:
 @lru_cache(maxsize=64)
 def newest(log: LogTail) -> str:
     """Return the newest line of ``log`` without colour, not escaped; empty where there is none."""
-    known = _rows(log)
-    return known[-1].text(LINE).strip() if known else ""
+    log_rows = _rows(log)
+    return log_rows[-1].text(LINE).strip() if log_rows else ""
 
 
 def printed(log: LogTail, name: str, *, gone: bool = False) -> str:
@@ -86,16 +86,16 @@ def others(logs: Mapping[int, LogTail], name: str, *, gone: bool = False) -> lis
 
     For a job that is ``gone``, show the last lines themselves.
     """
-    told_: list[str] = []
+    notes: list[str] = []
     for rank in sorted(logs):
         many = len(_rows(logs[rank]))
         if rank and many:
             lines = [f"  {text}" for text in text_tail(logs[rank], _OTHER_LINES)] if gone else []
             last = f", last {count(len(lines), 'line')}" if gone and len(lines) < many else ""
             where = "" if gone else f" {hint('logs', name, f'--rank {rank}')}"
-            told_.append("\n".join([f"rank {rank} printed {count(many, 'line')}{last}:{where}", *lines]))
-    more = len(told_) - _MOST_OTHERS
-    return [*told_[:_MOST_OTHERS], *([f"and {count(more, 'more rank')}"] if more > 0 else [])]
+            notes.append("\n".join([f"rank {rank} printed {count(many, 'line')}{last}:{where}", *lines]))
+    more = len(notes) - _MOST_OTHERS
+    return [*notes[:_MOST_OTHERS], *([f"and {count(more, 'more rank')}"] if more > 0 else [])]
 
 
 def folds(
@@ -132,7 +132,7 @@ def folds(
 
 
 def _rows(log: LogTail) -> list[Row]:
-    known = rows(log.text())
-    while known and not known[-1].text().strip():
-        known.pop()
-    return known
+    log_rows = rows(log.text())
+    while log_rows and not log_rows[-1].text().strip():
+        log_rows.pop()
+    return log_rows

@@ -198,12 +198,12 @@ class Terminal:
             self._write(text)
         for piece in state.logs.get(state.info.speaker, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
-                known = self._shown[1] if piece.round == self._shown[0] else 0
-                if piece.offset > known or piece.round != self._shown[0]:
+                position = self._shown[1] if piece.round == self._shown[0] else 0
+                if piece.offset > position or piece.round != self._shown[0]:
                     self._log(self._decoder.decode(b"", final=True))
-                if piece.offset > known:  # the rank wrote more than a tail holds
+                if piece.offset > position:  # the rank wrote more than a tail holds
                     self._write("\n[…]\n")
-                self._log(self._decoder.decode(piece.data[max(0, known - piece.offset) :]))
+                self._log(self._decoder.decode(piece.data[max(0, position - piece.offset) :]))
                 self._fresh_line = piece.data.endswith(b"\n")
                 self._shown = (piece.round, piece.end)
 

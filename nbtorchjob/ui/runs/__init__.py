@@ -47,10 +47,10 @@ def elapsed(states: Sequence[JobState], now: float) -> float:
 def html(name: str, states: Sequence[JobState], now: float, *, live: bool = False) -> str:
     """Return a group's card; ``live`` means that a cell waits for it."""
     phases = [word(state) for state in states]
-    stands = phase(phases)
+    group_phase = phase(phases)
     rest = (count(len(states), "run"), counted(phases), duration(elapsed(states, now)))
     details = escape(DOT.join((*rest, facts.where(states[0].info))))
-    tone = card.of_phase(stands)
+    tone = card.of_phase(group_phase)
     left = len(states) - min(len(states), _MOST_ROWS)
     more_words = [f"and {count(left, 'more run')}: runs.frame() has all of them"] if left else []
     if not live and any(not state.phase.terminal for state in states):
@@ -72,15 +72,15 @@ def html(name: str, states: Sequence[JobState], now: float, *, live: bool = Fals
         text_line(DOT.join(more_words), SMALL),
     ]
     body = tag("div", "\n".join(part for part in parts if part), card.BODY, cls="nbt-body")
-    return card.frame(tone, card.head(tone, stands.value, name, details), body)
+    return card.frame(tone, card.head(tone, group_phase.value, name, details), body)
 
 
 def text(name: str, states: Sequence[JobState], now: float) -> str:
     """Return the same in plain text, for places that show no HTML."""
     phases = [word(state) for state in states]
-    stands = phase(phases)
-    how = "in" if stands is Phase.SUCCEEDED else "after" if stands.terminal else "for"
-    took = f"{stands.value.lower()} {how} {duration(elapsed(states, now))}"
+    group_phase = phase(phases)
+    how = "in" if group_phase is Phase.SUCCEEDED else "after" if group_phase.terminal else "for"
+    took = f"{group_phase.value.lower()} {how} {duration(elapsed(states, now))}"
     shown = _chosen(states, _MOST_LINES)
     left = len(states) - len(shown)
     columns = _columns(states)
@@ -162,8 +162,8 @@ def _why(state: JobState) -> str:
 def _best(states: Sequence[JobState]) -> JobState | None:
     """Return the run with the best last value of the first metric; None if it isn't known what is better."""
     losses = _losses(states)
-    known = [state for state in states if state.info.id in losses and word(state) in _RANKED]
-    return min(known, key=lambda state: losses[state.info.id]) if len(known) > 1 else None
+    candidates = [state for state in states if state.info.id in losses and word(state) in _RANKED]
+    return min(candidates, key=lambda state: losses[state.info.id]) if len(candidates) > 1 else None
 
 
 def _losses(states: Sequence[JobState]) -> dict[str, float]:
@@ -200,14 +200,14 @@ def _table(states: Sequence[JobState], now: float) -> str:
         header += tag("th", escape(line(_metric(states), _MAX_CELL)), _CELL)
     body = []
     for state, cells in zip(shown, table, strict=True):
-        stands = word(state)
-        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[stands])}"
+        key = word(state)
+        colour = f"{_CELL};border-left:3px solid {shade(_COLOURS[key])}"
         swatch = _swatch(colours.get(state.info.id))
         logs = action("Logs", "nbtorchjob:logs", meant(state.info), of=state.name)
         cells[-2] = cells[-2].capitalize() + (BEST if state is best else "")
         rest = zip(cells[1:], aligned[1:], strict=True)
         row = [
-            tag("td", escape(cells[0]) + swatch + f" {logs}", colour, cls=f"nbt-run-of {_tone(stands)}"),
+            tag("td", escape(cells[0]) + swatch + f" {logs}", colour, cls=f"nbt-run-of {_tone(key)}"),
             *(tag("td", escape(line(cell, _MAX_CELL)), style) for cell, style in rest),
         ]
         if sparks:
@@ -234,10 +234,10 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
         else:
             course = [as_float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
             series[state.info.id] = _spread([value for value in course if math.isfinite(value)], _SPARKS)
-    known = [value for course in series.values() for value in course]
+    values = [value for course in series.values() for value in course]
     if not any(len(course) > 1 for course in series.values()):
         return {}
-    low, high = min(known), max(known)
+    low, high = min(values), max(values)
     step = (len(_BLOCKS) - 1) / ((high - low) or 1.0)
     return {
         id_: "".join(_BLOCKS[round((value - low) * step)] for value in course)
@@ -356,11 +356,11 @@ def parallel_axes(states: Sequence[JobState], metric: str) -> str:
     """Return runs on parallel axes as a picture; nothing if few parameters vary, or nothing was reported."""
     names = _varying(states)[:_MOST]
     values = [(state, runs.metrics(state).get(metric, math.nan)) for state in states]
-    known = [(state, value) for state, value in values if math.isfinite(value)]
-    if len(names) < _FEWEST or len(known) < 2:
+    finite_values = [(state, value) for state, value in values if math.isfinite(value)]
+    if len(names) < _FEWEST or len(finite_values) < 2:
         return ""
-    drawn = _spread(sorted(known, key=lambda item: item[1]), _MOST_PARALLEL)
+    drawn = _spread(sorted(finite_values, key=lambda item: item[1]), _MOST_PARALLEL)
     drawn.sort(key=lambda item: item[0].info.number)
-    title = f"{metric} of {_which(len(drawn), len(known), _MOST_PARALLEL)} by {', '.join(names)}"
+    title = f"{metric} of {_which(len(drawn), len(finite_values), _MOST_PARALLEL)} by {', '.join(names)}"
     columns = [(name, [state.info.given.get(name) for state, _ in drawn]) for name in names]
     return tag("div", chart.parallel([*columns, (metric, [value for _, value in drawn])], title), PLAIN)

@@ -86,8 +86,8 @@ class Terminal(Silent):
         for state in states:
             if state.phase.terminal and state.info.number not in self._told:
                 self._told.add(state.info.number)
-                what = f"{len(self._told)}/{len(states)} {facts.last_line(state, now)}"
-                self._write(safe(f"torchjob {what}  {state.info.label}"))
+                status = f"{len(self._told)}/{len(states)} {facts.last_line(state, now)}"
+                self._write(safe(f"torchjob {status}  {state.info.label}"))
 
     def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
         """Write the table."""

@@ -270,7 +270,7 @@ class Client:
         return _parsed(await self._body(verb, target, request))
 
     async def _body(self, verb: str, target: Target, request: Request, most: int = OBJECT_BYTES) -> bytes:
-        doubt, tried, until = False, 0, time.monotonic() + _PATIENCE_S
+        doubt, tries, until = False, 0, time.monotonic() + _PATIENCE_S
         pauses = delays(self.pause, _LONGEST_WAIT)
         while True:
             wait = 0.0
@@ -287,16 +287,16 @@ class Client:
             if doubt and isinstance(error, AlreadyExistsError) and request.body:
                 body = await self._body("get", target, Request("GET", target.path))
                 obj = _object(_parsed(body), target.api)
-                for what in ("labels", "annotations"):
+                for field in ("labels", "annotations"):
                     if (
-                        not (request.body["metadata"].get(what) or {}).items()
-                        <= (obj["metadata"].get(what) or {}).items()
+                        not (request.body["metadata"].get(field) or {}).items()
+                        <= (obj["metadata"].get(field) or {}).items()
                     ):
                         raise error
                 return body
-            tried += 1
+            tries += 1
             pause = max(next(pauses), min(wait, _LONGEST_WAIT))
-            over = tried == _TRIES or time.monotonic() + pause > until
+            over = tries == _TRIES or time.monotonic() + pause > until
             if over or not self._passing(error, verb, target):
                 raise error
             doubt = doubt or (verb == "create" and not _turned_away(error))
@@ -364,14 +364,14 @@ def heard(line: bytes, target: Target) -> tuple[str, Object]:
     return type_, obj
 
 
-def _fit(answer: Any, shape: Shape, what: str) -> None:
+def _fit(answer: Any, shape: Shape, description: str) -> None:
     if bad := answers.wrong(answer, shape):
-        raise _another(f"{what} with a {bad} of another kind")
+        raise _another(f"{description} with a {bad} of another kind")
 
 
-def _another(what: str) -> ClusterError:
+def _another(description: str) -> ClusterError:
     return ClusterError(
-        f"the server isn't a Kubernetes API, it answered with {what}: check the kubeconfig, or a proxy"
+        f"the server isn't a Kubernetes API, it answered with {description}: check the kubeconfig, or a proxy"
     )
 
 

@@ -203,11 +203,11 @@ class ServerClock:
 
     def now(self) -> float:
         """Return the seconds since the epoch; before the first answer, by this machine's clock."""
-        mine = time.time()
+        local_time = time.time()
         if self._heard is None:
-            return mine
+            return local_time
         servers_time = self._heard[0] + time.monotonic() - self._heard[1]
-        return servers_time if abs(servers_time - mine) > _AGREES_S else mine
+        return servers_time if abs(servers_time - local_time) > _AGREES_S else local_time
 
 
 class Connection:

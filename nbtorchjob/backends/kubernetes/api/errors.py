@@ -41,10 +41,10 @@ _LACKS = (
 
 def missing(message: str) -> str | None:
     """Describe what doesn't exist and which option names it; None for any other message."""
-    for pattern, what, option in _LACKS:
+    for pattern, kind, option in _LACKS:
         match = re.search(pattern, message)
         if match:
-            return f'the {what} "{match[1]}" doesn\'t exist: choose an existing one with {option}'
+            return f'the {kind} "{match[1]}" doesn\'t exist: choose an existing one with {option}'
     return None
 
 
@@ -62,8 +62,8 @@ def api_error(verb: str, target: Target, status: int, body: bytes) -> ApiError:
     """Return the error for an answer of 400 and above to ``verb`` (an RBAC verb) on ``target``."""
     answer = _Answer.read(verb, target, status, body)
     words = next(filter(None, (rule(answer) for rule in _RULES)))
-    taken = verb == "create" and answer.reason == "AlreadyExists"
-    kind = AlreadyExistsError if taken else _KINDS.get(status, ApiError)
+    exists = verb == "create" and answer.reason == "AlreadyExists"
+    kind = AlreadyExistsError if exists else _KINDS.get(status, ApiError)
     denied = _DENIED.search(answer.said)
     if not denied or denied["user"] == _ANONYMOUS:
         granting = ""
@@ -222,8 +222,8 @@ def _webhook(answer: _Answer) -> str | None:
     missing = re.search(r'(queue|trainingruntime)\S* "([^"]*)" not found', why, re.IGNORECASE)
     if missing:
         option = "queue" if missing[1].lower() == "queue" else "runtime"
-        known = f"choose an existing one with --{option}, or ask an administrator to create it"
-        return f'the {option} "{missing[2]}" doesn\'t exist: {known}'
+        advice = f"choose an existing one with --{option}, or ask an administrator to create it"
+        return f'the {option} "{missing[2]}" doesn\'t exist: {advice}'
     return f"the webhook {name} refuses {answer.target}: {why[:_LONGEST]}"
 
 

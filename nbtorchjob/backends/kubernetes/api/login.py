@@ -98,13 +98,13 @@ class Kubeconfig:
     def check(self, context: str | None) -> str:
         """Return the context to use; raises ``ClusterError`` for the first thing that is wrong with it."""
         name = context or self.current()
-        known = self.named("contexts")
-        available = f"available: {', '.join(known) or 'none'}"
+        entries = self.named("contexts")
+        available = f"available: {', '.join(entries) or 'none'}"
         if not name:
             raise ClusterError(f"{self} has no current context: choose one with --context; {available}")
-        if name not in known:
+        if name not in entries:
             raise ClusterError(f"{self} has no context {name!r}: choose one with --context; {available}")
-        for problem in self._problems(name, known[name][1].get("context")):
+        for problem in self._problems(name, entries[name][1].get("context")):
             raise ClusterError(f"{self} can't be used for the context {name}: {problem}")
         return name
 
@@ -113,14 +113,14 @@ class Kubeconfig:
             yield "it has no settings"
             return
         for key in ("cluster", "user"):
-            named, there = str(context.get(key) or ""), self.named(f"{key}s")
+            named, entries = str(context.get(key) or ""), self.named(f"{key}s")
             if key == "user" and not named:
                 continue  # for a proxy that logs in by itself (`kubectl proxy`)
-            if not named or named not in there:
-                what = f"its {key} {named} isn't defined" if named else f"it names no {key}"
-                yield f"{what}; available: {', '.join(there) or 'none'}"
+            if not named or named not in entries:
+                problem = f"its {key} {named} isn't defined" if named else f"it names no {key}"
+                yield f"{problem}; available: {', '.join(entries) or 'none'}"
                 return
-            folder, entry = there[named]
+            folder, entry = entries[named]
             settings = entry.get(key)
             if not isinstance(settings, Mapping):
                 yield f"its {key} {named} has no settings" + (": log in again" if key == "user" else "")
@@ -163,22 +163,22 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
             yield "has no server"
         elif not is_address:
             yield f"has the server {server!r}, which is no address such as https://HOST:6443"
-    for name, what in (_OF_CLUSTER if key == "cluster" else _OF_USER).items():
+    for name, label in (_OF_CLUSTER if key == "cluster" else _OF_USER).items():
         if inline := settings.get(name + _DATA):
             try:
                 is_pem = _PEM in base64.b64decode("".join(str(inline).split()), validate=True)
             except ValueError:
                 is_pem = False
             if not is_pem:
-                yield f"has {name}{_DATA} that is no {what} in base64"
+                yield f"has {name}{_DATA} that is no {label} in base64"
         elif path := settings.get(name):
             try:
                 content = (folder / os.path.expanduser(str(path))).read_bytes()
             except OSError as error:
-                yield f"has its {what} in {path}, which can't be read ({error.strerror})"
+                yield f"has its {label} in {path}, which can't be read ({error.strerror})"
                 break
             if name != "tokenFile" and _PEM not in content:
-                yield f"has its {what} in {path}, which holds none"
+                yield f"has its {label} in {path}, which holds none"
     login = settings.get("exec")
     if key == "user" and isinstance(login, Mapping):
         command = os.path.expanduser(str(login.get("command") or ""))

@@ -108,8 +108,8 @@ class _Link:
         self._came = bytearray()  # of a frame that isn't whole yet
         self._owed = 0  # bytes to give back to the server's window of the connection
         self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="latin-1"))
-        wanted = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
-        self._h2.local_settings = Settings(client=True, initial_values=wanted)
+        settings = {SettingCodes.ENABLE_PUSH: 0, SettingCodes.INITIAL_WINDOW_SIZE: _WINDOW}
+        self._h2.local_settings = Settings(client=True, initial_values=settings)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_ROOM)
         self._leaves = False  # whether the server wants no more requests here

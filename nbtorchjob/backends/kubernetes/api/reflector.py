@@ -279,12 +279,12 @@ class _Watch:
         if type_ == "BOOKMARK":
             return
         key = uid(obj)
-        known = key in self._known
+        is_known = key in self._known
         if type_ == DELETED:
             self._known.pop(key, None)
         else:
             self._known[key] = obj
-            type_ = MODIFIED if known else ADDED
+            type_ = MODIFIED if is_known else ADDED
         self._tell(Change(type_, obj))
 
     def _tell(self, change: Change) -> None:

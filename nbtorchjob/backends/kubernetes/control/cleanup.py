@@ -50,8 +50,8 @@ async def leftovers() -> list[Leftover]:
                 since = state.ended if state.ended is not None else state.cancelled
                 now = job.session.client.now()
                 if since is not None and (state.ended is not None or now - since > _ENDING_S):
-                    what = f"{state.phase.word} {job.kind.api.kind} in {scope.namespace}"
-                    every.append(Leftover(state.info.name, what, now - since, state))
+                    description = f"{state.phase.word} {job.kind.api.kind} in {scope.namespace}"
+                    every.append(Leftover(state.info.name, description, now - since, state))
             for kind, item, age in await _orphans(scope, [job.info for job, _ in states]):
                 every.append(_orphan(scope, kind, item, age))
     for unused, _ in await _unused():

@@ -115,9 +115,9 @@ class JobController:
                 await self._halt(state, labelling.STOPPED, labelling.mark(when, reason))
             else:
                 # End an attempt that was held back for too long
-                latest, held = self._start_by(state), progress.held_back(state)
-                if held is not None and latest is not None and latest <= self._now():
-                    text = f"{held.reason} {' '.join(held.text.split())}"
+                latest, wait = self._start_by(state), progress.held_back(state)
+                if wait is not None and latest is not None and latest <= self._now():
+                    text = f"{wait.reason} {' '.join(wait.text.split())}"
                     why = labelling.mark(latest, failure.NEVER_STARTED, text)
                     await self._halt(state, labelling.STOPPED, why)
         return []
@@ -158,12 +158,12 @@ class JobController:
 
     def _start_by(self, state: JobState) -> float | None:
         """When to end the newest attempt because something holds it back; None while nothing does."""
-        held = progress.held_back(state)
-        if held is None or self._info.start_within_s is None:
+        wait = progress.held_back(state)
+        if wait is None or self._info.start_within_s is None:
             self._held = None
             return None
         self._held = self._held or self._now()
-        return (progress.held_since(state, held) or self._held) + self._info.start_within_s
+        return (progress.held_since(state, wait) or self._held) + self._info.start_within_s
 
     def _to_stop(self, state: JobState) -> str:
         """Return why the newest attempt must end though its operator goes on; "" where it needn't."""

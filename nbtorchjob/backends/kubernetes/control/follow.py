@@ -218,11 +218,11 @@ class Follower:
                 for turn in (self._vanished, self._missed):
                     for event in await turn():
                         yield self._taken(event)
-                known = not self._unlisted and self._queue.empty()
+                up_to_date = not self._unlisted and self._queue.empty()
                 for event in await self._tend():
                     yield self._taken(event)
                 # Only now, when what is due was done: even a sound job may be late.
-                if self._visit and known and self._queue.empty() and sound(self._state):
+                if self._visit and up_to_date and self._queue.empty() and sound(self._state):
                     return
                 for event in await self._next():
                     yield self._taken(event)
@@ -241,9 +241,9 @@ class Follower:
             self._state = apply(self._state, event)
             self._cache.note(event)
         if isinstance(event, ev.EnvironmentTold):
-            asked = asked_images(self._info.asked)
-            if event.node < len(asked) and self._cache.ours:  # others may misreport what images have
-                images.learn(asked[event.node], self._state.image_of(event), event)
+            job_images = asked_images(self._info.asked)
+            if event.node < len(job_images) and self._cache.ours:  # others may misreport what images have
+                images.learn(job_images[event.node], self._state.image_of(event), event)
         return event
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -258,8 +258,8 @@ class Follower:
         async with aclosing(self._changes(self._kind.api, self._is_attempt, every=True)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
-                    gone = [] if seen else [ev.Removed(self._session.client.now())]
-                    await self._listed(self._kind.api, gone)
+                    removals = [] if seen else [ev.Removed(self._session.client.now())]
+                    await self._listed(self._kind.api, removals)
                     continue
                 seen = True
                 new = change.object["metadata"]["uid"] not in self._attempts
@@ -533,7 +533,7 @@ class Follower:
 
 def sound(state: JobState) -> bool:
     """Whether a job can be left to its operator: nothing of its newest attempt has ended."""
-    asked = (state.verdict, state.cancelled, state.removed, state.next)
-    if any(answer is not None for answer in asked):
+    outcomes = (state.verdict, state.cancelled, state.removed, state.next)
+    if any(outcome is not None for outcome in outcomes):
         return False
     return state.all_over if state.suspended else state.working and not losses(state)

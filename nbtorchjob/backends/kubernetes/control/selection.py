@@ -78,8 +78,8 @@ class Workloads:
     @property
     def queue(self) -> str:
         """The queue that the job waits in; "" where it doesn't."""
-        mine = self._waits.get(self._mine)
-        return mine.queue if mine is not None else ""
+        wait = self._waits.get(self._mine)
+        return wait.queue if wait is not None else ""
 
     def seen(self, look: Look) -> list[ev.Event]:
         """Record the state of the job's queue; return what it says about the job."""
@@ -88,8 +88,8 @@ class Workloads:
 
     def _standing(self) -> list[ev.Standing]:
         """Return where the job stands in its queue, if that has changed."""
-        mine, waits = self._waits.get(self._mine), self._waits.values()
-        standing = workloads.standing(mine, waits, self._look, time.time())
+        own_wait, waits = self._waits.get(self._mine), self._waits.values()
+        standing = workloads.standing(own_wait, waits, self._look, time.time())
         position = (
             (standing[0].place, standing[0].of, standing[0].used, standing[0].quota) if standing else None
         )
@@ -219,10 +219,10 @@ class Hosts:
                         hosts.setdefault(node.host, {})[node.index] = life.pod
                 for host, nodes in hosts.items():
                     # Another job here may have just read the same host's notice: many run on one host
-                    now, known = time.monotonic(), self._session.notices
-                    if host not in known or now - known[host][0] > EVERY_S / 2:
-                        known[host] = now, asyncio.ensure_future(self._look(host))
-                    notice = await asyncio.shield(known[host][1])
+                    now, notices = time.monotonic(), self._session.notices
+                    if host not in notices or now - notices[host][0] > EVERY_S / 2:
+                        notices[host] = now, asyncio.ensure_future(self._look(host))
+                    notice = await asyncio.shield(notices[host][1])
                     if why := notice:
                         await self._tell(nodes, why)
                     await asyncio.sleep(max(_APART_S, EVERY_S / len(hosts)))

@@ -82,14 +82,14 @@ class Lease:
         """Release the Lease, so that another tender can take it at once. Raises ``ClusterError``."""
         if self._asked is not None:
             await asyncio.gather(self._asked, return_exceptions=True)
-        held, self._version = self._version, ""
-        if held:
-            await self._write(held, {"holderIdentity": ""})
+        version, self._version = self._version, ""
+        if version:
+            await self._write(version, {"holderIdentity": ""})
 
     async def _take(self) -> bool:
-        held, self._version = self._version, ""
+        version, self._version = self._version, ""
         try:
-            lease = await (self._write(held, {"renewTime": self._stamp()}) if held else self._taken())
+            lease = await (self._write(version, {"renewTime": self._stamp()}) if version else self._taken())
         except (AlreadyExistsError, NotFoundError):
             lease = None
         except ApiError as exc:
@@ -135,13 +135,13 @@ class Lease:
         return {"apiVersion": LEASES.group_version, "kind": LEASES.kind, "metadata": metadata, "spec": spec}
 
 
-def _name(whose: str) -> str:
+def _name(username: str) -> str:
     """Return the name of a user's Lease, another one for each user."""
-    name = f"{NAME}-{re.sub(r'[^a-z0-9-]+', '-', whose.lower()).strip('-')}"[:_NAME].rstrip("-")
-    if name == f"{NAME}-{whose}":
+    name = f"{NAME}-{re.sub(r'[^a-z0-9-]+', '-', username.lower()).strip('-')}"[:_NAME].rstrip("-")
+    if name == f"{NAME}-{username}":
         return name
     # Other users' names may look the same in the letters that an object's name may have.
-    return f"{name[: _NAME - _DIGITS - 1]}-{sha256(whose.encode()).hexdigest()[:_DIGITS]}"
+    return f"{name[: _NAME - _DIGITS - 1]}-{sha256(username.encode()).hexdigest()[:_DIGITS]}"
 
 
 async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
@@ -168,8 +168,8 @@ async def tended(job: JobRef) -> Tended:
 
     Raises ``ClusterError``.
     """
-    whose = (job.root["metadata"].get("labels") or {}).get(labelling.USER, "")
-    tender = await holder(job.session.client, job.scope.namespace, whose)
+    username = (job.root["metadata"].get("labels") or {}).get(labelling.USER, "")
+    tender = await holder(job.session.client, job.scope.namespace, username)
     if tender is not None:
         return tender
     since = job.cache.followed() if job.mine else None
@@ -180,8 +180,11 @@ async def tended(job: JobRef) -> Tended:
 
 async def tends(spec: JobSpec) -> bool:
     """Whether a tender looks after jobs that this user sends with such a spec. Raises ``ClusterError``."""
-    here = await session(spec.cluster.context)
-    return await holder(here.client, (await here.scope(spec)).namespace, user()) is not None
+    cluster_session = await session(spec.cluster.context)
+    return (
+        await holder(cluster_session.client, (await cluster_session.scope(spec)).namespace, user())
+        is not None
+    )
 
 
 _FIND_S = 30.0  # between two checks for new namespaces that jobs were sent to
@@ -244,7 +247,7 @@ class Service:
         """Return the numbers of :meth:`figures` in Prometheus' text format."""
         lines = ["# TYPE nbtorchjob_tend_done_total counter"]
         lines += [
-            f"nbtorchjob_tend_done_total{{what={json.dumps(what)}}} {n}" for what, n in actions.deeds.items()
+            f"nbtorchjob_tend_done_total{{what={json.dumps(deed)}}} {n}" for deed, n in actions.deeds.items()
         ]
         for name in ("jobs", "visits", "tending", "requests"):  # requests: of all namespaces of a cluster
             lines.append(f"# TYPE nbtorchjob_tend_{name} {'counter' if name == 'requests' else 'gauge'}")
@@ -342,23 +345,23 @@ class _Place:
 
     async def run(self) -> None:
         """Look after the namespace's jobs while no other tender does."""
-        mine = None if self._everyone else labelling.word(user())
+        username = None if self._everyone else labelling.word(user())
         lease: Lease | None = None
         try:
             while True:
                 try:
-                    here = await session(self._scope.context)
-                    self._client = here.client
-                    lease = lease or Lease(here.client, self._scope.namespace, mine, self._who)
+                    cluster_session = await session(self._scope.context)
+                    self._client = cluster_session.client
+                    lease = lease or Lease(cluster_session.client, self._scope.namespace, username, self._who)
                     try:
-                        wanted = await lease.take()
+                        may_tend = await lease.take()
                     except ForbiddenError as exc:
                         if not self._task:
                             LOG.warning("%s: can't announce who looks after its jobs: %s", self._scope, exc)
-                        wanted = True
+                        may_tend = True
                     if self._tender is not None and await self._tender.outdated():
                         await self._tend(wanted=False)
-                    await self._tend(wanted=wanted)
+                    await self._tend(wanted=may_tend)
                 except NBTorchJobError as exc:
                     why = str(exc)
                     if self.trouble != why:  # not every time

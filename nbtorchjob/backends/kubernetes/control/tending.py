@@ -295,12 +295,12 @@ class Tender:
         self._woken.set()
 
     async def _visit(self, job: JobRef, kept: _Kept) -> None:
-        gone = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]
+        lost_pods = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]
         with ExitStack() as stack:
             cache = job.cache
             if not job.mine:  # nobody here needs its logs
                 cache = JobCache(Path(stack.enter_context(tempfile.TemporaryDirectory())) / job.info.name)
-            follower = Follower(job, job.info, cache, visit=True, gone=gone)
+            follower = Follower(job, job.info, cache, visit=True, gone=lost_pods)
             version = job.object["metadata"].get("resourceVersion")
             async with aclosing(follower.stream()) as events:
                 async for _ in events:
@@ -353,5 +353,5 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
         lives = (node.life for node in state.nodes.values())
         if sum(life.running and life.attempt == state.tries for life in lives) < info.nodes[0]:
             return 0.0
-    ours = fit.ours(job.kind, info.asked, info.retry_owner)
-    return state.deadline_at if "active_deadline_seconds" in ours else None
+    own_policies = fit.ours(job.kind, info.asked, info.retry_owner)
+    return state.deadline_at if "active_deadline_seconds" in own_policies else None

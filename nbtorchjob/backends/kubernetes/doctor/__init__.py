@@ -32,34 +32,38 @@ async def _cluster(spec: JobSpec) -> list[Finding]:
     await login.api.close()
     findings = [server.login(spec.cluster.context, login)]
     # Not the session that jobs use, which asks only once what is served.
-    here = Session((await session(spec.cluster.context)).client)
-    scope = await here.scope(spec)
-    findings += await _with_error(server.version(here.client))
+    cluster_session = Session((await session(spec.cluster.context)).client)
+    scope = await cluster_session.scope(spec)
+    findings += await _with_error(server.version(cluster_session.client))
     if not all(finding.good for finding in findings):
         return [*findings, _left_out("what is on the cluster")]
-    user, (kind, kinds_found) = await asyncio.gather(server.user(here.client), _kind(here, spec))
-    namespace = await _with_error(server.namespace(here.client, scope.namespace))
+    user, (kind, kinds_found) = await asyncio.gather(
+        server.user(cluster_session.client), _kind(cluster_session, spec)
+    )
+    namespace = await _with_error(server.namespace(cluster_session.client, scope.namespace))
     inside_findings = [server.account(user), *namespace, *kinds_found]
     if not all(finding.good for finding in namespace):
         inside = [*inside_findings, _left_out("permissions, quotas and what the job names in that namespace")]
     else:
         parts = await asyncio.gather(
-            _with_error(server.permission_findings(here.client, scope.namespace, kind, spec, user)),
-            _with_error(named.reference_findings(here.client, scope.namespace, kind, spec)),
-            _with_error(capacity.queue_findings(here, scope.namespace, kind, spec)),
-            _with_error(server.gang_findings(here, kind, spec)),
-            _with_error(capacity.quota_findings(here.client, scope.namespace, kind, spec)),
-            _with_error(server.pod_security_findings(here.client, scope.namespace, kind, spec)),
-            _with_error(server.hosts(here.client, spec)),
-            _with_error(capacity.room_findings(here.client, spec)),
+            _with_error(
+                server.permission_findings(cluster_session.client, scope.namespace, kind, spec, user)
+            ),
+            _with_error(named.reference_findings(cluster_session.client, scope.namespace, kind, spec)),
+            _with_error(capacity.queue_findings(cluster_session, scope.namespace, kind, spec)),
+            _with_error(server.gang_findings(cluster_session, kind, spec)),
+            _with_error(capacity.quota_findings(cluster_session.client, scope.namespace, kind, spec)),
+            _with_error(server.pod_security_findings(cluster_session.client, scope.namespace, kind, spec)),
+            _with_error(server.hosts(cluster_session.client, spec)),
+            _with_error(capacity.room_findings(cluster_session.client, spec)),
         )
         inside = inside_findings + [finding for part in parts for finding in part]
     return [*findings, *inside]
 
 
-async def _kind(here: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
+async def _kind(cluster_session: Session, spec: JobSpec) -> tuple[Kind | None, list[Finding]]:
     try:
-        served, minor = await here.soon()
+        served, minor = await cluster_session.soon()
     except ClusterError as exc:
         return None, [_refused(exc), _left_out("what only some kinds of job need")]
     chosen, findings = server.chosen(served, minor, spec)
@@ -79,5 +83,5 @@ def _refused(error: NBTorchJobError) -> Finding:
     return Finding(False, str(error), error.grant.rstrip() if isinstance(error, ClusterError) else "")
 
 
-def _left_out(what: str) -> Finding:
-    return Finding(False, f"not checked for that reason: {what}")
+def _left_out(subject: str) -> Finding:
+    return Finding(False, f"not checked for that reason: {subject}")

@@ -52,7 +52,7 @@ async def quota_findings(client: Client, namespace: str, kind: Kind | None, spec
                 True, "can't check whether the job fits the quota, because reading quotas isn't permitted"
             )
         ]
-    wanted = {**asked(spec), **(_objects(kind) if kind is not None else {})}
+    needs = {**asked(spec), **(_objects(kind) if kind is not None else {})}
     findings = []
     for quota in quotas:
         name = quota["metadata"]["name"]
@@ -64,8 +64,8 @@ async def quota_findings(client: Client, namespace: str, kind: Kind | None, spec
         unknown: list[str] = []
         for key, left in _room(quota).items():
             # The name that :func:`asked` uses
-            known = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
-            need, option = wanted.get(known), known.partition(".")[2]
+            need_name = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
+            need, option = needs.get(need_name), need_name.partition(".")[2]
             if need is None and option in _REQUESTED:
                 lacking.append(f"{key} must be set: use --{option} (unless a LimitRange or runtime does)")
             elif need is not None and need > left:
@@ -143,8 +143,8 @@ def requested(pod: Manifest) -> dict[str, float]:
     totals: dict[str, float] = defaultdict(float)
     for container in pod.get("containers") or ():
         resources = container.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for name, number in _amounts(asked):
+        requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for name, number in _amounts(requests):
             totals[name] += number
     return dict(totals)
 
@@ -173,13 +173,13 @@ def matches(pod: Manifest, host: Manifest) -> bool:
         return True
     fields = {"metadata.name": host["metadata"]["name"]}
     for term in terms:
-        wanted = [(expression, labels) for expression in term.get("matchExpressions") or ()]
-        wanted += [(expression, fields) for expression in term.get("matchFields") or ()]
+        rules = [(expression, labels) for expression in term.get("matchExpressions") or ()]
+        rules += [(expression, fields) for expression in term.get("matchFields") or ()]
         # What the server will refuse anyway rules out no host.
-        known = [(rule, has) for rule, has in wanted if rule.get("operator") in _OPERATORS]
-        if wanted and all(
+        known_rules = [(rule, has) for rule, has in rules if rule.get("operator") in _OPERATORS]
+        if rules and all(
             _OPERATORS[rule["operator"]](has.get(rule.get("key")), rule.get("values") or ())
-            for rule, has in known
+            for rule, has in known_rules
         ):
             return True
     return False
@@ -228,12 +228,12 @@ async def room_findings(client: Client, spec: JobSpec) -> list[Finding]:
 
 def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
     """Report how many of the hosts could hold a pod of that spec; if none could, why."""
-    wanted = requested(pod)
+    requests = requested(pod)
     rooms = [room(host) for host in hosts]
     big = [
         host
         for host, has in zip(hosts, rooms, strict=True)
-        if all(has.get(name, 0.0) >= number for name, number in wanted.items())
+        if all(has.get(name, 0.0) >= number for name, number in requests.items())
     ]
     chosen = [host for host in big if matches(pod, host)]
     free = [host for host in chosen if not untolerated(pod, host)]
@@ -243,17 +243,17 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
         why = "the cluster has no hosts"
     elif not big:
         # Find the resources that no host has enough of
-        most = {name: max(has.get(name, 0.0) for has in rooms) for name in wanted}
+        most = {name: max(has.get(name, 0.0) for has in rooms) for name in requests}
         absent = [name for name, number in most.items() if not number]
         if absent:
             why = f"no host could hold a pod: none has any {' or '.join(absent)}"
         else:
             short = [
-                f"{_said(name, wanted[name])} {name} (the most is {_said(name, most[name])})"
-                for name in wanted
-                if most[name] < wanted[name]
+                f"{_said(name, requests[name])} {name} (the most is {_said(name, most[name])})"
+                for name in requests
+                if most[name] < requests[name]
             ]
-            every = " and ".join(f"{_said(name, number)} {name}" for name, number in wanted.items())
+            every = " and ".join(f"{_said(name, number)} {name}" for name, number in requests.items())
             why = f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
     elif not chosen:
         labels = ", ".join(f"{key}={value}" for key, value in (pod.get("nodeSelector") or {}).items())
@@ -282,15 +282,15 @@ async def queue_findings(here: Session, namespace: str, kind: Kind | None, spec:
     return [*queue, *await _priority(here, spec.cluster.workload_priority)]
 
 
-async def _priority(here: Session, name: str | None) -> list[Finding]:
+async def _priority(session: Session, name: str | None) -> list[Finding]:
     """Report whether the job's WorkloadPriorityClass exists: without it Kueue never looks at the job."""
     if name is None:
         return []
-    api, text = await here.newest(WORKLOAD_PRIORITIES), f"workload priority {name}"
+    api, text = await session.newest(WORKLOAD_PRIORITIES), f"workload priority {name}"
     if api is None:
         return [Finding(False, f"{text}: this cluster has no Kueue; leave out --workload-priority")]
     try:
-        await here.client.get(Target(api, None, name))
+        await session.client.get(Target(api, None, name))
     except ForbiddenError:
         return [Finding(True, f"{text}: can't check whether it exists, because reading it isn't permitted")]
     except NotFoundError:
@@ -299,35 +299,35 @@ async def _priority(here: Session, name: str | None) -> list[Finding]:
     return [Finding(True, f"{text} exists")]
 
 
-async def _queue(here: Session, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
+async def _queue(session: Session, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
     name = spec.cluster.queue
     # For a job that names no queue, the cluster isn't asked.
-    api = await here.newest(LOCAL_QUEUES) if name and kind is not None and kind.suspend else None
+    api = await session.newest(LOCAL_QUEUES) if name and kind is not None and kind.suspend else None
     if api is None:
         return []
     try:
         # A namespace's queues by name. Raises ``ClusterError``.
-        items = (await here.client.list(api, namespace)).items
-        there = {item["metadata"]["name"]: item for item in items}
+        items = (await session.client.list(api, namespace)).items
+        queues = {item["metadata"]["name"]: item for item in items}
     except ForbiddenError as exc:
         text = f"queue {name}: can't check whether it exists, because listing queues isn't permitted"
         return [Finding(True, text, exc.grant)]
-    known = ", ".join(sorted(there)) or "none"
-    if name not in there:
+    available = ", ".join(sorted(queues)) or "none"
+    if name not in queues:
         text = f"there is no queue {name} in {namespace}: choose another with --queue, or have it created"
-        return [Finding(False, f"{text}; there are: {known}")]
-    closed = reading.condition(there[name], "Active", "False")
+        return [Finding(False, f"{text}; there are: {available}")]
+    closed = reading.condition(queues[name], "Active", "False")
     if closed is not None:
         reason = closed.get("message") or closed.get("reason")
         return [Finding(False, f"queue {name} is closed: {reason}; choose another with --queue")]
-    return [Finding(True, f"queue {name} exists and is open"), await _admits(here, there[name], spec)]
+    return [Finding(True, f"queue {name} exists and is open"), await _admits(session, queues[name], spec)]
 
 
-async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
+async def _admits(session: Session, local: Object, spec: JobSpec) -> Finding:
     """Report whether the quota of a queue would ever be enough, as far as that may be read."""
     text, whole = f"queue {local['metadata']['name']}", workloads.cluster_queue(local)
     try:
-        queue = await queueing.cluster_queue(here, whole)
+        queue = await queueing.cluster_queue(session, whole)
     except ClusterError:
         queue = None
     if queue is None:
@@ -335,15 +335,15 @@ async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
         return Finding(True, f"{text}: {reason}")
     # What all nodes request, by resource
     requests = ((key.partition("."), need) for key, need in asked(spec).items())
-    wanted = {name: need for (kind, _, name), need in requests if kind == "requests"}
-    if not _short(wanted, workloads.quota(queue)):
+    needs = {name: need for (kind, _, name), need in requests if kind == "requests"}
+    if not _short(needs, workloads.quota(queue)):
         return Finding(True, f"{text} has enough in all for the job")
     cohort = workloads.cohort(queue)
-    others = await _lenders(here, whole, cohort) if cohort else ()
+    others = await _lenders(session, whole, cohort) if cohort else ()
     most = workloads.most(queue, others)
-    if short := _short(wanted, most):
+    if short := _short(needs, most):
         borrowed = f", with all that may be borrowed in cohort {cohort}" if cohort else ""
-        amounts = ((key, worded(key, wanted[key]), worded(key, most.get(key, 0.0))) for key in short)
+        amounts = ((key, worded(key, needs[key]), worded(key, most.get(key, 0.0))) for key in short)
         why = "; ".join(f"{need} {key} requested, {has} in all" for key, need, has in amounts)
         problem = f"{text} can never admit the job: {why}{borrowed}: ask for less, or choose another"
         return Finding(False, problem)
@@ -353,18 +353,20 @@ async def _admits(here: Session, local: Object, spec: JobSpec) -> Finding:
     return Finding(True, f"{text} has enough for the job only with what others in cohort {cohort} don't use")
 
 
-async def _lenders(here: Session, name: str, cohort: str) -> list[Object] | None:
+async def _lenders(session: Session, name: str, cohort: str) -> list[Object] | None:
     """Return the other ClusterQueues of a cohort; None if unreadable, or if it has more than theirs."""
-    api, above = await here.newest(CLUSTER_QUEUES), await here.newest(COHORTS)
+    api, above = await session.newest(CLUSTER_QUEUES), await session.newest(COHORTS)
     try:
-        items = (await here.client.list(api, None)).items if api is not None else []
+        items = (await session.client.list(api, None)).items if api is not None else []
         with suppress(NotFoundError):  # a cohort needs no object
-            if above is not None and not workloads.plain(await here.client.get(Target(above, None, cohort))):
+            if above is not None and not workloads.plain(
+                await session.client.get(Target(above, None, cohort))
+            ):
                 return None
     except ClusterError:
         return None
     return [item for item in items if workloads.cohort(item) == cohort and item["metadata"]["name"] != name]
 
 
-def _short(wanted: Mapping[str, float], has: Mapping[str, float]) -> list[str]:
-    return [name for name, need in wanted.items() if need > has.get(name, 0.0)]
+def _short(needs: Mapping[str, float], has: Mapping[str, float]) -> list[str]:
+    return [name for name, need in needs.items() if need > has.get(name, 0.0)]

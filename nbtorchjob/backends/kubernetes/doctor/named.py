@@ -66,28 +66,28 @@ async def reference_findings(
     client: Client, namespace: str, kind: Kind | None, spec: JobSpec
 ) -> list[Finding]:
     """Report for each name whether it exists. Raises ``ClusterError``."""
-    wanted: list[_Name] = []
+    names: list[_Name] = []
     cluster = spec.cluster
     account = Target(ACCOUNTS, namespace, cluster.service_account or "default")
-    wanted.append(_Name("service account", account, "--service-account"))
+    names.append(_Name("service account", account, "--service-account"))
     if cluster.priority_class:
-        wanted.append(
+        names.append(
             _Name("priority class", Target(PRIORITIES, None, cluster.priority_class), "--priority-class")
         )
     for secret in cluster.image_pull_secret:
-        wanted.append(_Name("image pull secret", Target(SECRETS, namespace, secret), "--image-pull-secret"))
+        names.append(_Name("image pull secret", Target(SECRETS, namespace, secret), "--image-pull-secret"))
     for mount in cluster.mounts:
         if mount.type == "volume":
             judge = _claim_of_many if spec.launch.max_nodes > 1 and not mount.readonly else _claim
-            wanted.append(_Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge))
+            names.append(_Name("claim", Target(CLAIMS, namespace, mount.src), "--mount", judge))
     for text in spec.data.values():
         if (place := where(text)).scheme == "pvc":
             judge = _claim_of_many if spec.launch.max_nodes > 1 else _claim
-            wanted.append(_Name("claim", Target(CLAIMS, namespace, place.claim), "--data", judge))
+            names.append(_Name("claim", Target(CLAIMS, namespace, place.claim), "--data", judge))
     if kind is not None and kind.queues is not None:
         target = Target(kind.queues.api, None, cluster.queue or kind.queues.default)
-        wanted.append(_Name("queue", target, "--queue", partial(_queue, kind.queues)))
-    findings = await asyncio.gather(*(_one(client, name) for name in wanted))
+        names.append(_Name("queue", target, "--queue", partial(_queue, kind.queues)))
+    findings = await asyncio.gather(*(_one(client, name) for name in names))
     if kind is not None and kind.runtimes is not None:
         findings += await _runtime(client, kind.runtimes, namespace, spec)
     return findings
@@ -135,7 +135,7 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, spec: JobSpe
         text = f"runtime {runtime.name}: can't check it, because reading it isn't permitted"
         return [Finding(True, text, exc.grant)]
     listed = await attempts.listed(client, kinds, namespace)
-    known = "; ".join(f"{name} ({runs})" for name, runs in listed.items()) or "can't be listed"
+    available = "; ".join(f"{name} ({runs})" for name, runs in listed.items()) or "can't be listed"
     initializers = kinds.initializers(obj) if spec.data else ()
     if not initializers:
         left_out = []
@@ -163,7 +163,7 @@ async def _runtime(client: Client, kinds: Runtimes, namespace: str, spec: JobSpe
         torch,
         *again,
         *left_out,
-        Finding(True, f"available runtimes: {known}"),
+        Finding(True, f"available runtimes: {available}"),
     ]
 
 
@@ -173,26 +173,26 @@ _TORCH = "{}.{}".format(*torch_versions.OLDEST)
 def image_findings(spec: JobSpec) -> list[Finding]:
     """Report what each image is known to have, or else what it needs."""
     findings = []
-    for asked, named in zip(asked_images(spec), spec.images, strict=True):
-        known = images.known(asked)
-        image = f"the image {asked.image}" if named is not None or known is not None else "the image"
-        if known is None:
-            here = torch_versions.installed() or "none"
+    for job_image, named in zip(asked_images(spec), spec.images, strict=True):
+        contents = images.known(job_image)
+        image = f"the image {job_image.image}" if named is not None or contents is not None else "the image"
+        if contents is None:
+            local_torch = torch_versions.installed() or "none"
             text = (
-                f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {here}); only "
+                f"{image} needs Python and torch {_TORCH} or later (here: {_PYTHON}, {local_torch}); only "
                 "--probe starts it to check: otherwise its first job reports what it has, and a node without "
                 "torch ends at once with a message"
             )
             findings.append(Finding(True, text))
             continue
-        there = known.environment
-        torch = there.distributions.get("torch")
-        has = f"Python {there.python}, {f'torch {torch}' if torch else 'no torch'}"
-        others = words.count(len(there.distributions.keys() - {"torch"}), "other package")
-        ago = words.about(max(0.0, time.time() - known.time))
+        environment = contents.environment
+        torch = environment.distributions.get("torch")
+        has = f"Python {environment.python}, {f'torch {torch}' if torch else 'no torch'}"
+        others = words.count(len(environment.distributions.keys() - {"torch"}), "other package")
+        ago = words.about(max(0.0, time.time() - contents.time))
         good = torch is not None and not torch_versions.too_old(torch)
         needs = "" if good else f": a job needs torch {_TORCH} or later"
-        text = f"{image} has {has} and {others} on {there.platform}, as reported {ago} ago{needs}"
+        text = f"{image} has {has} and {others} on {environment.platform}, as reported {ago} ago{needs}"
         findings.append(Finding(good, text))
     return findings
 
@@ -221,8 +221,8 @@ def _try(storage: str) -> Finding:
         stores.put(memoryview(_TEXT), url)
         try:
             # As values are read
-            with TemporaryDirectory() as here:
-                store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{here}/probe", key, len(_TEXT))
+            with TemporaryDirectory() as local_folder:
+                store.fetch(f"{url}#{wire.sign(_TEXT, key).hex()}", f"{local_folder}/probe", key, len(_TEXT))
         except Exception as exc:  # whatever a store's library raises
             raise SubmitError(f"{url} can be written but not read from here ({exc})") from exc
         finally:
@@ -259,17 +259,17 @@ async def choices(client: Client) -> list[Choice]:
     type_choices = []
     for name in sorted(types):
         total: Amounts = defaultdict(float)
-        taken: Amounts = defaultdict(float)
+        usage: Amounts = defaultdict(float)
         for host in types[name]:
             for resource, number in _amounts((host.get("status") or {}).get("allocatable") or {}):
                 total[resource] += number
-                taken[resource] += (used or {}).get(host["metadata"]["name"], {}).get(resource, 0.0)
+                usage[resource] += (used or {}).get(host["metadata"]["name"], {}).get(resource, 0.0)
         parts = [words.count(len(types[name]), "host")]
         for resource in sorted(total):
             unit, scale = (" GiB", _GIB) if resource == "memory" else ("", 1.0)
             amount_text = f"{total[resource] / scale:.3g}{unit} {resource}"
             if used is not None:
-                free = max(0.0, total[resource] - taken[resource]) / scale
+                free = max(0.0, total[resource] - usage[resource]) / scale
                 amount_text = f"{free:.3g} of {amount_text} free"
             parts.append(amount_text)
         type_choices.append(Choice(f"{_TYPE}={name}", ", ".join(parts)))
@@ -297,24 +297,24 @@ async def look(spec: JobSpec) -> dict[str, list[Choice]]:
     """Return the choices in ``spec``'s context and namespace by option key, as far as permitted."""
     by_key = {"context": [Choice(name) for name in contexts()]}
     try:
-        here = await session(spec.cluster.context)
-        namespace = (await here.scope(spec)).namespace
-        client = here.client
-        wanted = {
+        cluster_session = await session(spec.cluster.context)
+        namespace = (await cluster_session.scope(spec)).namespace
+        client = cluster_session.client
+        lookups = {
             "namespace": _listed_names(client, NAMESPACES, None),
-            "kind": _kinds(here),
+            "kind": _kinds(cluster_session),
             "runtime": _runtimes(client, namespace),
-            "queue": _queues(here, namespace),
-            "workload-priority": _priorities(here),
+            "queue": _queues(cluster_session, namespace),
+            "workload-priority": _priorities(cluster_session),
             "priority-class": _listed_names(client, PRIORITIES, None),
             "service-account": _listed_names(client, ACCOUNTS, namespace),
             "mount": _claims(client, namespace),
             "node-selector": choices(client),
         }
     except ClusterError:
-        wanted = {}
-    answers = await asyncio.gather(*map(_permitted, wanted.values()))
-    by_key |= dict(zip(wanted, answers, strict=True))
+        lookups = {}
+    answers = await asyncio.gather(*map(_permitted, lookups.values()))
+    by_key |= dict(zip(lookups, answers, strict=True))
     return {key: choices for key, choices in by_key.items() if choices}
 
 
@@ -330,8 +330,8 @@ async def _listed_names(client: Client, api: Api, namespace: str | None) -> list
     return [Choice(name) for name in sorted(item["metadata"]["name"] for item in items)]
 
 
-async def _kinds(here: Session) -> list[Choice]:
-    return [Choice(kind.name, "served here") for kind in await here.kinds()]
+async def _kinds(cluster_session: Session) -> list[Choice]:
+    return [Choice(kind.name, "served here") for kind in await cluster_session.kinds()]
 
 
 async def _runtimes(client: Client, namespace: str) -> list[Choice]:
@@ -340,19 +340,19 @@ async def _runtimes(client: Client, namespace: str) -> list[Choice]:
     return [Choice(name, runs) for part in per_kind for name, runs in part.items()]
 
 
-async def _queues(here: Session, namespace: str) -> list[Choice]:
+async def _queues(cluster_session: Session, namespace: str) -> list[Choice]:
     own = [kind.queues for kind in KINDS.values() if kind.queues is not None]
-    api = await here.newest(LOCAL_QUEUES)
-    whose = {queues.owner: _listed_names(here.client, queues.api, None) for queues in own}
+    api = await cluster_session.newest(LOCAL_QUEUES)
+    lookups = {queues.owner: _listed_names(cluster_session.client, queues.api, None) for queues in own}
     if api is not None:
-        whose["Kueue"] = _listed_names(here.client, api, namespace)
-    per_kind = await asyncio.gather(*map(_permitted, whose.values()))
-    return [Choice(queue.value, name) for name, part in zip(whose, per_kind, strict=True) for queue in part]
+        lookups["Kueue"] = _listed_names(cluster_session.client, api, namespace)
+    per_kind = await asyncio.gather(*map(_permitted, lookups.values()))
+    return [Choice(queue.value, name) for name, part in zip(lookups, per_kind, strict=True) for queue in part]
 
 
-async def _priorities(here: Session) -> list[Choice]:
-    api = await here.newest(WORKLOAD_PRIORITIES)
-    return await _listed_names(here.client, api, None) if api is not None else []
+async def _priorities(cluster_session: Session) -> list[Choice]:
+    api = await cluster_session.newest(WORKLOAD_PRIORITIES)
+    return await _listed_names(cluster_session.client, api, None) if api is not None else []
 
 
 async def _claims(client: Client, namespace: str) -> list[Choice]:

@@ -145,8 +145,8 @@ async def gang_findings(here: Session, kind: Kind | None, spec: JobSpec) -> list
     if api.version == _FOR_ALL:
         gates = "where the Job controller makes them (its gate EnableWorkloadWithJob)"
         return [Finding(True, f"{_WHAT} are served: {gates}, all nodes are placed at once, or none")]
-    asked = "but from 1.37 on only for jobs that request them, which this one doesn't"
-    return [Finding(True, f"{_WHAT} are served, {asked}: {_ALONE}")]
+    restriction = "but from 1.37 on only for jobs that request them, which this one doesn't"
+    return [Finding(True, f"{_WHAT} are served, {restriction}: {_ALONE}")]
 
 
 def findings(kind: Kind, spec: JobSpec, minor: int) -> Iterator[Finding]:
@@ -165,15 +165,15 @@ async def hosts(client: Client, spec: JobSpec) -> list[Finding]:
     labels = ",".join(f"{key}={value}" for key, value in spec.cluster.spot_selector.items())
     if not (spec.cluster.preemptible and labels):
         return []
-    what = f"preemptible hosts ({labels})"
+    subject = f"preemptible hosts ({labels})"
     try:
         number = len((await client.list(HOSTS, None, labels=labels)).items)
     except ForbiddenError:
-        return [Finding(True, f"{what}: can't check, because listing nodes isn't permitted")]
+        return [Finding(True, f"{subject}: can't check, because listing nodes isn't permitted")]
     if number:
-        return [Finding(True, f"{what}: {number} now")]
+        return [Finding(True, f"{subject}: {number} now")]
     text = (
-        f"{what}: none now; unless the cluster adds hosts by itself, change --spot-selector or omit "
+        f"{subject}: none now; unless the cluster adds hosts by itself, change --spot-selector or omit "
         "--preemptible"
     )
     return [Finding(False, text)]
@@ -185,24 +185,24 @@ def per_kind(served: Served, minor: int, spec: JobSpec, *, needed: bool) -> Iter
     A missing one is bad only if it was requested, or if any kind is ``needed``.
     """
     for kind in KINDS.values():
-        asked = spec.cluster.kind == kind.name
+        is_requested = spec.cluster.kind == kind.name
         if kind.api[:3] not in served:
-            wanted = asked or (needed and spec.cluster.kind is None)
+            is_needed = is_requested or (needed and spec.cluster.kind is None)
             others = fit.other_versions(kind, served)
             status = f"served only in {others}" if others else "not served"
             operator = kind.operator or "Kubernetes itself"
             text = f"{kind.name}: {kind.api} {kind.api.version} is {status}; it comes with {operator}"
             # Users who don't need it shouldn't have to read how to install it.
-            yield Finding(not wanted, text, kind.install if wanted else "")
+            yield Finding(not is_needed, text, kind.install if is_needed else "")
             continue
         text = f"{kind.name}: {kind.api} {kind.api.version} is served"
         if minor < kind.minor:
-            yield Finding(not asked, f"{text}, but this kind needs Kubernetes 1.{kind.minor}")
+            yield Finding(not is_requested, f"{text}, but this kind needs Kubernetes 1.{kind.minor}")
             continue
         try:
             fit.check(kind, spec, minor)
         except SpecError as exc:
-            yield Finding(not asked, f"{text}, but it can't do this job: {exc}")
+            yield Finding(not is_requested, f"{text}, but it can't do this job: {exc}")
         else:
             yield Finding(True, text)
 
@@ -360,8 +360,8 @@ def needed_rights(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]
     """Return the rights that a job can't do without; by default one that requests nothing special."""
     if kind is None:
         return rights(ALWAYS)
-    ours = fit.ours(kind, spec, "") if spec else ()
-    cleaning = CLEANING if "clean_pod_policy" in ours else ()
+    own_policies = fit.ours(kind, spec, "") if spec else ()
+    cleaning = CLEANING if "clean_pod_policy" in own_policies else ()
     isolating = ISOLATING if spec and spec.cluster.network_policy else ()
     return rights((*own_rights(kind), *ALWAYS, *kind.uses, *cleaning, *isolating))
 
@@ -395,7 +395,7 @@ async def permission_findings(
         by_resource: dict[str, list[str]] = {}
         for right in bad:
             by_resource.setdefault(right.what, []).append(right.verb)
-        permissions = "; ".join(f"{' '.join(verbs)} {what}" for what, verbs in by_resource.items())
+        permissions = "; ".join(f"{' '.join(verbs)} {resource}" for resource, verbs in by_resource.items())
         text = f"not permitted: {permissions}; an administrator can grant it"
         findings = [Finding(False, text, role(denied))]
     else:

@@ -84,9 +84,9 @@ class JobRef(FrozenDataclass):
     async def whole_info(self) -> JobInfo:
         """Return the record with the sources, from this machine, else from the cluster."""
         with suppress(DamagedError):  # the cluster has it, too
-            known = self.cache.info()
-            if known is not None and known.call == self.info.call:
-                return known
+            record = self.cache.info()
+            if record is not None and record.call == self.info.call:
+                return record
         with suppress(ClusterError, DamagedError):
             return labelling.with_extra(self.info, package.value(await self.secret(), package.EXTRA))
         return self.info
@@ -94,8 +94,8 @@ class JobRef(FrozenDataclass):
     async def key(self) -> bytes:
         """Return the job's key. Raises ``ClusterError`` and ``DamagedError``."""
         with suppress(DamagedError):  # the cluster has it, too
-            if known := self.cache.key():
-                return known
+            if key := self.cache.key():
+                return key
         return package.value(await self.secret(), package.KEY)
 
     async def secret(self) -> Object:
@@ -185,12 +185,12 @@ def vanished(state: JobState, present: Container[str], now: float) -> list[ev.Ev
     """
     if state.cancelled is None:
         return []
-    known = {
+    pods = {
         (node.index, life.pod): life.over for node in state.nodes.values() for life in node.lives.values()
     }
     # There may be a log of a pod that was never seen here: cancelling a job caches its logs.
-    known = {(node.index, word.pod): False for node in state.nodes.values() for word in node.workers} | known
-    lost = [(node, pod) for (node, pod), over in known.items() if pod and not over and pod not in present]
+    pods = {(node.index, word.pod): False for node in state.nodes.values() for word in node.workers} | pods
+    lost = [(node, pod) for (node, pod), over in pods.items() if pod and not over and pod not in present]
     return [ev.NodeGone(now, node, pod) for node, pod in lost]
 
 

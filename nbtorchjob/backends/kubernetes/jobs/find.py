@@ -71,8 +71,8 @@ class _Log:
             self._offset = start + whole
             self._telling.sift(_reports(data[:whole]))
             lines = reversed(data[:whole].rstrip(b"\n").split(b"\n"))
-            heard = next((line for line in lines if not _looked(line)), b"")
-            self.wrote = max(self.wrote, seconds(heard.partition(b" ")[0].decode("ascii", "replace")))
+            last_sign = next((line for line in lines if not _looked(line)), b"")
+            self.wrote = max(self.wrote, seconds(last_sign.partition(b" ")[0].decode("ascii", "replace")))
         return self._telling.lines
 
 
@@ -128,8 +128,8 @@ async def find(name: str) -> JobRef:
             return await _at(name, *place)
 
     async def look_in(scope: Scope) -> list[JobRef]:
-        here = await session(scope.context)
-        return await here.client.unless_away(selected(here, scope, labelling.of(name)))
+        cluster_session = await session(scope.context)
+        return await cluster_session.client.unless_away(selected(cluster_session, scope, labelling.of(name)))
 
     unasked: ClusterError | None = None
     # Concurrently: clusters that are away are waited for once, and don't delay the scopes after them.
@@ -172,16 +172,19 @@ def forget() -> None:
 
 
 async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
-    here = await session(scope.context)
-    get = here.client.get(Target(kind.api, scope.namespace, name))
-    first = await here.client.unless_away(get, patient=True)
+    cluster_session = await session(scope.context)
+    get = cluster_session.client.get(Target(kind.api, scope.namespace, name))
+    first = await cluster_session.client.unless_away(get, patient=True)
     if labelling.ATTEMPT not in (first["metadata"].get("labels") or {}):
-        return JobRef(here, scope, kind, first)
-    jobs = await _of_kind(here, scope, kind, labelling.of(name))
+        return JobRef(cluster_session, scope, kind, first)
+    jobs = await _of_kind(cluster_session, scope, kind, labelling.of(name))
     if isinstance(jobs, ForbiddenError):
         raise jobs
     uid = first["metadata"]["uid"]
-    return next((job for job in jobs if job.root["metadata"]["uid"] == uid), JobRef(here, scope, kind, first))
+    return next(
+        (job for job in jobs if job.root["metadata"]["uid"] == uid),
+        JobRef(cluster_session, scope, kind, first),
+    )
 
 
 def gone(name: str) -> tuple[JobInfo, JobCache]:
@@ -205,15 +208,15 @@ def gone(name: str) -> tuple[JobInfo, JobCache]:
 
 async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState]]:
     """Return all jobs of a scope, with their states from objects and pods. Raises ``ClusterError``."""
-    here = await session(scope.context)
+    cluster_session = await session(scope.context)
     labels = labelling.OURS if everyone else labelling.of_user(user())
-    pods = here.client.list(PODS, scope.namespace, labels=labels)
-    jobs, listing = await asyncio.gather(selected(here, scope, labels), pods)
+    pods = cluster_session.client.list(PODS, scope.namespace, labels=labels)
+    jobs, listing = await asyncio.gather(selected(cluster_session, scope, labels), pods)
     by_job: dict[str, list[Object]] = {}
     for pod in listing.items:
         by_job.setdefault((pod["metadata"].get("labels") or {}).get(labelling.JOB, ""), []).append(pod)
     unended = [job for job in jobs if concluded(job).verdict is None]
-    queued = await queueing.of_jobs(here, scope.namespace, unended)
+    queued = await queueing.of_jobs(cluster_session, scope.namespace, unended)
 
     def brief(job: JobRef) -> JobState:
         events = queued.get(job.object["metadata"]["uid"], ())
@@ -233,9 +236,14 @@ async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:
     return [job for answer in answers if not isinstance(answer, ForbiddenError) for job in answer]
 
 
-async def _of_kind(here: Session, scope: Scope, kind: Kind, labels: str) -> list[JobRef] | ForbiddenError:
+async def _of_kind(
+    cluster_session: Session, scope: Scope, kind: Kind, labels: str
+) -> list[JobRef] | ForbiddenError:
     try:
-        listing = await here.client.list(kind.api, scope.namespace, labels=labels)
+        listing = await cluster_session.client.list(kind.api, scope.namespace, labels=labels)
     except ForbiddenError as exc:
         return exc
-    return [JobRef(here, scope, kind, items[-1], items[:-1]) for items in labelling.attempts(listing.items)]
+    return [
+        JobRef(cluster_session, scope, kind, items[-1], items[:-1])
+        for items in labelling.attempts(listing.items)
+    ]

@@ -32,16 +32,16 @@ async def facts(job: JobRef) -> list[ev.Event]:
     """Return what Kueue says about a job; nothing if it is in no queue, or if that may not be read."""
     uids = _uids([job])
     listed = await _all(job.session, job.scope.namespace) if uids else []
-    mine = [item for item in listed if workloads.owner(item) in uids]
-    return [fact for item in mine for fact in await _said(job.session, item, listed)]
+    own_workloads = [item for item in listed if workloads.owner(item) in uids]
+    return [fact for item in own_workloads for fact in await _said(job.session, item, listed)]
 
 
 async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
     """Return what Kueue says about jobs by the uids of their newest objects; one request for all."""
     uids = _uids(jobs, newest=True)
     listed = await _all(here, namespace) if uids else []
-    mine = {uid: item for item in listed if (uid := workloads.owner(item)) in uids}
-    return {uid: await _said(here, item, listed) for uid, item in mine.items()}
+    by_uid = {uid: item for item in listed if (uid := workloads.owner(item)) in uids}
+    return {uid: await _said(here, item, listed) for uid, item in by_uid.items()}
 
 
 async def workload(here: Session, namespace: str, uid: str) -> Object | None:
@@ -50,50 +50,50 @@ async def workload(here: Session, namespace: str, uid: str) -> Object | None:
     return next((candidate for candidate in listed if workloads.owner(candidate) == uid), None)
 
 
-async def _all(here: Session, namespace: str, only: str = "") -> list[Object]:
-    api = await here.newest(WORKLOADS)
+async def _all(session: Session, namespace: str, only: str = "") -> list[Object]:
+    api = await session.newest(WORKLOADS)
     if api is None:
         return []
     try:
-        return (await here.client.list(api, namespace, labels=f"{workloads.UID}{only}")).items
+        return (await session.client.list(api, namespace, labels=f"{workloads.UID}{only}")).items
     except ClusterError:
         return []
 
 
-async def _said(here: Session, mine: Object, others: Collection[Object]) -> list[ev.Event]:
-    if (wait := workloads.wait(mine)) is None:
-        return workloads.facts(mine)
+async def _said(session: Session, own_workload: Object, others: Collection[Object]) -> list[ev.Event]:
+    if (wait := workloads.wait(own_workload)) is None:
+        return workloads.facts(own_workload)
     waits = [waiting for other in others if (waiting := workloads.wait(other)) is not None]
-    look = await queue(here, mine["metadata"]["namespace"], wait.queue)
-    return [*workloads.facts(mine), *workloads.standing(wait, waits, look, time.time())]
+    look = await queue(session, own_workload["metadata"]["namespace"], wait.queue)
+    return [*workloads.facts(own_workload), *workloads.standing(wait, waits, look, time.time())]
 
 
 async def queue(here: Session, namespace: str, name: str) -> Look:
     """Return the state of a queue: as of now, or of a few seconds ago if it was just read."""
-    asked = here.queues.get((namespace, name))
-    if asked is None or time.monotonic() - asked[0] > LATELY_S:
-        asked = time.monotonic(), asyncio.ensure_future(_look(here, namespace, name))
-        here.queues[namespace, name] = asked
-    return await asyncio.shield(asked[1])
+    answer = here.queues.get((namespace, name))
+    if answer is None or time.monotonic() - answer[0] > LATELY_S:
+        answer = time.monotonic(), asyncio.ensure_future(_look(here, namespace, name))
+        here.queues[namespace, name] = answer
+    return await asyncio.shield(answer[1])
 
 
-async def _look(here: Session, namespace: str, name: str) -> Look:
+async def _look(session: Session, namespace: str, name: str) -> Look:
     async def visible() -> dict[str, int]:
-        api = await here.newest(VISIBLE_QUEUES)
+        api = await session.newest(VISIBLE_QUEUES)
         if api is None:
             return {}
         target = Target(api, namespace, name, "pendingworkloads")
-        return workloads.places(await here.client.document(target.path, answers.PENDING))
+        return workloads.places(await session.client.document(target.path, answers.PENDING))
 
     async def own() -> Object | None:
-        api = await here.newest(LOCAL_QUEUES)
-        items = (await here.client.list(api, namespace)).items if api is not None else []
+        api = await session.newest(LOCAL_QUEUES)
+        items = (await session.client.list(api, namespace)).items if api is not None else []
         return next((item for item in items if item["metadata"]["name"] == name), None)
 
     places, local = await asyncio.gather(_permitted(visible()), _permitted(own()))
     if local is None:
         return Look(places or {})
-    whole = await _permitted(cluster_queue(here, workloads.cluster_queue(local)))
+    whole = await _permitted(cluster_queue(session, workloads.cluster_queue(local)))
     if whole is None:
         return Look(places or {}, workloads.used(local))
     return Look(places or {}, workloads.used(whole), workloads.quota(whole))

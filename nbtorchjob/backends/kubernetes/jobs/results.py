@@ -63,8 +63,8 @@ async def facts_now(job: JobRef) -> list[ev.Event]:
     if state.cancelled is not None:
         # Pods are listed last: one that is known by now and not in the list is gone.
         present = {pod["metadata"]["uid"] for _, pod in await job.pods()}
-        events += (gone := vanished(state, present, job.session.client.now()))
-        state = reduce(apply, gone, state)
+        events += (losses := vanished(state, present, job.session.client.now()))
+        state = reduce(apply, losses, state)
     end = closed(state).closed
     return events if end is None else [*events, ev.Closed(end)]
 
@@ -101,9 +101,9 @@ def from_cache(cache: JobCache) -> Iterator[ev.Event]:
 
 async def log(job: JobRef, ranks: Collection[int]) -> list[ev.Event]:
     """Return what these ranks wrote, pod by pod; for pods that are gone, what was cached here."""
-    wanted = frozenset(ranks)
+    rank_set = frozenset(ranks)
     return await _logs(
-        job, await job.pods(), lambda event: isinstance(event, ev.LogChunk) and event.rank in wanted
+        job, await job.pods(), lambda event: isinstance(event, ev.LogChunk) and event.rank in rank_set
     )
 
 
@@ -122,18 +122,20 @@ def _sorted(events: Iterable[ev.Event], rank: int) -> list[ev.LogChunk]:
 
 
 async def _logs(
-    job: JobRef, numbered: Iterable[tuple[int, Object]], wanted: Callable[[ev.Event], bool] = lambda _: True
+    job: JobRef,
+    numbered: Iterable[tuple[int, Object]],
+    predicate: Callable[[ev.Event], bool] = lambda _: True,
 ) -> list[ev.Event]:
     pods = {Pod(node, pod["metadata"]["uid"]): pod["metadata"]["name"] for node, pod in numbered}
     cache = job.cache
     events: list[ev.Event] = []
     for pod in dict.fromkeys((*cache.pods(), *pods)):
         reader = Reader(pod, cache)
-        events += filter(wanted, cached_log(reader, cache.lines(pod)))
+        events += filter(predicate, cached_log(reader, cache.lines(pod)))
         if pod in pods:
             client, namespace = job.session.client, job.scope.namespace
             async for lines in podlog.read_all(client, namespace, pods[pod], job.kind.container):
-                events += filter(wanted, reader.events(lines))
+                events += filter(predicate, reader.events(lines))
     return events
 
 
@@ -189,7 +191,7 @@ async def of(job: JobRef, sent: Sent) -> Fetched:
 
 
 async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fetched:
-    what = _what(sent, info)
+    subject = _what(sent, info)
     url, _, digest = sent.ref.rpartition("#")
     path = cache.sent(sent)
     try:
@@ -201,14 +203,14 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fe
             data = await asyncio.to_thread(path.read_bytes)
             frames.collect([frames.ValuePart(0, 0, 0, data)], digest, key)
         elif not stores.holds(info.asked.cluster.storage, sent):
-            raise ValueLostError(f"{what} is said to be at {url!r}, which isn't in the job's --storage")
+            raise ValueLostError(f"{subject} is said to be at {url!r}, which isn't in the job's --storage")
         else:
-            await asyncio.to_thread(_from_store, what, sent, path, key)
+            await asyncio.to_thread(_from_store, subject, sent, path, key)
     except WireError as exc:
-        raise ValueLostError(f"{what} can't be trusted: {exc}") from exc
+        raise ValueLostError(f"{subject} can't be trusted: {exc}") from exc
     except FileNotFoundError:
         raise ValueLostError(
-            f"{what} is gone: it isn't in its pod's log (any more), and wasn't fetched "
+            f"{subject} is gone: it isn't in its pod's log (any more), and wasn't fetched "
             "before; set --storage for jobs whose pods are removed when they end"
         ) from None
     return Fetched(path, key, cache.ours)
@@ -220,7 +222,7 @@ def _what(sent: Sent, info: JobInfo) -> str:
     return f"the value of {info.name}"
 
 
-def _from_store(what: str, sent: Sent, path: Path, key: bytes) -> None:
+def _from_store(subject: str, sent: Sent, path: Path, key: bytes) -> None:
     if path.exists():
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -231,7 +233,7 @@ def _from_store(what: str, sent: Sent, path: Path, key: bytes) -> None:
         raise
     except Exception as exc:  # whatever a store's library raises
         url = sent.ref.rpartition("#")[0]
-        raise ResultError(f"{what} is at {url}, which can't be read from here: {exc}") from exc
+        raise ResultError(f"{subject} is at {url}, which can't be read from here: {exc}") from exc
     finally:
         partial.unlink(missing_ok=True)
 
@@ -266,10 +268,10 @@ async def ask(
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
-    there, answers = asked(state, nodes)
+    recipients, answers = asked(state, nodes)
     for answer in answers:
         tell(answer)
-    if not there:
+    if not recipients:
         return
     key, free, question = await job.key(), asyncio.Semaphore(MOST), whole(question)
 
@@ -285,7 +287,7 @@ async def ask(
                 talk.end(_why(exc))
         tell(talk.answer)
 
-    await asyncio.gather(*map(one, there))
+    await asyncio.gather(*map(one, recipients))
 
 
 def whole(question: Mapping[str, Any]) -> dict[str, Any]:

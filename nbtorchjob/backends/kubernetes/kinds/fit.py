@@ -214,15 +214,15 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
     ``retry_owner`` is who starts attempts again (``JobInfo``). Without budgets, ``retries`` and
     ``preemptions`` are left out.
     """
-    asked = (spec.launch.run_policy or RunPolicy()).clean_pod_policy
-    if asked is CleanPodPolicy.ALL:
+    clean_policy = (spec.launch.run_policy or RunPolicy()).clean_pod_policy
+    if clean_policy is CleanPodPolicy.ALL:
         note = kind.notes["clean pods"]
         clean_pods = Enforced(natively=note) if "clean pods" in kind.can else Enforced(by_us=note)
-    elif "clean pods" not in kind.can or (retry_owner == US and asked is not CleanPodPolicy.RUNNING):
+    elif "clean pods" not in kind.can or (retry_owner == US and clean_policy is not CleanPodPolicy.RUNNING):
         clean_pods = Enforced(natively="ended pods stay; running pods are ended with the job")
     else:
         clean_pods = Enforced(
-            natively="pods that still run are ended" if asked is CleanPodPolicy.RUNNING else "all stay"
+            natively="pods that still run are ended" if clean_policy is CleanPodPolicy.RUNNING else "all stay"
         )
     if retry_owner == US:
         ttl = Enforced(by_us=_OWNER)
@@ -268,7 +268,9 @@ def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, halted: bool = False) -
 
     ``halted``: we ended the job. It is then suspended, so no controller sees its end.
     """
-    asked = {name for name, value in vars(spec.launch.run_policy or RunPolicy()).items() if value is not None}
+    requested = {
+        name for name, value in vars(spec.launch.run_policy or RunPolicy()).items() if value is not None
+    }
     left = {name for name, policy in enforced(kind, spec, retry_owner).items() if policy.by_us}
     left |= {"ttl_seconds_after_finished"} if halted else set()
-    return frozenset(left & {*asked, "retries", "preemptions"})
+    return frozenset(left & {*requested, "retries", "preemptions"})

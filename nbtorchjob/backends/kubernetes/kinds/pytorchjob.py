@@ -71,9 +71,9 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     launch = sub.spec.launch
     policy, cluster = sub.policy, sub.spec.cluster
     scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
-    asked = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
+    clean_policy = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
     # The remaining nodes of a failed attempt would hold what the next one needs.
-    cleaned = CleanPodPolicy.RUNNING if sub.ours and asked is CleanPodPolicy.NONE else asked
+    cleaned = CleanPodPolicy.RUNNING if sub.ours and clean_policy is CleanPodPolicy.NONE else clean_policy
     run_policy = {
         "cleanPodPolicy": cleaned.value,
         "ttlSecondsAfterFinished": sub.ttl_s,

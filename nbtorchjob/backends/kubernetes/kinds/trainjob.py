@@ -117,7 +117,7 @@ def initializers(runtime: Object) -> list[str]:
         job.get("template", {}).get("metadata", {}).get("labels", {})
         for job in _template(runtime)["replicatedJobs"]
     )
-    return sorted({step for known in labels if (step := known.get(_STEP)) in _INITIALIZERS})
+    return sorted({step for job_labels in labels if (step := job_labels.get(_STEP)) in _INITIALIZERS})
 
 
 def _template(runtime: Object) -> Mapping[str, Any]:
@@ -232,8 +232,8 @@ def check(spec: JobSpec) -> None:
     for container in pod.get("containers") or ():
         if container.get("name", CONTAINER) != CONTAINER:
             beyond.append("spec.containers other than its own")
-        known = ("name", "resources", *_TRAINER, *_PATCHED)
-        beyond += [f"spec.containers[].{key}" for key in container if key not in known]
+        container_keys = ("name", "resources", *_TRAINER, *_PATCHED)
+        beyond += [f"spec.containers[].{key}" for key in container if key not in container_keys]
     if beyond:
         left = f"left without {', '.join(sorted(beyond))} on a trainjob"
         allowed = f"{left}, whose runtime determines these; use another --kind"

@@ -57,9 +57,9 @@ def facts(obj: Object) -> list[ev.Event]:
         reason = str(state.get("reason") or phase)
         text = str(state.get("message") or "")
         events.append(ev.Verdict(time, _ENDS[phase], reason, text, pauses=phase in _PAUSES))
-    asked = reading.deleted(obj)
-    if asked is not None and not events:
-        events.append(ev.CancelRequested(asked))
+    deletion = reading.deleted(obj)
+    if deletion is not None and not events:
+        events.append(ev.CancelRequested(deletion))
     # A condition of a Volcano Job is a phase that it was in, named under ``status``. Each phase is listed
     # once, by its last time: the first after the last pause ended it, until a restart gives that a new time.
     past: list[Object] = reading.status(obj).get("conditions") or []

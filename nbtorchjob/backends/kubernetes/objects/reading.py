@@ -82,9 +82,9 @@ def job_facts(obj: Object, good: str, bad: str, *, every_node: bool = True) -> l
         if ended is not None and not events:
             reason, text = ended.get("reason", ""), ended.get("message", "")
             events.append(ev.Verdict(since(ended), kind == good, reason, text, every_node))
-    asked = deleted(obj)
-    if asked is not None and not events:
-        events.append(ev.CancelRequested(asked))
+    deletion = deleted(obj)
+    if deletion is not None and not events:
+        events.append(ev.CancelRequested(deletion))
     for state in ("True", "False"):
         paused = condition(obj, "Suspended", state)
         if paused is not None:
@@ -164,9 +164,9 @@ class Target(NamedTuple):
         return f"{root}{scope}/{api.plural}" + "".join(f"/{word}" for word in (self.name, self.part) if word)
 
     def __str__(self) -> str:
-        what = f"{self.api}/{self.part}" if self.part else str(self.api)
-        what += f' "{self.name}"' if self.name else ""
-        return what + (f' in namespace "{self.namespace}"' if self.namespace else "")
+        text = f"{self.api}/{self.part}" if self.part else str(self.api)
+        text += f' "{self.name}"' if self.name else ""
+        return text + (f' in namespace "{self.namespace}"' if self.namespace else "")
 
 
 class Right(NamedTuple):

@@ -79,8 +79,8 @@ class Submission(FrozenDataclass):
     @property
     def deadline_s(self) -> int | None:
         """Seconds that this object may run."""
-        asked = self.policy.active_deadline_seconds
-        return asked if asked is None or self.remaining_s is None else max(self.remaining_s, 1)
+        deadline = self.policy.active_deadline_seconds
+        return deadline if deadline is None or self.remaining_s is None else max(self.remaining_s, 1)
 
     @property
     def ttl_s(self) -> int | None:
@@ -109,8 +109,8 @@ class Submission(FrozenDataclass):
     def queued_metadata(self) -> dict[str, Any]:
         """``metadata`` with the labels that tell Kueue the job's queue, and its priority there."""
         cluster, metadata = self.spec.cluster, self.metadata
-        asked = {labelling.QUEUE: cluster.queue, labelling.QUEUE_PRIORITY: cluster.workload_priority}
-        metadata["labels"] |= {label: value for label, value in asked.items() if value}
+        labels = {labelling.QUEUE: cluster.queue, labelling.QUEUE_PRIORITY: cluster.workload_priority}
+        metadata["labels"] |= {label: value for label, value in labels.items() if value}
         return metadata
 
 

@@ -128,8 +128,8 @@ def standing(mine: Wait | None, waits: Iterable[Wait], look: Look, now: float) -
     queued = sorted(waiting for waiting in waits if waiting.queue == mine.queue)
     if mine not in queued:
         return []
-    known = look.places.keys() == {waiting.job for waiting in queued}
-    place = look.places[mine.job] if known else queued.index(mine) + 1
+    is_known = look.places.keys() == {waiting.job for waiting in queued}
+    place = look.places[mine.job] if is_known else queued.index(mine) + 1
     return [ev.Standing(now, place, len(queued), _written(look.used), _written(look.quota))]
 
 

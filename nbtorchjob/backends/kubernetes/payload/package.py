@@ -130,8 +130,8 @@ def payload(secrets: Iterable[Mapping[str, Any]]) -> bytes:
 
 def with_env(first: dict[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
     """Return a job's first Secret, with the values of variables that are in no manifest."""
-    held = {env_key(name): base64.b64encode(text.encode()).decode() for name, text in values.items()}
-    return {**first, "data": {**first["data"], **held}}
+    entries = {env_key(name): base64.b64encode(text.encode()).decode() for name, text in values.items()}
+    return {**first, "data": {**first["data"], **entries}}
 
 
 def env_key(name: str) -> str:
@@ -213,14 +213,14 @@ def shared_by(first: Mapping[str, Any]) -> list[str]:
     return str((first["metadata"].get("annotations") or {}).get(labelling.SHARED, "")).split()
 
 
-def _secret(name: str, labels: Mapping[str, str], held: Mapping[str, bytes]) -> dict[str, Any]:
+def _secret(name: str, labels: Mapping[str, str], values: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "labels": dict(labels)},
         "type": "Opaque",
         "immutable": True,
-        "data": {key: base64.b64encode(part).decode() for key, part in held.items()},
+        "data": {key: base64.b64encode(part).decode() for key, part in values.items()},
     }
 
 

@@ -215,8 +215,8 @@ def _used(store: Any, folder: str, alive: Collection[str] | None) -> set[str]:
             continue
         with suppress(FileNotFoundError, ValueError):  # deleted meanwhile, or written by anybody
             owner, files = _read_use(store, path)
-            gone = alive is not None and path.rpartition("/")[2] not in alive
-            if gone and owner == _owner() and age > _YOUNG_S:
+            is_gone = alive is not None and path.rpartition("/")[2] not in alive
+            if is_gone and owner == _owner() and age > _YOUNG_S:
                 store.rm_file(path)
             else:
                 names.update(files)

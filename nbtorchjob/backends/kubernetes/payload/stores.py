@@ -130,9 +130,9 @@ def copy(url: str, to: str, sha256: str) -> None:
     """Copy the payload at ``url``, a piece at a time. Raises ``SubmitError``, also if it has changed."""
     with submit_errors(url):
         files, path = reached(url)
-        there = files.exists(path)
-        left = files.size(path) if there else 0
-    if not there:
+        exists = files.exists(path)
+        left = files.size(path) if exists else 0
+    if not exists:
         raise SubmitError(f"the payload at {url} is gone: run the job's cell again")
     digest = hashlib.sha256()
     with submit_errors(to), store.opened(url) as source, _new(to) as file:
@@ -210,8 +210,8 @@ def submit_errors(url: str) -> Iterator[None]:
         # What a library's error means, and what to do about it if that is known
         scheme = urlsplit(url).scheme
         if isinstance(exc, ImportError):
-            ours = _EXTRAS.get(scheme)
-            how = f": pip install 'nbtorchjob[{ours}]'" if ours else ""
+            extra = _EXTRAS.get(scheme)
+            how = f": pip install 'nbtorchjob[{extra}]'" if extra else ""
             reason = f"the driver for {scheme}:// isn't installed{how}"
         elif scheme and scheme not in _fsspec().available_protocols():
             reason = f"{scheme}:// isn't a kind of store that fsspec knows"

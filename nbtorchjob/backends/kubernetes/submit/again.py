@@ -59,12 +59,12 @@ async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
         raise package.gone(info.name)
     profiles.admitted(info.asked)
     packed, texts = await _as_swapped(job, info, await _packed_again(job, info))
-    there = replace(_where_it_is(job), hidden=package.env(await job.secret()))
+    spec = replace(_where_it_is(job), hidden=package.env(await job.secret()))
     again = info.sent_again().swapped(texts)
-    async with _resumed(there, info, again) if resume else nullcontext(again) as new:
-        if there.cluster.storage:
-            await asyncio.to_thread(shared.use_again, there.cluster.storage, new.run, info.run)
-        return await Submitter(job.session, packed, there, new, anew=True).send()
+    async with _resumed(spec, info, again) if resume else nullcontext(again) as new:
+        if spec.cluster.storage:
+            await asyncio.to_thread(shared.use_again, spec.cluster.storage, new.run, info.run)
+        return await Submitter(job.session, packed, spec, new, anew=True).send()
 
 
 @asynccontextmanager

@@ -50,22 +50,22 @@ async def find(client: Client, runtimes: Runtimes, namespace: str, name: str | N
     Raises ``NotFoundError`` if it doesn't exist, naming those that do; one that we may not read is
     taken on trust, unless there is one that we may read.
     """
-    wanted = name or runtimes.default.name
+    runtime_name = name or runtimes.default.name
     missing: NotFoundError | None = None
     trusted: Runtime | None = None
     for api, where in _levels(runtimes, namespace):
         try:
-            obj = await client.get(Target(api, where, wanted))
+            obj = await client.get(Target(api, where, runtime_name))
         except NotFoundError as exc:
             missing = exc
         except ForbiddenError:
-            trusted = Runtime(wanted, api.kind, runtimes.default.job)
+            trusted = Runtime(runtime_name, api.kind, runtimes.default.job)
         else:
-            return Runtime(wanted, api.kind, runtimes.trainer(obj))
+            return Runtime(runtime_name, api.kind, runtimes.trainer(obj))
     if trusted is not None:
         return trusted
-    known = await names(client, runtimes, namespace)
-    raise _absent("runtime", runtimes.own.kind, wanted, known) from missing
+    choices = await names(client, runtimes, namespace)
+    raise _absent("runtime", runtimes.own.kind, runtime_name, choices) from missing
 
 
 async def check_priority(session: Session, name: str | None) -> None:
@@ -80,18 +80,18 @@ async def check_priority(session: Session, name: str | None) -> None:
     try:
         await session.client.get(Target(api, None, name))
     except NotFoundError as exc:
-        known: list[str] = []
+        choices: list[str] = []
         with suppress(ClusterError):
             listing = await session.client.list(api, None, bare=True)
-            known = sorted(item["metadata"]["name"] for item in listing.items)
-        raise _absent("workload_priority", api.kind, name, known) from exc
+            choices = sorted(item["metadata"]["name"] for item in listing.items)
+        raise _absent("workload_priority", api.kind, name, choices) from exc
     except ClusterError:
         return
 
 
-def _absent(option: str, kind: str, name: str, known: Sequence[str]) -> NotFoundError:
+def _absent(option: str, kind: str, name: str, choices: Sequence[str]) -> NotFoundError:
     """Return the error for something that a job names and the cluster lacks, naming what exists."""
-    text = f"{option}: there is no {kind} {name!r} on the cluster (there are: {', '.join(known) or 'none'})"
+    text = f"{option}: there is no {kind} {name!r} on the cluster (there are: {', '.join(choices) or 'none'})"
     return NotFoundError(f"{text}: choose one with --{option.replace('_', '-')}")
 
 
@@ -215,9 +215,9 @@ async def _create(client: Client, target: Target, body: Object, first: Object) -
     """Create an object of the attempt, unless another kernel has; return whether none had."""
     try:
         await client.create(target.api, target.namespace, body)
-    except AlreadyExistsError as taken:
+    except AlreadyExistsError as exc:
         if not labelling.owned(await client.get(target), first):
-            raise AlreadyExistsError(f"{target} {_OTHERS}") from taken
+            raise AlreadyExistsError(f"{target} {_OTHERS}") from exc
         return False
     return True
 
@@ -237,8 +237,8 @@ def reference(owner: Object) -> dict[str, str]:
     }
 
 
-def _given(obj: Object, what: str) -> dict[str, str]:
-    return dict(obj["metadata"].get(what) or {})
+def _given(obj: Object, field: str) -> dict[str, str]:
+    return dict(obj["metadata"].get(field) or {})
 
 
 class SecretKeeper(SwapKeeper):
@@ -292,8 +292,8 @@ async def swap_keeper(job: JobRef) -> SecretKeeper | None:
         secret = await job.session.client.get(Target(SECRETS, job.scope.namespace, name))
     except NotFoundError:
         return SecretKeeper(job, name, {})
-    held = package.data(secret).items()
-    sizes = {int(key.partition(".")[0]): len(text) * 3 // 4 for key, text in held if _KEY.fullmatch(key)}
+    entries = package.data(secret).items()
+    sizes = {int(key.partition(".")[0]): len(text) * 3 // 4 for key, text in entries if _KEY.fullmatch(key)}
     return SecretKeeper(job, name, sizes)
 
 

@@ -125,11 +125,11 @@ class Submitter:
                 if not self._packed.travels:
                     await asyncio.to_thread(self._packed.store, self._url(draft.info))
                 uid = await self._create(draft)
-            except AlreadyExistsError as taken:
+            except AlreadyExistsError as exc:
                 others = await self._others(draft)
                 for job in [job for job in others if self._same(job.info) and not await over(job)]:
                     if job.info.call != self._info.call:
-                        raise naming.busy(self._given or "", job.info) from taken
+                        raise naming.busy(self._given or "", job.info) from exc
                     existing = job.info
                     return replace(
                         draft.info, name=existing.name, created=existing.created, cluster=existing.cluster
@@ -139,7 +139,7 @@ class Submitter:
                     if not foreign and await self._cleared(draft):
                         continue
                     if self._given is not None:
-                        raise _taken(draft, foreign) from taken
+                        raise _taken(draft, foreign) from exc
                 # An ended job of the same call, or of the given name, has the name.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
@@ -233,13 +233,13 @@ class Submitter:
     async def _runtime(self, kind: Kind, namespace: str) -> Runtime | None:
         if kind.runtimes is None:
             return None
-        name, known, now = self._spec.cluster.runtime, self._session.runtimes, time.monotonic()
+        name, runtimes, now = self._spec.cluster.runtime, self._session.runtimes, time.monotonic()
         key = (kind.name, namespace, name or "")
-        if known.get(key, (0.0,))[0] < now:
+        if runtimes.get(key, (0.0,))[0] < now:
             # If the runtime is removed meanwhile, the operator refuses the job.
             runtime = await attempts.find(self._client, kind.runtimes, namespace, name)
-            known[key] = now + KNOWN_S, runtime
-        return known[key][1]
+            runtimes[key] = now + KNOWN_S, runtime
+        return runtimes[key][1]
 
     def _url(self, info: JobInfo) -> str:
         return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)

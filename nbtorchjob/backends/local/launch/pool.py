@@ -266,7 +266,7 @@ def _import(names: list[str], count: int) -> None:
     processes.merge()
 
 
-def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
+def _fork(request: dict[str, Any], *sockets: socket.socket) -> None:
     from nbtorchjob.backends.local.launch import pool_client  # late: that one needs this module
 
     job = JobDirectory(Path(request["folder"]))
@@ -278,7 +278,7 @@ def _fork(request: dict[str, Any], *ours: socket.socket) -> None:
         return
     code = 1
     try:
-        for descriptor in ours:
+        for descriptor in sockets:
             descriptor.close()
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

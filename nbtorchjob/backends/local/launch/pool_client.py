@@ -137,8 +137,8 @@ def start_here(*jobs: JobDirectory) -> None:
     for job in jobs:
         put_down(job)
     new = [queue.place(job) for job in jobs]
-    mine = {place.name for place in new}
-    _start(queue.take(new), mine)
+    own_names = {place.name for place in new}
+    _start(queue.take(new), own_names)
 
 
 def step() -> None:
@@ -171,24 +171,24 @@ def step_now_and_then() -> None:
     threading.Thread(target=try_step, name="nbtorchjob-queue", daemon=True).start()
 
 
-def _start(places: Sequence[Place], mine: Collection[str]) -> bool:
+def _start(places: Sequence[Place], own_names: Collection[str]) -> bool:
     """Start jobs, each with the Python that sent it; return whether one couldn't be started.
 
-    Raises ``SubmitError`` if that is one of ``mine``.
+    Raises ``SubmitError`` if that is one of ``own_names``.
     """
     refused = False
     try:
         for place in places:
             job = JobDirectory(directory.jobs_dir() / place.name)
             try:
-                if place.name in mine or job.request()["python"] == sys.executable:
+                if place.name in own_names or job.request()["python"] == sys.executable:
                     start(job, place.holds)
                 else:
                     _elsewhere(job, "start", place.holds)
             except (OSError, NBTorchJobError) as exc:
                 queue.leave(place.name)
                 refused = True
-                if place.name in mine:
+                if place.name in own_names:
                     raise
                 give_up(job, exc)
     except BaseException:  # also an interrupt, which this process may outlive by days
@@ -206,19 +206,19 @@ def give_up(job: JobDirectory, exc: Exception) -> None:
 
 def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
     """Have this Python's pool start the job; a group's run gets its own GPUs. Raises ``SubmitError``."""
-    asked, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
+    request, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
     env = info.asked.env
-    asked["env"] = {**compilers.chosen(asked["env"]), **env}
+    request["env"] = {**compilers.chosen(request["env"]), **env}
     if info.group and gpus:
-        asked["env"][processes.VISIBLE] = ",".join(gpus)
+        request["env"][processes.VISIBLE] = ",".join(gpus)
     # As in a Python that was started with it: before all entries of this one
     ahead = [entry for entry in env.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    asked["path"] = [*ahead, *(entry for entry in asked["path"] if entry not in ahead)]
+    request["path"] = [*ahead, *(entry for entry in request["path"] if entry not in ahead)]
     # A job from before a restart of the machine, or of its container, may list other CPUs.
-    asked["cpus"] = sorted(allowed & set(asked["cpus"]) or allowed)
+    request["cpus"] = sorted(allowed & set(request["cpus"]) or allowed)
     with pool.connected() as (process, send):
         job.hand_to(process, directory.pool_dir())
-        send({"folder": str(job.path), **asked})
+        send({"folder": str(job.path), **request})
 
 
 def as_before(job: JobDirectory) -> None:
@@ -230,16 +230,16 @@ def as_before(job: JobDirectory) -> None:
 
 
 def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
-    asked = job.request()
+    request = job.request()
     # As pools are started: with the notebook's path, so that it finds what the notebook found.
-    code = f"import sys; sys.path[:] = {asked['path']!r}; "
+    code = f"import sys; sys.path[:] = {request['path']!r}; "
     code += "from nbtorchjob.backends.local.launch import pool_client; "
     code += f"pool_client.main({how!r}, {str(job.path)!r}, {[*gpus]!r})"
     try:
         done = subprocess.run(
-            [asked["python"], "-c", code],
-            cwd=asked["cwd"],
-            env=asked["env"],
+            [request["python"], "-c", code],
+            cwd=request["cwd"],
+            env=request["env"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -250,10 +250,10 @@ def _elsewhere(job: JobDirectory, how: str, gpus: Sequence[str] = ()) -> None:
     except FileNotFoundError as exc:
         raise SubmitError(f"{exc.filename}, which the job ran with, is gone: run its cell again") from exc
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise SubmitError(f"{asked['python']} can't start the job: {exc}") from exc
+        raise SubmitError(f"{request['python']} can't start the job: {exc}") from exc
     if done.returncode:
         lines = done.stdout.strip().splitlines() or ["no reason given"]
-        raise SubmitError(f"{asked['python']} can't start the job: {lines[-1]}")
+        raise SubmitError(f"{request['python']} can't start the job: {lines[-1]}")
 
 
 def main(how: str, folder: str, gpus: Sequence[str]) -> None:

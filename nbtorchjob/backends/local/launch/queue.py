@@ -82,8 +82,8 @@ def place(job: JobDirectory) -> Place:
     lab = info.lab is not None
     gpus = processes.device_names(visible) if not lab else ()
     wants = min(len(gpus), info.nproc_per_node) if info.group else len(gpus)
-    asked = os.environ.get(RANKS, "")
-    room = (int(asked) or None) if asked.isdecimal() else len(os.sched_getaffinity(0))
+    limit = os.environ.get(RANKS, "")
+    room = (int(limit) or None) if limit.isdecimal() else len(os.sched_getaffinity(0))
     return Place(
         name=info.name,
         ranks=0 if lab else info.nodes[1] * info.nproc_per_node,
@@ -125,29 +125,29 @@ def due(waiting: Iterable[Place], running: Iterable[Place]) -> list[Place]:
 
 
 def _free(entry: Place, running: Iterable[Place]) -> list[str]:
-    held = {gpu for other in running for gpu in other.holds}
-    return [gpu for gpu in entry.gpus if gpu not in held]
+    held_gpus = {gpu for other in running for gpu in other.holds}
+    return [gpu for gpu in entry.gpus if gpu not in held_gpus]
 
 
 def ahead(name: str, waiting: Collection[Place], running: Collection[Place]) -> int | None:
     """Return how many jobs a waiting job is behind; None if it doesn't wait."""
-    mine = next((entry for entry in waiting if entry.name == name), None)
-    if mine is None:
+    own_place = next((entry for entry in waiting if entry.name == name), None)
+    if own_place is None:
         return None
-    alike = [entry for entry in waiting if bool(entry.group) is bool(mine.group)]
+    alike = [entry for entry in waiting if bool(entry.group) is bool(own_place.group)]
     before = [entry.name for entry in _in_turn(alike, running)].index(name)
-    singles = sum(not entry.group for entry in waiting) if mine.group else 0
-    return before + len(_in_the_way(mine, running)) + singles
+    singles = sum(not entry.group for entry in waiting) if own_place.group else 0
+    return before + len(_in_the_way(own_place, running)) + singles
 
 
-def _in_the_way(mine: Place, running: Iterable[Place]) -> list[Place]:
-    """Return the running jobs that have what ``mine`` waits for: places, or GPUs, which aren't shared."""
+def _in_the_way(own_place: Place, running: Iterable[Place]) -> list[Place]:
+    """Return the running jobs with what ``own_place`` waits for: places, or GPUs, which aren't shared."""
     running = [*running]
-    gpus = {*mine.gpus} if len(_free(mine, running)) < mine.wants else set[str]()
+    gpus = {*own_place.gpus} if len(_free(own_place, running)) < own_place.wants else set[str]()
     return [
         entry
         for entry in running
-        if not gpus.isdisjoint(entry.holds) or (entry.ranks and (mine.group or not entry.group))
+        if not gpus.isdisjoint(entry.holds) or (entry.ranks and (own_place.group or not entry.group))
     ]
 
 
@@ -184,8 +184,8 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         for place in new:
             latest = max(place.at, math.nextafter(latest, math.inf))
             fresh.append(replace(place, at=latest))
-        taken = map(_taken, going.values())
-        starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *fresh], taken)]
+        held_places = map(_taken, going.values())
+        starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *fresh], held_places)]
         for entry in starts:
             _write(folder / "running", entry)
             if entry.name in waiting:
@@ -250,8 +250,8 @@ def behind(name: str) -> Behind | None:
     many = ahead(name, waiting, running)
     if many is None:
         return None
-    mine = next(entry for entry in waiting if entry.name == name)
-    return Behind(many, mine, _in_the_way(mine, running))
+    own_place = next(entry for entry in waiting if entry.name == name)
+    return Behind(many, own_place, _in_the_way(own_place, running))
 
 
 def _taken(entry: Place) -> Place:

@@ -248,8 +248,8 @@ class Attempt:
                 "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,is_host=0"
             )
         # By default gloo listens at the address of the host's name, which other hosts may reach.
-        ours = {"GLOO_SOCKET_IFNAME": "lo", **PAGES, **folders.compiler_variables()}
-        return {**ours, **self._request["env"], **self._refuge, **own}
+        defaults = {"GLOO_SOCKET_IFNAME": "lo", **PAGES, **folders.compiler_variables()}
+        return {**defaults, **self._request["env"], **self._refuge, **own}
 
     def reap(self) -> None:
         """Record which nodes have ended."""

@@ -88,9 +88,9 @@ class JobsHandler(Api):
         then are returned, and the ids of those that were ``removed``; unless the answer is ``whole``, as
         for an unknown mark.
         """
-        watch, known = _watch(self), self.get_argument("known", "")
+        watch, mark = _watch(self), self.get_argument("known", "")
         states, notes = await watch.jobs()
-        self.finish(await jobs_json(watch.history.since(known, states), notes))
+        self.finish(await jobs_json(watch.history.since(mark, states), notes))
 
 
 async def jobs_json(news: News, notes: Sequence[Note]) -> str:
@@ -117,10 +117,10 @@ class JobHandler(Api):
     async def get(self, id: str) -> None:
         """Return the job's record."""
         job = JobId.parse(id)
-        known = _watch(self).job(job)
-        if known is None or self.run not in ("", run_at(known["created"])):
-            known = await self.of(job, lambda backend, name: self.record(backend.snapshot(name)))
-        self.finish(known)
+        job_record = _watch(self).job(job)
+        if job_record is None or self.run not in ("", run_at(job_record["created"])):
+            job_record = await self.of(job, lambda backend, name: self.record(backend.snapshot(name)))
+        self.finish(job_record)
 
     @web.authenticated
     @authorized
@@ -189,8 +189,8 @@ class NoteHandler(Api):
     @authorized
     async def put(self, id: str) -> None:
         """Replace both with those in the body, ``{"note": …, "tags": […]}``; 204 once they are stored."""
-        asked = self.get_json_body()
-        body = asked if isinstance(asked, dict) else {}
+        json_body = self.get_json_body()
+        body = json_body if isinstance(json_body, dict) else {}
         note, tags = body.get("note"), body.get("tags")
         words = isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)
         if not isinstance(note, str) or not words or len(body) > 2:

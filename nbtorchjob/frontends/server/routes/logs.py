@@ -227,12 +227,12 @@ def _since(text: str) -> Mapping[tuple[int, int], int]:
     """Parse which bytes are known, by rank and round; raises ``MalformedError``."""
     offsets = {}
     for part in filter(None, text.split(",")):
-        known = _KNOWN.fullmatch(part)
-        if known is None:
+        match = _KNOWN.fullmatch(part)
+        if match is None:
             raise MalformedError(
                 f"since: got {part[:_MOST_SHOWN]!r}, but it must be RANK.ROUND.OFFSET, separated by commas"
             )
-        rank, round_, offset = map(int, known.groups())
+        rank, round_, offset = map(int, match.groups())
         offsets[rank, round_] = offset
     return offsets
 

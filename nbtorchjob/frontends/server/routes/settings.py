@@ -173,15 +173,15 @@ class DoctorHandler(_AtNotebook):
 
         def find() -> JobSpec:
             try:
-                known = profiles.load(name, cwd=folder) if name else profiles.default(cwd=folder)
-                return profiles.admitted(known)
+                profile = profiles.load(name, cwd=folder) if name else profiles.default(cwd=folder)
+                return profiles.admitted(profile)
             except SpecError as exc:
                 if exc.field == "profile":  # the request's mistake; any other is in a file
                     raise MalformedError(str(exc)) from None
                 raise
 
         spec = await self.ask("profiles", find)
-        there = lane(spec.backend, spec.cluster.context)
+        lane_name = lane(spec.backend, spec.cluster.context)
         # In a lane of its own: it makes many requests, and mustn't take room from what is done to jobs.
-        findings = await self.ask(f"{there} (doctor)", lambda: backend(spec.backend).doctor(spec))
+        findings = await self.ask(f"{lane_name} (doctor)", lambda: backend(spec.backend).doctor(spec))
         self.finish({"findings": [asdict(finding) for finding in findings]})
