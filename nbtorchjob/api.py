@@ -129,9 +129,9 @@ def attach(name: str, *, trust: bool = False) -> Job[Any]:
     """
     from nbtorchjob.job import Job
 
-    prefix, _, address = name.partition(":")
+    prefix, colon, address = name.partition(":")
     # All backends: an address may lead to one where this user never sent a job.
-    doors = [(prefix, address)] if prefix in BACKENDS else [(kind, name) for kind in BACKENDS]
+    doors = [(prefix, address)] if colon and prefix in BACKENDS else [(kind, name) for kind in BACKENDS]
     for kind, address_there in dict.fromkeys(
         [*doors, *((kind, _spelled(address_there)) for kind, address_there in doors)]
     ):

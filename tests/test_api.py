@@ -290,6 +290,9 @@ def test_a_job_is_found_by_its_name_as_it_was_asked_for(empty):
     with pytest.raises(SpecError, match="a lab, started with --keep NAME"):
         api.lab("L_1")
     acted.remove()
+    acted = Acted("local")
+    assert api.attach("local").name == "local"
+    acted.remove()
 
 
 def test_attaching_where_there_is_no_job_says_so(empty):

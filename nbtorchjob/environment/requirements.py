@@ -103,9 +103,11 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     begun, logical_line = 0, ""
     for number, line in enumerate(text.splitlines(), 1):
         begun = begun if logical_line else number
-        if line.endswith("\\"):
+        is_comment = line.lstrip().startswith("#")  # which no backslash continues, as in pip (26.3)
+        if line.endswith("\\") and not is_comment:
             logical_line += line[:-1]
             continue
+        line = f" {line}" if is_comment else line
         if content := _COMMENT.sub("", logical_line + line).strip():
             yield begun, content
         logical_line = ""

@@ -404,7 +404,7 @@ def _sweep(fact: ev.TurnTaken) -> dict[str, object]:
         record = json.loads(fact.sweep or "{}")
         group, number, parameters = str(record["group"]), int(record["number"]), dict(record["given"])
         return {"group": group, "number": number, "given": parameters, "early": dict(record["early"])}
-    except (ValueError, KeyError, TypeError, RecursionError):  # not a run, or a forged one
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # not a run, or a forged one
         return {}
 
 

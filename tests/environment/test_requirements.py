@@ -64,12 +64,15 @@ def test_a_file_has_a_requirement_a_line_and_comments(folder):
     file = folder / "requirements.txt"
     file.write_text(
         "# all\npeft==0.18  # for LoRA\n\neinops>=0.8; \\\n  python_version > '3'\nx @ https://h/x\n"
+        "# from C:\\wheels\\\nrich\ntoolz \\\n# curried\n"
     )
 
     assert [*requirements.of_file(str(file))] == [
         "peft==0.18",
         "einops>=0.8;   python_version > '3'",
         "x @ https://h/x",
+        "rich",
+        "toolz",
     ]
 
 

@@ -500,6 +500,13 @@ def test_runs_that_their_sweep_holds_back_wait_and_so_do_jobs_behind_them(at_onc
     assert [turn.stage for turn in turns.turns(over)] == [Stage.DONE, Stage.RUNS, Stage.RUNS]
 
 
+def test_a_record_of_a_sweep_that_no_sender_writes_is_ignored():
+    forged = run_of(accepted(5, 3.0, "a", 1), float("inf"), float("inf"))
+    (turn,) = turns.turns(known(*BEGUN, forged, info=POOL))
+
+    assert turns.info(POOL, turn).group == ""
+
+
 def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
     sent = [ev.ArtifactsReady(3.3, 0, of_round(round_), "log#x", 9, 1, 9) for round_ in (5, 6)]
     events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *sent, *ran(5, 3.1)[6:]]
