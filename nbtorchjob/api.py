@@ -186,7 +186,7 @@ def job_names() -> list[str]:
     """Return every job's name, oldest first on each backend; warns as :func:`jobs` does."""
     names: list[str] = []
     for candidate in backends.used():
-        names += _asked(candidate.names)
+        names += _ask_or_warn(candidate.names)
     return names
 
 
@@ -198,7 +198,7 @@ def jobs(*, everyone: bool = False) -> Jobs:
     """
     states: list[JobState] = []
     for candidate in backends.used():
-        states += _asked(candidate.jobs, everyone=everyone)
+        states += _ask_or_warn(candidate.jobs, everyone=everyone)
     return Jobs(sorted(states, key=lambda state: state.info.created))
 
 
@@ -209,11 +209,11 @@ def summaries(make: Callable[[JobState, float], Summary], *, everyone: bool = Fa
     """
     records: list[Summary] = []
     for candidate in backends.used():
-        records += _asked(candidate.summaries, make, everyone=everyone)
+        records += _ask_or_warn(candidate.summaries, make, everyone=everyone)
     return sorted(records, key=lambda summary: summary["created"])
 
 
-def _asked(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+def _ask_or_warn(ask: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
     try:
         return ask(*args, **kwargs)
     except NBTorchJobError as exc:
@@ -314,7 +314,7 @@ def map(
     plan = submission.check(JobSpec.of(spec), runs=True)
     rows = submission.checked_rows(parameters, at_once)
     with interrupts.message(interrupts.NOTHING):
-        call = capture.from_function(fn, root=working(), given=rows[0])
+        call = capture.from_function(fn, root=working(), run_values=rows[0])
         sub = submission.prepare(call, plan)
     _warn(sub, stacklevel=3)
     return submission.send_runs(sub, rows, identity.origin_here(call.sources), at_once=at_once, early=early)

@@ -32,10 +32,10 @@ else:
         def __set_name__(self, owner: type, name: str) -> None:
             self.name = name
 
-        def __get__(self, held: Any, owner: type | None = None) -> Any:
-            if held is None:
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
                 return self
-            value = held.__dict__[self.name] = self.function(held)
+            value = instance.__dict__[self.name] = self.function(instance)
             return value
 
     dataclass_transform = partial(partial, lambda cls, **_: cls)  # only type checkers read it
@@ -77,13 +77,13 @@ def _many(kind: type) -> int:
     return len(fields(kind))
 
 
-def replace(known: V, **changes: Any) -> V:
+def replace(instance: V, **changes: Any) -> V:
     """Do what ``dataclasses.replace`` does, for a class without ``__post_init__``, in a fifth of the time.
 
     A state has forty fields, and a frozen class sets each of them by a call.
     """
-    kind: Any = type(known)
-    values = vars(known).copy()
+    kind: Any = type(instance)
+    values = vars(instance).copy()
     while len(values) > _many(kind):
         values.popitem()  # a cached result, set after all fields
     values.update(changes)

@@ -71,7 +71,7 @@ class _Following:
         self.ended: Once[None] = Once()
         self.callbacks: list[Callback] = []
         self.current = False  # whether the state was looked up; else it is folded from the facts read so far
-        self._heard = False
+        self._has_facts = False
         self._looks: tuple[list[Event], ...] = ()
 
     def begin(self, backend: Backend, listener: Listener | None, over: Callable[[], object]) -> None:
@@ -85,7 +85,7 @@ class _Following:
         from nbtorchjob.machine import loop  # late, as above
 
         def catch_up() -> None:
-            if self._heard and callback in self.callbacks:
+            if self._has_facts and callback in self.callbacks:
                 self._call(callback)
 
         self.callbacks.append(callback)
@@ -96,7 +96,7 @@ class _Following:
 
         None if the state is made of facts already: by now they may be recorded nowhere else.
         """
-        if self.current or self._heard:
+        if self.current or self._has_facts:
             return None
         since: list[Event] = []
         self._looks = (*self._looks, since)
@@ -125,7 +125,7 @@ class _Following:
             # A listener gets every byte of the logs; a state holds only their ends anyway.
             since: dict[tuple[int, int], int] | None = None if listener is None else {}
             async for event in backend.follow(self.state.info.address, since=since):
-                self.state, self._heard = apply(self.state, event), True
+                self.state, self._has_facts = apply(self.state, event), True
                 for facts in self._looks:
                     facts.append(event)
                 if listener is not None:
@@ -193,11 +193,11 @@ class Job(Generic[T]):
                 self._following = self._shared()
             return self._following
 
-    def _shared(self, known: JobState | None = None) -> _Following:
-        """Return the following that this process's handles share; a new one begins with ``known``."""
+    def _shared(self, state: JobState | None = None) -> _Following:
+        """Return the following that this process's handles share; a new one begins with ``state``."""
         candidate = _Following(self.info)
-        if known is not None:
-            candidate.state, candidate.current = known, True
+        if state is not None:
+            candidate.state, candidate.current = state, True
         if self._listener is not None:
             candidate.begin(self._backend, self._listener, lambda: None)
             return candidate
@@ -268,7 +268,7 @@ class Job(Generic[T]):
                 following.adopt(snapshot, since)
             return snapshot if snapshot is not None and not following.current else following.state
 
-    def _known(self) -> JobState:
+    def _current_state(self) -> JobState:
         """Return the job's state now, without following it; raises ``JobNotFoundError``."""
         if self._following is not None and self._following.ended.come:
             with suppress(ClusterError):  # it may be unreachable: the job's end is known anyway
@@ -383,7 +383,7 @@ class Job(Generic[T]):
 
         Unpickles nothing, and doesn't wait.
         """
-        state = self._known()
+        state = self._current_state()
         value = state.values.get(state.info.speaker)
         if state.phase is not Phase.SUCCEEDED or value is None or value.size > most:
             return None
@@ -412,11 +412,11 @@ class Job(Generic[T]):
         """Raise ``SpecError`` if the job can't have that node."""
         self._check("node", node, self.info.nodes[1])
 
-    def _check(self, what: str, number: int, most: int) -> None:
+    def _check(self, field: str, number: int, most: int) -> None:
         # A job that another tool made has no spec, which gives its size.
         if self.info.spec and number not in range(most):
             valid_range = f"0 to {most - 1}" if most > 1 else "0"
-            raise SpecError(what, number, f"{valid_range}: {self.name} has {words.count(most, what)}")
+            raise SpecError(field, number, f"{valid_range}: {self.name} has {words.count(most, field)}")
 
     def logs(self, rank: int = 0, tail: int | None = None, *, stream: Stream | None = None) -> str:
         """Return a rank's whole log so far, or its last ``tail`` lines.
@@ -454,7 +454,7 @@ class Job(Generic[T]):
         if node is not None:
             self.check_node(node)
         check_stream(stream)
-        lines = downloads.lines(self._backend, self._known(), rank=rank, node=node, stream=stream)
+        lines = downloads.lines(self._backend, self._current_state(), rank=rank, node=node, stream=stream)
         return filter(line_filter.has, lines)
 
     def archive(self, *, times: bool = False) -> Iterator[bytes]:
@@ -462,7 +462,7 @@ class Job(Generic[T]):
 
         With ``times`` each line has its time in front, as ``nbtorchjob logs --timestamps`` prints it.
         """
-        return downloads.zip_logs(self._backend, self._known(), times=times)
+        return downloads.zip_logs(self._backend, self._current_state(), times=times)
 
     def artifacts(
         self, folder: str | Path | None = None, *, attempt: int | None = None
@@ -473,7 +473,7 @@ class Job(Generic[T]):
         file in the folder is never replaced: raises ``SpecError`` if it differs, and ``ResultError`` if
         artifacts can't be fetched.
         """
-        state = self._known()
+        state = self._current_state()
         if folder is None:
             return downloads.listed(self._backend, state, attempt)
         return downloads.copy(self._backend, state, Path(folder), attempt)
@@ -488,7 +488,7 @@ class Job(Generic[T]):
         """
         from nbtorchjob.backends import files  # late: most handles are asked for none
 
-        return files.listed(self._backend, self._known(), path)
+        return files.listed(self._backend, self._current_state(), path)
 
     def get(self, path: str, folder: str | Path = ".", *, node: int | None = None) -> tuple[Copied, ...]:
         """Copy a file that ranks have written, or all below a path, into a folder.
@@ -501,7 +501,7 @@ class Job(Generic[T]):
             self.check_node(node)
         from nbtorchjob.backends import files  # late, as above
 
-        return tuple(files.fetch(self._backend, self._known(), path, Path(folder), node))
+        return tuple(files.fetch(self._backend, self._current_state(), path, Path(folder), node))
 
     def sync(self, folder: str | Path, path: str = "") -> Sync:
         """Keep a folder in step with what ranks write at or below ``path``, in the background.
@@ -514,7 +514,7 @@ class Job(Generic[T]):
             links,  # late, as above
         )
 
-        return links.Sync(self._backend, self._known(), files.checked(path), Path(folder)).start()
+        return links.Sync(self._backend, self._current_state(), files.checked(path), Path(folder)).start()
 
     def forward(self, port: int, rank: int = 0, *, local: int | None = None) -> Forward:
         """Forward a rank's port to a port of this machine's loopback, until ``close()`` or this process ends.
@@ -529,7 +529,7 @@ class Job(Generic[T]):
         for name, number in (("port", port), ("local-port", local)):
             if number is not None and number not in links.PORTS:
                 raise SpecError(name, number, "1 to 65535")
-        return links.Forward(self._backend, self._known(), port, rank, local)
+        return links.Forward(self._backend, self._current_state(), port, rank, local)
 
     def swap(
         self,
@@ -562,7 +562,7 @@ class Job(Generic[T]):
         For a node that doesn't answer within ``timeout`` seconds, and for a job that has ended, the result
         has the last known stacks. Asking doesn't change the job.
         """
-        return stacks.ask(self._backend, self._known(), timeout)
+        return stacks.ask(self._backend, self._current_state(), timeout)
 
     def profile(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> Profile:
         """Profile a rank for the next ``seconds``: write a trace to ``folder``, return where its time went.
@@ -573,7 +573,7 @@ class Job(Generic[T]):
         self.check_rank(rank)
         from nbtorchjob.backends import stacks  # late: most handles are asked for none
 
-        return stacks.take_profile(self._backend, self._known(), rank, seconds, Path(folder))
+        return stacks.take_profile(self._backend, self._current_state(), rank, seconds, Path(folder))
 
     def profile_memory(self, seconds: float = 3.0, rank: int = 0, folder: str | Path = ".") -> MemoryProfile:
         """Record a rank's accelerator memory for the next ``seconds``: write a snapshot to ``folder``.
@@ -583,7 +583,7 @@ class Job(Generic[T]):
         self.check_rank(rank)
         from nbtorchjob.backends import stacks  # late, as above
 
-        return stacks.take_memory_profile(self._backend, self._known(), rank, seconds, Path(folder))
+        return stacks.take_memory_profile(self._backend, self._current_state(), rank, seconds, Path(folder))
 
     def debugger(self, rank: int | None = None, by: str = "") -> AbstractContextManager[Session]:
         """Attach to a rank that is stopped in the debugger, by default the only one; ``by`` is who attaches.
@@ -595,7 +595,7 @@ class Job(Generic[T]):
             self.check_rank(rank)
         from nbtorchjob.backends import talk  # late, as above
 
-        return talk.session(self._backend, self._known(), rank, by)
+        return talk.session(self._backend, self._current_state(), rank, by)
 
     def release(self) -> list[int]:
         """Release all ranks that are held where they failed; return which ranks.
@@ -604,7 +604,7 @@ class Job(Generic[T]):
         """
         from nbtorchjob.backends import talk  # late, as above
 
-        return talk.release(self._backend, self._known())
+        return talk.release(self._backend, self._current_state())
 
     def note(self, text: str) -> None:
         """Replace the job's note, a line for people; "" removes it. Lists and the sidebar search it.
@@ -622,7 +622,7 @@ class Job(Generic[T]):
         self._annotate(remove=tags)
 
     def _annotate(self, **changes: Any) -> None:
-        state = naming.unreplaced(self.info, self._backend.known(self.info.address))
+        state = naming.unreplaced(self.info, self._backend.brief_state(self.info.address))
         annotation = naming.annotate(self._backend, state, **changes)
         following = self._following
         if following is not None and following.ended.come:  # it reads no more facts
@@ -773,5 +773,5 @@ def attached(id_: str, trust: bool) -> Job[Any]:
 def newest_run(chosen: Backend, name: str) -> JobState:
     """Return the state of a name's run that is still going, or of the last one that ended."""
     runs = [candidate for candidate in chosen.names() if naming.is_run(candidate, name)] or [name]
-    states = [chosen.known(run) for run in runs]
+    states = [chosen.brief_state(run) for run in runs]
     return next((state for state in reversed(states) if not state.phase.terminal), states[-1])

@@ -129,7 +129,7 @@ class Lab:
         turn = turns.newest(self.state)
         if turn is None and self.info.is_pool:
             return self.job
-        if turn is None or not turn.taken.id:
+        if turn is None or not turn.fact.id:
             return self.first
         return self.turn(f"{self.info.address}{MARK}{turn.number}")
 
@@ -252,7 +252,7 @@ class Lab:
             options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
             lines.append(f"the ranks of {self.name} use their own {name}: {options}")
         lines += call.notes
-        environment = self._there()
+        environment = self._rank_environment()
         if environment is not None:
             lines += self._differences(call, environment)
         if PLACES[self.info.backend].remote:
@@ -261,7 +261,7 @@ class Lab:
             lines += imported.not_shipped(call, working(), self._spec.ship)
         return lines
 
-    def _there(self) -> Environment | None:
+    def _rank_environment(self) -> Environment | None:
         """Return the environment that a lab's ranks started with; None if it wasn't reported."""
         run = self.info.run
         if run in _environments:
@@ -275,7 +275,7 @@ class Lab:
             _environments[run] = installed
         return installed
 
-    def _differences(self, call: Call, there: Environment) -> list[str]:
+    def _differences(self, call: Call, rank_environment: Environment) -> list[str]:
         own_environment = here.environment()
         # Requirements of the cell's own script block that the ranks lack
         if "# ///" not in call.text:
@@ -283,13 +283,13 @@ class Lab:
         else:
             from nbtorchjob.capture import packages  # late: hardly any cell has such a block
 
-            unmet = images.unmet(packages.of_cell(call.text), there)
+            unmet = images.unmet(packages.of_cell(call.text), rank_environment)
         if missing := unmet:
             asks = shlex.join(word for line in missing for word in ("--package", line))
             raise LackingError(f"{self.name} lacks requirements of the cell's script block: {_ANEW} {asks}")
-        if own_environment.distributions == there.distributions:
+        if own_environment.distributions == rank_environment.distributions:
             return []
-        differences = images.compared(call.needs, own_environment, there)
+        differences = images.compared(call.needs, own_environment, rank_environment)
         if differences.absent:
             lacks = self._ask({"question": "lacks", "of": differences.absent})["lacks"]
             differences = differences.without({*differences.absent} - {*lacks})
@@ -315,9 +315,9 @@ class Lab:
         the lab's spec says so, every rank's value is returned.
         """
         origin, all_ranks = origin or Origin(), all_ranks or self._spec.all_ranks
-        environment = self._there()
+        environment = self._rank_environment()
         sourced = environment is None or environment.minor != capture.PYTHON
-        call = replace(call, by=identity.whose(call, origin), sourced=sourced)
+        call = replace(call, by=identity.owner(call, origin), sourced=sourced)
         spec = replace(self._spec, all_ranks=all_ranks)
 
         def pack(file: BinaryIO, key: bytes) -> int:
@@ -371,19 +371,19 @@ class Lab:
         self,
         call: Call,
         pack: Callable[[BinaryIO, bytes], int],
-        asked: Mapping[str, Any],
+        question_fields: Mapping[str, Any],
         origin: Origin,
-        known: Mapping[str, Any],
+        record_fields: Mapping[str, Any],
         say: Callable[[str], object],
     ) -> tuple[Job[Any], dict[str, Any]]:
         """Send a turn as ``pack`` writes it; return its handle, and the answer, with its round and base.
 
-        ``known`` has more fields of its record.
+        ``question_fields`` say how it is to run, ``record_fields`` are more fields of its record.
         """
         file = io.BytesIO()
         size = pack(file, able(self._backend, Signs, "send", self.info.address).key(self.info.address))
         id_, packed = f"c{secrets.token_hex(8)}", time.time()
-        question = {"question": "turn", "id": id_, **asked, "size": size, "sent": packed}
+        question = {"question": "turn", "id": id_, **question_fields, "size": size, "sent": packed}
         since, was_taken = self._turns.now(self.info), False
         try:
             began, announced = time.monotonic(), False
@@ -396,18 +396,18 @@ class Lab:
                     say(f"Waiting for jobs that {self.name} lost: they are sent again first")
                 time.sleep(_LOOK_S)
             was_taken = True
-            turn = self._heard(id_)
+            turn = self._await_turn(id_)
         except BaseException as exc:
             since.forget()
             if isinstance(exc, KeyboardInterrupt):
                 # It may have been accepted just as its sender was interrupted.
-                turn_fact = self._heard(id_) if was_taken else turns.sent(self.state, id_)
+                turn_fact = self._await_turn(id_) if was_taken else turns.sent(self.state, id_)
                 if turn_fact is not None:
                     self._turns.cancel(f"{self.info.address}{MARK}{id_}")
             raise
         labels = {name: (origin.labels.get(name, name), text) for name, text in call.sources.items()}
         fields = {
-            "key": str(asked.get("number") or (turn[0] if turn is not None else id_)),
+            "key": str(question_fields.get("number") or (turn[0] if turn is not None else id_)),
             "created": packed,
             "label": call.label,
             "ships": capture.ships_line(call),
@@ -418,7 +418,7 @@ class Lab:
             "began": call.began,
             "packed": packed,
             "payload": size,
-            **known,
+            **record_fields,
         }
         fields["turn"] = fields["turn"] or (turn[1].ranks if turn is not None else ())
         info = turns.of(self.info, **fields)
@@ -428,9 +428,9 @@ class Lab:
             record = {"question": question, "times": 1, "round": acceptance.round, "attempt": 1, "past": []}
             kept: Kept | None = None
             # A payload with secrets isn't written to disk.
-            if not info.asked.secret_env:
+            if not info.jobspec.secret_env:
                 with suppress(OSError, NotOwnError):
-                    kept = Kept.made(info, self.info.run, id_, file.getbuffer(), record)
+                    kept = Kept.create(info, self.info.run, id_, file.getbuffer(), record)
             self._turns.sent(info, acceptance, partial(self._again, question, file.getbuffer()), kept)
         else:
             self._turns.sent(info, acceptance)
@@ -479,7 +479,7 @@ class Lab:
         swapped = {(swap.round, name) for swap in swaps.as_swapped(state) for name in swap.names}
         sent: dict[str, str] = {}
         for turn in turns.turns(state):
-            fact = turn.taken
+            fact = turn.fact
             if fact.base == base:
                 own_digests = _shipped.get((self.info.run, fact.round if fact.id else _FIRST), {})
                 changed_names = _sets(fact.text, fact.filename) | ({*fact.pushed} - own_digests.keys())
@@ -491,13 +491,13 @@ class Lab:
         return sent
 
     @property
-    def _what(self) -> str:
+    def _noun(self) -> str:
         """The word for what runs there: cell or job."""
         return turns.what_of(self.info)
 
     @property
     def _spec(self) -> JobSpec:
-        return self.info.asked
+        return self.info.jobspec
 
     def _sent(
         self, question: Mapping[str, Any], data: memoryview, say: Callable[[str], object]
@@ -527,11 +527,11 @@ class Lab:
                     return state, answer
             except TimeoutError as exc:
                 if not left:
-                    problem = f"didn't accept the {self._what} within {_TAKEN_S:.0f} s"
+                    problem = f"didn't accept the {self._noun} within {_TAKEN_S:.0f} s"
                     raise SubmitError(f"{self.name} {problem}") from exc
             except AskError as exc:
                 if question["base"] is not None and _anew(exc):
-                    problem = f"restarted while the {self._what} was sent: run it again"
+                    problem = f"restarted while the {self._noun} was sent: run it again"
                     raise SubmitError(f"the ranks of {self.name} {problem}") from exc
                 if exc.absent and not announced and time.monotonic() > began + _QUIET_S:
                     announced = True
@@ -539,7 +539,7 @@ class Lab:
                 left += _comes(exc, began)
                 if not left or not self._may_go_on(exc):
                     raise self._refused(exc) from exc
-        raise SubmitError(f"{self.name} didn't accept the {self._what}")
+        raise SubmitError(f"{self.name} didn't accept the {self._noun}")
 
     def _bring(self, nodes: Iterable[int], talk: Talk, question: Mapping[str, Any], data: memoryview) -> None:
         """Send a turn's payload to the nodes other than the lead, by connections that others can't read."""
@@ -622,7 +622,7 @@ class Lab:
                     raise SubmitError(f"{self.name} is suspended: run {hint('resume', self.name)} first")
                 if state.lab_ends is not None and state.lab_ends.time > _began(state):
                     why = attempts.WHY.get(state.lab_ends.why, "")
-                    raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._what}s")
+                    raise JobEndedError(f"{self.name} is ending ({why}) and accepts no more {self._noun}s")
             if turns.lead(state) is not None:
                 return state
             if queued := lifetime.waits(state):
@@ -635,7 +635,7 @@ class Lab:
                 say(f"Waiting for {self.name}, which {doing}")
             time.sleep(_LOOK_S)
 
-    def _heard(self, id_: str) -> tuple[int, TurnTaken] | None:
+    def _await_turn(self, id_: str) -> tuple[int, TurnTaken] | None:
         until = time.monotonic() + _TOLD_S
         while True:
             turn = turns.sent(self.state, id_)
@@ -706,20 +706,20 @@ def _began(state: JobState) -> float:
     return max(times, default=0.0)
 
 
-def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
+def why_not(state: JobState, name: str, ranks: Sequence[int]) -> str:
     """Say why a lab's ranks don't have a name that an earlier cell set; "" if none did."""
     for turn in reversed(turns.turns(state)):
-        if not turn.taken.text or name not in _sets(turn.taken.text, turn.taken.filename):
+        if not turn.fact.text or name not in _sets(turn.fact.text, turn.fact.filename):
             continue
-        if turn.taken.base != state.round:
+        if turn.fact.base != state.round:
             at = words.clock(_began(state), time.time())
             return f"was set by {turn.name} before the ranks restarted at {at}"
         if turn.stage is Stage.FAILED:
             return f"would have been set by {turn.name}, which failed"
         if not turn.over:
             return f"is set by {turn.name}, which is still running: run this cell after it"
-        turn_ranks = set(turn.taken.ranks)
-        if not set(wanted or turns.ranks(state)) <= turn_ranks:
+        turn_ranks = set(turn.fact.ranks)
+        if not set(ranks or turns.ranks(state)) <= turn_ranks:
             spelled = words.ranks(turn_ranks)
             return f"was set by {turn.name} on {spelled} only: --rank {spelled.partition(' ')[2]}"
     return ""
@@ -728,7 +728,7 @@ def why_not(state: JobState, name: str, wanted: Sequence[int]) -> str:
 def known_names(state: JobState) -> frozenset[str]:
     """Return the names that a lab's cells have set."""
     return frozenset[str]().union(
-        *(_sets(turn.taken.text, turn.taken.filename) for turn in turns.turns(state) if turn.taken.text)
+        *(_sets(turn.fact.text, turn.fact.filename) for turn in turns.turns(state) if turn.fact.text)
     )
 
 

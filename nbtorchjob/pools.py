@@ -95,7 +95,7 @@ def runs() -> Iterator[tuple[JobInfo, turns.Turn]]:
         pools = [state.info for state in pool_backend.jobs() if state.info.is_pool]
         for pool in pools:
             pool_turns = (
-                turns.turns(pool_backend.known(pool.address)) if pool_backend.mine(pool.address) else []
+                turns.turns(pool_backend.brief_state(pool.address)) if pool_backend.mine(pool.address) else []
             )
             yield from ((pool, turn) for turn in pool_turns if turn.group)
 
@@ -151,7 +151,7 @@ def placed(spec: JobSpec) -> tuple[JobSpec, Lab | None]:
 
 def fitted(spec: JobSpec, pool: Lab) -> JobSpec:
     """Return a job's spec with its pool's options; raise ``SpecError`` for what differs."""
-    pool_spec = pool.info.asked
+    pool_spec = pool.info.jobspec
     if differences := [*_differences(spec, pool.info)]:
         several = "; ".join(differences)
         raise SpecError("pool", spec.pool, f"one that the job fits: {several}; --or-own gives it own pods")
@@ -178,7 +178,7 @@ def _part(spec: JobSpec, pool: Elastic) -> int | None:
 
 def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
     """Yield a line for each option that a job requests and its pool doesn't have."""
-    default, pool_spec = JobSpec(), pool.asked
+    default, pool_spec = JobSpec(), pool.jobspec
     for o in options.TABLE:
         if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
             continue

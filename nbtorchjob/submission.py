@@ -122,11 +122,11 @@ def prepare(call: Call, plan: Plan) -> Submission:
 
     spec, differences = plan.spec, []
     for contents in known_images(plan.backend, spec):
-        comparison = _compared(call.needs, contents, spec, call.text, call.wanted.names)
+        comparison = _compared(call.needs, contents, spec, call.text, call.packages.names)
         refusal = comparison.refusal(
             f"the image {contents.image}", strict=bool(spec.strict), uncompilable=call.uncompilable
         )
-        if not refusal and (why := images.too_new(call.wanted.wheels, contents.environment)):
+        if not refusal and (why := images.too_new(call.packages.wheels, contents.environment)):
             refusal = f"the image {contents.image} {why}"
         if refusal:
             ago = words.about(max(0.0, time.time() - contents.time))
@@ -139,7 +139,7 @@ def prepare(call: Call, plan: Plan) -> Submission:
     # If every image has this Python, its bytecode is enough.
     same = len(versions) == len(plan.spec.images) and set(versions) == {capture.PYTHON}
     call = dataclasses.replace(call, sourced=not same)
-    shipped = (*plan.spec.ship, *(plan.pool.info.asked.ship if plan.pool is not None else ()))
+    shipped = (*plan.spec.ship, *(plan.pool.info.jobspec.ship if plan.pool is not None else ()))
     missing = missing_files(call, dataclasses.replace(plan.spec, ship=shipped))
     return Submission(call, plan, (*call.notes, *differences, *missing))
 
@@ -158,7 +158,7 @@ def send(
 
     call, spec, chosen = sub.call, sub.plan.spec, sub.plan.backend
     if spec.lab or sub.plan.pool is not None:
-        call = dataclasses.replace(call, by=identity.whose(call, origin or Origin()))
+        call = dataclasses.replace(call, by=identity.owner(call, origin or Origin()))
     if sub.plan.pool is not None:
         return sub.plan.pool.send_job(call, spec, origin or Origin(), say=say)
     for last in (False,) * (_TRIES - 1) + (True,):
@@ -237,7 +237,7 @@ def send_runs(
     with interrupts.message(interrupts.NOTHING):
         sourced = call.sourced and spec.remote
         pickles = [varying.pickled(row, sourced=sourced) for row in rows]
-        own = call.given
+        own = call.parameters
         shared = tuple(ship for ship in call.ships if ship.name not in own)
         first = describe(dataclasses.replace(call, ships=shared), spec, origin)
         group = _free_group(chosen, spec.name) if spec.name is not None else first.name
@@ -252,7 +252,7 @@ def send_runs(
                     spec={**first.spec, "name": name},
                     # Runs that share a key are distinguished by their creation time.
                     created=first.created + number * 1e-5,
-                    label=f"{label}({varying.said(shown)})",
+                    label=f"{label}({varying.as_text(shown)})",
                     captured={**(first.captured or {}), **{name: (str(shown[name]), "") for name in own}},
                     group=group,
                     number=number,
@@ -279,7 +279,7 @@ def _send_runs_to(
     from nbtorchjob.runs import Runs
 
     call, spec, origin = sub.call, sub.plan.spec, origin or Origin()
-    by, label = identity.whose(call, origin), call.label.partition("(")[0]
+    by, label = identity.owner(call, origin), call.label.partition("(")[0]
     pickles = [varying.pickled(row, sourced=call.sourced) for row in rows]
     if spec.name is not None:
         from nbtorchjob import pools
@@ -294,7 +294,7 @@ def _send_runs_to(
         for number, (row, pickle) in enumerate(zip(rows, pickles, strict=True), 1):
             shown = varying.shown(row)
             run = {"group": group, "number": number, "given": shown, "at_once": at_once, "early": early_}
-            called = dataclasses.replace(call, label=f"{label}({varying.said(shown)})", by=by)
+            called = dataclasses.replace(call, label=f"{label}({varying.as_text(shown)})", by=by)
             jobs.append(
                 pool.send_job(called, dataclasses.replace(spec, name=None), origin, run=run, variant=pickle)
             )
@@ -390,18 +390,18 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     lines += [f"#   {ship.name:<20} {ship.type:<32} {ship.human}" for ship in call.ships]
     lines += [f"#   {file.path:<20} {'file':<32} {file.human}" for file in call.files]
     # The table of what a call needs; for a job on this machine there is nothing to compare
-    for comparison in images_of(plan.spec, call.needs, call.text, call.wanted.names):
+    for comparison in images_of(plan.spec, call.needs, call.text, call.packages.names):
         unknown = f"; the image's packages are unknown until its first job, or {hint('doctor', '--probe')}"
         if comparison.rows:
-            lines.append(f"# needs{unknown if comparison.there is None else ':'}")
+            lines.append(f"# needs{unknown if comparison.target is None else ':'}")
         lines += [f"#   {row}" for row in comparison.lines()]
         refusal = comparison.refusal(
             comparison.image, strict=bool(plan.spec.strict), uncompilable=call.uncompilable
         )
         lines += [f"# would be refused: {refusal}"] if refusal else []
-    lines += ["# installs:"] if call.wanted else []
-    lines += [f"#   {line}" for line in (*call.wanted.requirements, *call.wanted.exactly)]
-    lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.wanted.wheels]
+    lines += ["# installs:"] if call.packages else []
+    lines += [f"#   {line}" for line in (*call.packages.requirements, *call.packages.exactly)]
+    lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.packages.wheels]
     notes = (*call.notes, *missing_files(call, plan.spec))
     lines += ["# differs on ranks:"] if notes else []
     lines += [f"#   {note}" for note in notes]
@@ -409,28 +409,28 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
 
 
 def images_of(
-    spec: JobSpec, needs: Sequence[Need], text: str = "", wanted: Collection[str] = ()
+    spec: JobSpec, needs: Sequence[Need], text: str = "", package_names: Collection[str] = ()
 ) -> list[Comparison]:
     """Compare needs with the known contents of each image of a spec; empty on a backend without images.
 
-    ``text`` is the cell's text, which may request packages; ``wanted`` names the packages that a call brings.
+    ``text`` is the cell's text, which may request packages; ``package_names`` are those that a call brings.
     """
     chosen = backend(spec.backend)
     if not isinstance(chosen, Images):
         return []
     all_contents = known_images(chosen, spec) or (None,)
-    return [_compared(needs, contents, spec, text, wanted) for contents in all_contents]
+    return [_compared(needs, contents, spec, text, package_names) for contents in all_contents]
 
 
 def _compared(
-    needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str, wanted: Collection[str]
+    needs: Sequence[Need], contents: Contents | None, spec: JobSpec, text: str, package_names: Collection[str]
 ) -> Comparison:
     """Compare needs with the known contents of one image."""
     from nbtorchjob.capture import packages
     from nbtorchjob.environment import here, images
 
     environment = contents.environment if contents is not None else None
-    pinned = packages.pinned(needs, spec, text).union(wanted)
+    pinned = packages.pinned(needs, spec, text).union(package_names)
     comparison = images.compared(needs, here.environment(), environment, [*pinned])
     if contents is None or len(spec.images) == 1:
         return comparison

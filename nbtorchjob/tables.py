@@ -33,7 +33,7 @@ class Jobs(list[JobState]):
                 {
                     "name": info.name,
                     "phase": state.phase.value,
-                    "what": info.what,
+                    "what": info.full_label,
                     "created": datetime.fromtimestamp(info.created, timezone.utc),
                     "seconds": state.elapsed(now),
                     "nodes": info.nodes[1],

@@ -57,7 +57,7 @@ def draw_lab(records):
     attempts.lab_lines(lab, NOW)
     turns.idle_since(lab), turns.ends_at(lab), turns.began_anew(lab)
     for turn in turns.turns(lab)[:3]:
-        turns.ahead(lab, turn.taken.round), turns.sent(lab, turn.key)
+        turns.ahead(lab, turn.fact.round), turns.sent(lab, turn.key)
         view = turns.View(lab, turn.key)
         parts = [*view.begin(), *(part for fact in events for part in view.take(fact)), *view.last]
         draw(reduce(apply, parts, JobState(turns.info(lab.info, turn))))

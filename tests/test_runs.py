@@ -197,7 +197,7 @@ def test_the_runs_of_a_deleted_group_are_not_those_of_a_later_one_of_its_name():
     for act in (runs.states, runs.rows, runs.cancel, lambda: runs.wait(0)):
         with pytest.raises(JobNotFoundError, match="rates-r1 was deleted; another job has its name"):
             act()
-    assert backend.known("rates-r1").phase is Phase.RUNNING
+    assert backend.brief_state("rates-r1").phase is Phase.RUNNING
     backend.delete("rates-r1")
 
 

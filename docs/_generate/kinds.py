@@ -8,7 +8,7 @@ from itertools import starmap
 
 from docs._generate.markdown import code, table
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
-from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, ours, retry_owner
+from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, own_policies, retry_owner
 from nbtorchjob.errors import SpecError
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Master, PyTorch, Worker
@@ -105,7 +105,7 @@ def _able(kind: Kind, spec: JobSpec) -> str:
     if not minors:
         return "no"
     since = f", from Kubernetes 1.{minors[0]}" if minors[0] > kind.minor else ""
-    return ("by us" if ours(kind, spec, retry_owner(kind, spec, NEWEST)) else "yes") + since
+    return ("by us" if own_policies(kind, spec, retry_owner(kind, spec, NEWEST)) else "yes") + since
 
 
 def _refusal(kind: Kind, spec: JobSpec, minor: int = NEWEST) -> str:

@@ -107,4 +107,4 @@ def _uses(uses: Iterable[Use]) -> str:
 
 
 def _row(jobs: str, use: Use) -> tuple[str, str, str, str]:
-    return jobs, code(next(iter(use.rights)).what), use.verbs, use.why
+    return jobs, code(next(iter(use.rights)).full_name), use.verbs, use.why

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, ru
 
 from nbtorchjob.errors import JobNotFoundError, Shape, SpecError
 from nbtorchjob.frozen import FrozenDataclass
-from nbtorchjob.spec.cluster import given
+from nbtorchjob.spec.cluster import changed_fields
 from nbtorchjob.spec.config import PyTorch
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState
@@ -43,7 +43,7 @@ class Leftover(FrozenDataclass):
     """Something left behind by a job that has ended or never began; ``age`` is in seconds."""
 
     name: str
-    what: str
+    description: str
     age: float
     state: JobState | None = None  # None for an orphan, which belongs to no job
 
@@ -218,13 +218,13 @@ class Backend(ABC):
                 return state
         raise JobNotFoundError(f"there is no job named {name!r} on {self.where}")
 
-    def known(self, name: str) -> JobState:
+    def brief_state(self, name: str) -> JobState:
         """Return a job's state as cheaply as possible, perhaps without logs and sources."""
         return self.snapshot(name)
 
     def several(self, names: Sequence[str]) -> list[JobState]:
-        """Return the states of several jobs, in the order of their names, as :meth:`known` does."""
-        return [self.known(name) for name in names]
+        """Return the states of several jobs, in the order of their names, as :meth:`brief_state` does."""
+        return [self.brief_state(name) for name in names]
 
     def mark(self, name: str) -> int | None:
         """Return the current end of the job's facts, where a new turn's view begins; None if unknown."""
@@ -441,7 +441,7 @@ class Tends(Protocol):
 class Images(Protocol):
     """Its jobs run in images, which can import other packages than this process."""
 
-    def there(self, spec: JobSpec) -> list[Contents]:
+    def image_contents(self, spec: JobSpec) -> list[Contents]:
         """Return the known contents of a job's images, the lead's first; empty if it has no images."""
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
@@ -465,12 +465,12 @@ def who_tends(backend: Backend, info: JobInfo) -> Tended | None:
 
 def known_images(backend: Backend, spec: JobSpec) -> list[Contents]:
     """Return the known contents of a job's images, the lead's first; empty if it has no images."""
-    return backend.there(spec) if isinstance(backend, Images) else []
+    return backend.image_contents(spec) if isinstance(backend, Images) else []
 
 
 def no_cluster(spec: JobSpec) -> None:
     """Raise ``SpecError`` for options that apply only to a cluster or its pods."""
-    for name in given(spec.cluster):
+    for name in changed_fields(spec.cluster):
         where = f"on the {spec.backend} backend: it is for --backend kubernetes"
         raise SpecError(name, getattr(spec.cluster, name), where, Shape.CONFLICT)
     roles = (spec.launch.master, spec.launch.worker) if isinstance(spec.launch, PyTorch) else ()

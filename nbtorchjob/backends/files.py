@@ -71,13 +71,13 @@ class NodeListing(FrozenDataclass):
     more: bool
     shared: bool
 
-    def new(self, known: set[str]) -> Iterator[RunFile]:
-        """Yield the files, but no shared one whose path is ``known``, and add the path of each shared one."""
+    def new(self, shared_paths: set[str]) -> Iterator[RunFile]:
+        """Yield the files, except shared ones in ``shared_paths``; add the path of each other shared one."""
         for file in self.files:
             if self.shared and file.path.startswith(f"{CHECKPOINTS}/"):
-                if file.path in known:
+                if file.path in shared_paths:
                     continue
-                known.add(file.path)
+                shared_paths.add(file.path)
             yield file
 
 
@@ -394,7 +394,7 @@ class Reader:
         self._talk.send({"list": path})
         records: list[Mapping[str, Any]] = []
         while (listing := _listing(records, self.node, path)) is None:
-            records.append(_told(self._talk.hear(_PART_S)))
+            records.append(_checked_record(self._talk.hear(_PART_S)))
         return listing
 
     def read(self, path: str, offset: int, span: int, sha256: str) -> Iterator[int | bytes]:
@@ -404,16 +404,16 @@ class Reader:
         ``RefusedFileError`` for a file that can't be read.
         """
         self._talk.send({"read": path, "offset": offset, "span": span, "sha256": sha256})
-        while "from" not in (record := _told(self._talk.hear(_PART_S))):
+        while "from" not in (record := _checked_record(self._talk.hear(_PART_S))):
             pass
         yield offset if record["from"] == offset else 0
         while isinstance(part := self._talk.receive(_PART_S), bytes):
             yield part
-        last = _told(part)
+        last = _checked_record(part)
         self.end = str(last.get("sha256")), last.get("changed") is True
 
 
-def _told(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _checked_record(record: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if record is None:
         raise AskError("its node has ended the conversation")
     if isinstance(why := record.get("refused"), str):

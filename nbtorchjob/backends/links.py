@@ -108,7 +108,7 @@ class Sync:
 
     def _look(self) -> bool:
         """Copy what is new; return whether the job goes on."""
-        state = naming.unreplaced(self._state.info, self._backend.known(self._state.info.address))
+        state = naming.unreplaced(self._state.info, self._backend.brief_state(self._state.info.address))
         nodes = sorted(index for index, node in state.nodes.items() if node.life.running)
         if not (nodes or state.phase.terminal):
             return True
@@ -253,7 +253,7 @@ class Forward:
         self._backend, self._info = backend, state.info
         self._numbers = itertools.count(1)
         self._peers: dict[int, socket.socket] = {}  # connections that the node hasn't made yet
-        self._heard: queue.SimpleQueue[tuple[Talk, Message | None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Talk, Message | None]] = queue.SimpleQueue()
         self._talk: Talk | None = self._begin()
         self._channels = Channels(self._say)
         try:
@@ -310,11 +310,11 @@ class Forward:
         def listen() -> None:
             try:
                 while (message := talk.receive(_EVER_S)) is not None:
-                    self._heard.put((talk, message))
+                    self._inbox.put((talk, message))
                     self._wake()
             except (NBTorchJobError, TimeoutError, OSError):
                 pass  # ``trouble`` says why once the next connection fails
-            self._heard.put((talk, None))
+            self._inbox.put((talk, None))
             self._wake()
 
         threading.Thread(target=listen, name="nbtorchjob-forward-talk", daemon=True).start()
@@ -336,8 +336,8 @@ class Forward:
                     else:
                         with suppress(BlockingIOError):
                             self._woken.recv(1 << 12)
-                while not self._heard.empty():
-                    talk, message = self._heard.get()
+                while not self._inbox.empty():
+                    talk, message = self._inbox.get()
                     if talk is self._talk:
                         self._hear(message)
         finally:

@@ -106,14 +106,14 @@ def beside(base: str, running: str) -> str:
     return run(base, (digits(running.rpartition("-")[2]) or 1) + 1 if running != base else 2)
 
 
-def unreplaced(info: JobInfo, there: JobState) -> JobState:
+def unreplaced(info: JobInfo, state: JobState) -> JobState:
     """Return the state that was looked up by a job's address.
 
     Raises ``JobNotFoundError`` if the job was deleted and the state is that of another job with its name.
     """
-    if info.is_another(there.info):
+    if info.is_another(state.info):
         raise replaced(info)
-    return there
+    return state
 
 
 def replaced(info: JobInfo) -> JobNotFoundError:

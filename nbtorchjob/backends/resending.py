@@ -126,7 +126,7 @@ class Kept:
         self._folder = folder
 
     @classmethod
-    def made(cls, info: JobInfo, pool: str, id_: str, data: memoryview, record: Mapping[str, Any]) -> Kept:
+    def create(cls, info: JobInfo, pool: str, id_: str, data: memoryview, record: Mapping[str, Any]) -> Kept:
         """Keep a job of the pool with that ``JobInfo.run``; remove what was kept more than two weeks ago.
 
         Raises ``OSError``, and ``NotOwnError``.
@@ -324,15 +324,15 @@ def is_behind(pool: str, number: int, base: int) -> bool:
 
 
 class Plan(NamedTuple):
-    """The attempt that follows, and when; ``theirs`` is whether processes that saw the lost one decide."""
+    """The attempt that follows, and when; ``others_decide``: processes that saw the lost one decide."""
 
     attempt: int
     at: float
-    theirs: bool = False
+    others_decide: bool = False
 
 
 class Sent:
-    """A turn that was sent, as it was ``taken`` last.
+    """A turn that was sent, with its newest ``acceptance``.
 
     ``again`` sends a job of a pool once more, given the number of that sending and what its lead is to report
     of its attempts. Without ``again``, another process with access to ``kept`` may do so. A job that was sent
@@ -342,14 +342,14 @@ class Sent:
     def __init__(
         self,
         info: JobInfo,
-        taken: Taken,
+        acceptance: Taken,
         again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
         kept: Kept | None = None,
         *,
         elsewhere: TurnTaken | None = None,
     ) -> None:
         self.info = info
-        self.taken = taken
+        self.acceptance = acceptance
         self.attempt = 1
         self.past: tuple[Event, ...] = ()
         self._again = again
@@ -401,7 +401,7 @@ class Sent:
         mark = None
         with suppress(OSError):
             if self._kept is not None and self._again is not None:
-                mark = self._kept.followed(seen=not self.taken.unseen)
+                mark = self._kept.followed(seen=not self.acceptance.unseen)
                 self._marks.add(mark)
         try:
             yield
@@ -419,7 +419,7 @@ class Sent:
 
     def view(self, key: str) -> View:
         """Return the view of its newest attempt, which has that key."""
-        lab, round_, since, unseen = self.taken
+        lab, round_, since, unseen = self.acceptance
         return View(lab, key, round_, since.mark, unseen=unseen)
 
     def plan(self, facts: Sequence[Event]) -> Plan | None:
@@ -438,14 +438,14 @@ class Sent:
         if lost is not None and lost.text == turns.POOL_GONE_BEFORE:
             return Plan(self.attempt, min(lost.time, time.time()))  # pods have clocks of their own
         if lost is not None and self._is_theirs:
-            return Plan(self.attempt, lost.time, theirs=True)
+            return Plan(self.attempt, lost.time, others_decide=True)
         state = reduce(apply, unclosed([*self.past, *facts]), JobState(self.info))
         return Plan(state.next.number, state.next.at) if state.next is not None else None
 
     @property
     def _is_theirs(self) -> bool:
         """Whether other processes know better what was lost."""
-        if self._overdue is self.taken or self._kept is None or not self.taken.unseen:
+        if self._overdue is self.acceptance or self._kept is None or not self.acceptance.unseen:
             return False
         return self._kept.seen(self._marks)
 
@@ -453,20 +453,20 @@ class Sent:
         """Go on with what another process has sent since; ``lab`` returns the pool's state."""
         if self.elsewhere:
             turn = turns.find(state := lab(), self.info.address.rpartition(MARK)[2])
-            if turn is not None and turn.taken.round != self.taken.round:
-                self.taken = Taken.elsewhere(state, turn.taken.round)
-                self._hear(turn.taken)
+            if turn is not None and turn.fact.round != self.acceptance.round:
+                self.acceptance = Taken.elsewhere(state, turn.fact.round)
+                self._hear(turn.fact)
         with suppress(OSError):
             if self._kept is not None and not self._over:
-                self._renew(self._kept.record, self.taken, lab)
+                self._renew(self._kept.record, self.acceptance, lab)
 
-    def _renew(self, record: Mapping[str, Any], known: Taken, lab: Callable[[], JobState]) -> bool:
+    def _renew(self, record: Mapping[str, Any], acceptance: Taken, lab: Callable[[], JobState]) -> bool:
         """Take over what another process has recorded since: that it sent the job, or found it to be over."""
-        sent = record["round"] != known.round
+        sent = record["round"] != acceptance.round
         if sent or "end" in record:
             before = lab()
             self._take_up(record)
-            self.taken = Taken.elsewhere(before, record["round"]) if sent else self.taken
+            self.acceptance = Taken.elsewhere(before, record["round"]) if sent else self.acceptance
         return sent or "end" in record
 
     async def go_on(
@@ -477,11 +477,11 @@ class Sent:
         ``facts`` are those of the lost attempt, and ``lab`` returns the pool's state, for which it may have
         to wait.
         """
-        if self.taken is lost and not self._problem:
+        if self.acceptance is lost and not self._problem:
             if self._sending is None:
                 self._sending = asyncio.ensure_future(self._send(lost, plan, facts, lab))
             await asyncio.shield(self._sending)
-        return self.taken is not lost
+        return self.acceptance is not lost
 
     async def _send(
         self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
@@ -492,12 +492,12 @@ class Sent:
                 await asyncio.to_thread(self._pause, self._kept, lost, plan)
             while not self._over and not self.cancelled:
                 await asyncio.to_thread(self.renew, lab)
-                if self.taken is not lost:
+                if self.acceptance is not lost:
                     return
                 state = await asyncio.to_thread(lab)
                 if self.elsewhere and state.phase.terminal:
                     return
-                if plan.theirs:
+                if plan.others_decide:
                     # A process that is stopped, as by Ctrl-Z, lives but does nothing.
                     if time.monotonic() > began + _PATIENCE_S:
                         self._overdue = lost
@@ -542,7 +542,7 @@ class Sent:
         past = (*self.past, *unclosed(facts), *began) if began else self.past
         attempts = _attempts(self.info, attempt, past)
         if self._kept is None:
-            self.taken = again(self._times + 1, attempts)
+            self.acceptance = again(self._times + 1, attempts)
             self._times, self.attempt, self.past = self._times + 1, attempt, past
             return
         try:
@@ -554,7 +554,7 @@ class Sent:
                 sent_turn = again(times, attempts)
                 kept = [to_json(fact) for fact in past if not isinstance(fact, LogChunk)]
                 changed = {"times": times, "round": sent_turn.round, "attempt": attempt, "past": kept}
-                self._times, self.attempt, self.past, self.taken = times, attempt, past, sent_turn
+                self._times, self.attempt, self.past, self.acceptance = times, attempt, past, sent_turn
                 try:
                     self._kept.note({**record, **changed})
                 except OSError:  # a full disk: a reader of the older record sends the same attempt once more
@@ -570,15 +570,15 @@ class Sent:
             self._over, self._again = True, None
             self._end = tuple(map(from_json, record["end"]))
 
-    def _hear(self, taken: TurnTaken) -> None:
+    def _hear(self, fact: TurnTaken) -> None:
         """Take over what its lead reported of its attempts."""
-        began = [AttemptBegan(taken.time, taken.attempt)] if taken.attempt > 1 else []
-        self.attempt, self.past = taken.attempt, (*taken.paid, *began)
+        began = [AttemptBegan(fact.time, fact.attempt)] if fact.attempt > 1 else []
+        self.attempt, self.past = fact.attempt, (*fact.paid, *began)
 
     def over(self) -> None:
         """Mark it as over; its payload is no longer kept."""
         if not self._over and self._kept is not None:
-            self._kept.over(self.taken.round, self._end)
+            self._kept.over(self.acceptance.round, self._end)
         self._over, self._again = True, None
 
     def end(self, now: float) -> tuple[Event, ...]:
@@ -590,7 +590,7 @@ class Sent:
             self._end = (*why, Closed(now))
         return self._end
 
-    def told(self, facts: Sequence[Event]) -> list[Event]:
+    def with_end(self, facts: Sequence[Event]) -> list[Event]:
         """Return the facts of its newest attempt, with the job's end."""
         return [*unclosed(facts), *self._end] if self._end else [*facts]
 

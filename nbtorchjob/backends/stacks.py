@@ -163,7 +163,7 @@ def take_profile(backend: Backend, state: JobState, rank: int, seconds: float, f
         trace = marked(json.loads(_unpacked_profile(_joined(records, TRACE))), record)
         breakdown = spent(record, trace, state.info.sources)
         content = gzip.compress(json.dumps(trace).encode(), _LEVEL)
-    return Profile(rank, _written(folder, state, rank, ".trace.json.gz", content), breakdown)
+    return Profile(rank, _write_new(folder, state, rank, ".trace.json.gz", content), breakdown)
 
 
 def take_memory_profile(
@@ -178,7 +178,7 @@ def take_memory_profile(
         snapshot, record = _unpacked_profile(_joined(records, TRACE)), _record(records)
         usages = tuple(Held(*map(int, amounts)) for amounts in record["held"])
         duration, events = float(record["asked"]), int(record["events"])
-    path = _written(folder, state, rank, ".memory.pickle", snapshot)
+    path = _write_new(folder, state, rank, ".memory.pickle", snapshot)
     return MemoryProfile(rank, path, duration, events, usages)
 
 
@@ -280,7 +280,7 @@ def _unpacked_profile(pressed: bytes) -> bytes:
     return whole
 
 
-def _written(folder: Path, state: JobState, rank: int, kind: str, content: bytes) -> Path:
+def _write_new(folder: Path, state: JobState, rank: int, kind: str, content: bytes) -> Path:
     """Write a new file; earlier profiles stay."""
     number = 1
     while True:

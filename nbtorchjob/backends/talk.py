@@ -54,7 +54,7 @@ class Talk:
         self._sent = time.monotonic()
         try:
             until = self._sent + timeout
-            while not conversation.heard:
+            while not conversation.has_reply:
                 self._hear(until)
         except TimeoutError:
             self.close()
@@ -87,10 +87,10 @@ class Talk:
     def receive(self, seconds: float) -> dict[str, Any] | bytes | None:
         """Return the next record, or bytes; otherwise like :meth:`hear`."""
         until = time.monotonic() + seconds
-        while (record := self._conversation.taken()) is None:
+        while (record := self._conversation.next_record()) is None:
             if self._conversation.over:
                 if trouble := self._conversation.answer.trouble:
-                    raise AskError(trouble, said=self._conversation.said, absent=trouble == STARTING)
+                    raise AskError(trouble, said=self._conversation.ended_by_node, absent=trouble == STARTING)
                 return None
             self._hear(until)
         return record
@@ -245,20 +245,20 @@ class Conversation:
     def __init__(self, node: int, key: bytes, question: Mapping[str, Any], *, goes_on: bool = False) -> None:
         self.node = node
         self.over = False
-        self.said = False  # whether the node itself has ended it
+        self.ended_by_node = False  # whether the node itself has ended it
         self._question = question
         self._messages = Messages(key)
         self._came = bytearray()
-        self._asked = False
+        self._question_sent = False
         self._room = math.inf if goes_on else questions.ANSWER_BYTES + questions.RECORD_BYTES
         self._goes_on = goes_on
         self._records: deque[dict[str, Any] | bytes] = deque()
         self._trouble = ""
 
     @property
-    def heard(self) -> bool:
+    def has_reply(self) -> bool:
         """Whether anything came from the node."""
-        return self._asked or self.over
+        return self._question_sent or self.over
 
     def hear(self, data: bytes) -> bytes:
         """Process bytes from the node; return the bytes to send to it."""
@@ -272,16 +272,16 @@ class Conversation:
                 if message is None:
                     break
                 if isinstance(message, bytes):
-                    if not (self._asked and self._goes_on):
+                    if not (self._question_sent and self._goes_on):
                         raise WireError("it isn't a message")
                     self._records.append(message)
                     continue
-                if not self._asked and "number" in message:
+                if not self._question_sent and "number" in message:
                     return self._put_question(message["number"])
                 if isinstance(end := message.get("end"), str):
-                    self.said = True
+                    self.ended_by_node = True
                     self.end(end)
-                elif self._asked and isinstance(message.get("record"), dict):
+                elif self._question_sent and isinstance(message.get("record"), dict):
                     self._records.append(message["record"])
                 else:
                     raise WireError("it isn't a message")
@@ -293,7 +293,7 @@ class Conversation:
         """Return the question, signed for this conversation; b"" if it is too long."""
         if not isinstance(number, str) or not number.isascii():
             raise WireError("it isn't a message")
-        self._asked = True
+        self._question_sent = True
         self._messages.number(number)
         own = secrets.token_hex(16)
         try:
@@ -309,7 +309,7 @@ class Conversation:
         body = content if isinstance(content, bytes) else dict(content)
         return self._messages.write(body, questions.RECORD_BYTES)
 
-    def taken(self) -> dict[str, Any] | bytes | None:
+    def next_record(self) -> dict[str, Any] | bytes | None:
         """Remove and return the oldest record; None if none is left."""
         return self._records.popleft() if self._records else None
 
@@ -331,7 +331,7 @@ def silent(seconds: float) -> str:
     return f"hasn't answered for {seconds:.0f} s"
 
 
-def asked(state: JobState, nodes: Sequence[int] | None) -> tuple[list[int], list[NodeAnswer]]:
+def reachable_nodes(state: JobState, nodes: Sequence[int] | None) -> tuple[list[int], list[NodeAnswer]]:
     """Return those of ``nodes``, by default all, that can be asked, and an answer for each of the others.
 
     Raises ``JobEndedError``.

@@ -83,7 +83,7 @@ class Listener:
         first, self._listens = not self._listens and not self._let_go, True
         return first
 
-    async def heard(self) -> AsyncGenerator[Event, None]:
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Yield the events until the end of the job; raises what following the job raises."""
         try:
             while True:
@@ -179,7 +179,7 @@ class TurnBackend(Backend):
 
     def lab(self, info: JobInfo) -> JobState:
         """Return a lab's state now; the first call for a lab on a cluster begins to follow it."""
-        return self._feed(info).state if info.cluster else self.inner.known(info.address)
+        return self._feed(info).state if info.cluster else self.inner.brief_state(info.address)
 
     def _feed(self, info: JobInfo) -> Feed:
         feed = self._feeds.get(info.id)
@@ -196,7 +196,7 @@ class TurnBackend(Backend):
     def sent(
         self,
         info: JobInfo,
-        taken: Taken,
+        acceptance: Taken,
         again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
         kept: Kept | None = None,
     ) -> None:
@@ -204,10 +204,10 @@ class TurnBackend(Backend):
 
         ``again`` sends a job of a pool once more (``resending.Sent``); ``kept`` has everything for that.
         """
-        self._sent[info.address] = Sent(info, taken, again, kept)
+        self._sent[info.address] = Sent(info, acceptance, again, kept)
         through = [name for name, sent in self._sent.items() if not sent.may_go_on]
         for name in through[:-_MOST_SENT]:
-            self._sent.pop(name).taken.since.forget()
+            self._sent.pop(name).acceptance.since.forget()
 
     def _whole(self, name: str) -> list[Event]:
         """Return all facts of a turn on a cluster once it is over, and none before.
@@ -215,46 +215,46 @@ class TurnBackend(Backend):
         A follower of its lab may receive the turn's end before its nodes' logs.
         """
         lab, key = parsed(name)
-        state = self.inner.known(lab)
+        state = self.inner.brief_state(lab)
         turn = turns.find(state, key) if state.info.cluster else None
         if turn is None or not turn.over:
             return []
-        chunks = [chunk for rank_chunks in self.chunks(name, turn.taken.ranks) for chunk in rank_chunks]
+        chunks = [chunk for rank_chunks in self.chunks(name, turn.fact.ranks) for chunk in rank_chunks]
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
 
     def sent_by_user(self, name: str) -> Sent | None:
         """Return how a turn was sent: a lab's only if this process sent it, a pool's always."""
         sent, (lab, key) = self._sent.get(name), parsed(name)
         if sent is None and (info := self.inner.info(lab)).is_pool:
-            state = self.inner.known(lab)
+            state = self.inner.brief_state(lab)
             turn = turns.find(state, key)
             if turn is None:
                 return None
             kept = Kept.of(state.info.run, turn.key, name)
             if kept is None:
-                sent_turn = Taken.elsewhere(state, turn.taken.round)
-                return Sent(turns.info(info, turn), sent_turn, elsewhere=turn.taken)
+                sent_turn = Taken.elsewhere(state, turn.fact.round)
+                return Sent(turns.info(info, turn), sent_turn, elsewhere=turn.fact)
             if kept[1].address not in self._sent:
-                self.sent(kept[1], Taken.elsewhere(state, turn.taken.round), kept=kept[0])
+                self.sent(kept[1], Taken.elsewhere(state, turn.fact.round), kept=kept[0])
             sent = self._sent[kept[1].address]
         if sent is not None:
-            sent.renew(partial(self.inner.known, lab))
+            sent.renew(partial(self.inner.brief_state, lab))
         return sent
 
     def _view(self, name: str, sent: Sent | None) -> View:
         lab, key = parsed(name)
         if sent is not None:
             return sent.view(key)
-        state = self.inner.known(lab)
+        state = self.inner.brief_state(lab)
         if turns.is_first(state.info, key):
             return View(JobState(state.info), key)
         turn = turns.find(state, key)
-        return View(state, key, turn.taken.round if turn is not None else None)
+        return View(state, key, turn.fact.round if turn is not None else None)
 
     def turn(self, name: str) -> Turn:
         """Return the turn as it is now; raises ``JobNotFoundError``."""
         lab, key = parsed(name)
-        state = self.inner.known(lab)
+        state = self.inner.brief_state(lab)
         if state.info.lab is None:
             raise JobNotFoundError(f"{lab} is neither a lab nor a pool, so it has no {MARK}{key}")
         turn = turns.find(state, key)
@@ -269,8 +269,8 @@ class TurnBackend(Backend):
         """Return the turn's record, made from its lab's."""
         sent, (lab, key) = self.sent_by_user(name), parsed(name)
         info = self.inner.info(lab)
-        if sent is not None and sent.taken.lab.info.run != info.run:  # of an earlier lab with that name
-            self._sent.pop(name).taken.since.forget()
+        if sent is not None and sent.acceptance.lab.info.run != info.run:  # of an earlier lab with that name
+            self._sent.pop(name).acceptance.since.forget()
             sent = self.sent_by_user(name)
         if sent is not None:
             return sent.info
@@ -301,7 +301,7 @@ class TurnBackend(Backend):
             async for event in self._of_view(name, view, since, sent):
                 yield numbered(event, attempt)
             last = [numbered(event, attempt) for event in view.last]
-            for event in last if sent is None else sent.told(last):
+            for event in last if sent is None else sent.with_end(last):
                 yield event
             return
         with sent.followed():
@@ -316,7 +316,7 @@ class TurnBackend(Backend):
         for event in sent.past:
             yield event
         while True:
-            sent_turn, attempt, view = sent.taken, sent.attempt, sent.view(parsed(name)[1])
+            sent_turn, attempt, view = sent.acceptance, sent.attempt, sent.view(parsed(name)[1])
             facts: list[Event] = []
             last: list[Event] = []
             async with aclosing(self._of_view(name, view, since, sent)) as events:
@@ -332,7 +332,7 @@ class TurnBackend(Backend):
             async with aclosing(self._sent_again(sent, sent_turn, attempt, facts, last)) as events:
                 async for event in events:
                     yield event
-            if sent.taken is sent_turn:  # it wasn't sent again
+            if sent.acceptance is sent_turn:  # it wasn't sent again
                 return
             if sent.cancelled:
                 await asyncio.to_thread(self.cancel, name)
@@ -341,19 +341,19 @@ class TurnBackend(Backend):
             since = None
 
     async def _sent_again(
-        self, sent: Sent, taken: Taken, attempt: int, facts: Sequence[Event], last: Sequence[Event]
+        self, sent: Sent, acceptance: Taken, attempt: int, facts: Sequence[Event], last: Sequence[Event]
     ) -> AsyncGenerator[Event, None]:
         """Have a turn sent again if the facts of its attempt call for it; yield the facts that follow."""
-        lab = partial(self.lab, taken.lab.info)
+        lab = partial(self.lab, acceptance.lab.info)
         while (plan := sent.plan([*facts, *last])) is not None:
             if plan.attempt > attempt:
                 for event in unclosed(last):
                     yield event
-            going = asyncio.ensure_future(sent.go_on(taken, plan, [*facts, *last], lab))
+            going = asyncio.ensure_future(sent.go_on(acceptance, plan, [*facts, *last], lab))
             previous = ""
             while not (await asyncio.wait({going}, timeout=_WAITS_S))[0]:
                 why = _why(await asyncio.to_thread(lab))
-                if sent.elsewhere or plan.theirs:
+                if sent.elsewhere or plan.others_decide:
                     why = why or sent.others
                 if why not in ("", previous):
                     previous = why
@@ -363,7 +363,7 @@ class TurnBackend(Backend):
                     for event in unclosed(last):
                         yield event
                 return
-            if not (plan.theirs and sent.may_go_on):
+            if not (plan.others_decide and sent.may_go_on):
                 end = [*(unclosed(last) if plan.attempt == attempt else ()), *sent.end(time.time())]
                 sent.over()
                 for event in end:
@@ -371,7 +371,7 @@ class TurnBackend(Backend):
                 return
         if sent.given_up([*facts, *last]):
             sent.end(time.time())
-        for event in sent.told(last):
+        for event in sent.with_end(last):
             yield event
         sent.over()
 
@@ -389,18 +389,18 @@ class TurnBackend(Backend):
     def _events(
         self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
     ) -> AsyncGenerator[Event, None]:
-        listener = sent.taken.since.listener if sent is not None else None
+        listener = sent.acceptance.since.listener if sent is not None else None
         if listener is None or since or not listener.take():
             return self.inner.follow(parsed(name)[0], since=since, turn=view)
 
-        async def heard() -> AsyncGenerator[Event, None]:
-            async with aclosing(listener.heard()) as events:
+        async def until_over() -> AsyncGenerator[Event, None]:
+            async with aclosing(listener.events()) as events:
                 async for event in events:
                     yield event
                     if view.over:  # the caller has passed the event to the view by now
                         return
 
-        return heard()
+        return until_over()
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[Event]:
         """Yield the turn's part of its lab's facts."""
@@ -412,16 +412,21 @@ class TurnBackend(Backend):
             facts += view.take(event)
         begun, facts = len(facts), [numbered(event, attempt) for event in (*facts, *view.last)]
         plan = sent.plan(facts) if sent is not None else None
-        if plan is not None and sent is not None and sent.elsewhere and self.inner.known(lab).phase.terminal:
+        if (
+            plan is not None
+            and sent is not None
+            and sent.elsewhere
+            and self.inner.brief_state(lab).phase.terminal
+        ):
             plan = None
         if plan is not None and plan.attempt == attempt:  # it hadn't begun, and is to be sent once more
-            why = _why(self.inner.known(lab)) or (sent.others if sent is not None else "")
+            why = _why(self.inner.brief_state(lab)) or (sent.others if sent is not None else "")
             facts = [fact for fact in facts[:begun] if not isinstance(fact, Waiting)]
             facts.append(Waiting(plan.at, why, attempt=attempt))
         if sent is not None and plan is None:
             if sent.given_up(facts):
                 sent.end(time.time())
-            facts = sent.told(facts)
+            facts = sent.with_end(facts)
             if any(isinstance(fact, Closed) for fact in facts):
                 sent.over()  # also if no process follows it
         yield from past
@@ -445,10 +450,10 @@ class TurnBackend(Backend):
         sent = self.sent_by_user(name)
         if sent is not None:
             sent.cancel()
-        state, turn = self.inner.known(lab), self.turn(name)
-        round_ = max(turn.taken.round, sent.taken.round if sent is not None else 0)
+        state, turn = self.inner.brief_state(lab), self.turn(name)
+        round_ = max(turn.fact.round, sent.acceptance.round if sent is not None else 0)
         node = turns.lead(state)
-        if (turn.over and turn.taken.round == round_) or node is None:
+        if (turn.over and turn.fact.round == round_) or node is None:
             if sent is not None and sent.elsewhere and not self.snapshot(name).phase.terminal:
                 where = "cancel it where it was sent, or once it runs again"
                 raise SpecError(
@@ -493,7 +498,7 @@ class TurnBackend(Backend):
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[LogChunk]]:
         """Return what these ranks wrote in the turn."""
         lab, _ = parsed(name)
-        round_ = self.turn(name).taken.round
+        round_ = self.turn(name).fact.round
         return [
             (chunk for chunk in rank_chunks if chunk.round == round_)
             for rank_chunks in able(self.inner, Stores, "logs", lab).chunks(lab, ranks)
@@ -505,7 +510,7 @@ class TurnBackend(Backend):
         if self.inner.info(lab).is_pool:
             from nbtorchjob.runtime.api.artifacts import of_round  # late: lists don't need it
 
-            round_ = turns.round_of(self.inner.known(lab), self.turn(name), sent.attempt)
+            round_ = turns.round_of(self.inner.brief_state(lab), self.turn(name), sent.attempt)
             sent = replace(sent, attempt=of_round(round_))
         return able(self.inner, Stores, "artifacts", lab).artifacts(lab, sent)
 

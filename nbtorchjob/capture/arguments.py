@@ -29,7 +29,7 @@ _WORD = re.compile(r"[\w./:@~+-]+")
 
 
 def bind(
-    entry: Function, given: Mapping[str, str], namespace: Mapping[str, Any], rank_names: Container[str] = ()
+    entry: Function, texts: Mapping[str, str], namespace: Mapping[str, Any], rank_names: Container[str] = ()
 ) -> dict[str, Any]:
     """Return the values to call ``entry`` with, by name, without parameters that keep their defaults.
 
@@ -40,14 +40,14 @@ def bind(
     spec = entry.args
     named = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
     parameter_names = [parameter.arg for parameter in named]
-    unknown = [name for name in given if name not in parameter_names]
+    unknown = [name for name in texts if name not in parameter_names]
     clash = {parameter.arg for parameter in entry.args.posonlyargs}.intersection(unknown)
     if unknown and (entry.args.kwarg is None or clash):
         takes = ", ".join(parameter_names) if parameter_names else "none at all"
         raise CaptureError(f"{entry.name}() has no parameter {unknown[0]!r}; its parameters are: {takes}")
-    needs = [name for name in _required(spec) if name in given or name not in rank_names]
-    values = {name: namespace[name] for name in needs if name in namespace and name not in given}
-    values |= {name: evaluate(name, text, namespace) for name, text in given.items()}
+    needs = [name for name in _required(spec) if name in texts or name not in rank_names]
+    values = {name: namespace[name] for name in needs if name in namespace and name not in texts}
+    values |= {name: evaluate(name, text, namespace) for name, text in texts.items()}
     missing = [name for name in needs if name not in values]
     if missing:
         flags = " ".join(f"--arg {name}=VALUE" for name in missing)
@@ -155,22 +155,22 @@ def shown(values: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def said(values: Mapping[str, Any]) -> str:
+def as_text(values: Mapping[str, Any]) -> str:
     """Return values as they are shown: ``lr=0.1, seed=0``."""
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def check_read(names: Iterable[str], known: Iterable[str], sets: Iterable[str], what: str) -> None:
-    """Raise ``CaptureError`` for a name that isn't among the ``known`` ones, which a cell reads."""
-    known = [*known]
+def check_read(names: Iterable[str], read_names: Iterable[str], sets: Iterable[str], reader: str) -> None:
+    """Raise ``CaptureError`` for a name that isn't among ``read_names``, which a cell reads."""
+    read_names = [*read_names]
     for name in names:
-        if name in known:
+        if name in read_names:
             continue
         if name in sets:
-            raise CaptureError(f"--each {name}: {what} sets {name} itself: remove that line")
-        near = difflib.get_close_matches(name, known, 1)
+            raise CaptureError(f"--each {name}: {reader} sets {name} itself: remove that line")
+        near = difflib.get_close_matches(name, read_names, 1)
         hint = f"did you mean {near[0]}?" if near else "each run would do the same"
-        raise CaptureError(f"--each {name}: {what} doesn't read {name}: {hint}")
+        raise CaptureError(f"--each {name}: {reader} doesn't read {name}: {hint}")
 
 
 def positional(fn: Callable[..., Any], many: int) -> list[str]:
@@ -198,4 +198,4 @@ def check_taken(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str
         signature.bind(*args, **kwargs)
     except TypeError as exc:
         name = getattr(getattr(fn, "func", fn), "__name__", "the function")
-        raise CaptureError(f"{name}({said(shown(kwargs))}): {exc}; it is {name}{signature}") from None
+        raise CaptureError(f"{name}({as_text(shown(kwargs))}): {exc}; it is {name}{signature}") from None

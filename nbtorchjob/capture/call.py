@@ -44,7 +44,7 @@ def from_cell(
     root: Path | None = None,
     former: Container[str] = (),
     rank_names: RankNames = NOTHING,
-    given: Mapping[str, Any] = NO_ITEMS,
+    run_values: Mapping[str, Any] = NO_ITEMS,
     swaps: bool = False,
 ) -> Call:
     """Capture the cell ``text`` below its magic's line, with what it reads from ``namespace``.
@@ -53,9 +53,9 @@ def from_cell(
     parameter without a default, the notebook's variable of its name. ``argv`` becomes the cell's
     ``sys.argv``, ``root`` is the folder whose modules travel, and ``former`` are the names that former cells
     set on their ranks. ``rank_names``, which a lab's ranks have, aren't taken along; nor are the values that
-    differ between the runs of a group (``given`` holds the first run's). A cell that ``swaps`` only defines
-    names, and calls nothing. Raises ``CaptureError`` where the capture can't work, and ``SyntaxError`` as
-    Python does.
+    differ between the runs of a group (``run_values`` has the first run's). A cell that ``swaps`` only
+    defines names, and calls nothing. Raises ``CaptureError`` where the capture can't work, and
+    ``SyntaxError`` as Python does.
     """
     # A namespace without a name stands for a notebook: ranks take its definitions for their own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}
@@ -64,15 +64,15 @@ def from_cell(
     if swaps:
         cells.check_defines(cell)
         cell = replace(cell, entry=None)
-    if given:
+    if run_values:
         entry = arguments.names(cell.entry) if cell.entry is not None else []
         arguments.check_read(
-            given,
+            run_values,
             lookup.reached([*(read.name for read in cell.reads), *cell.texts, *entry], namespace),
             cell.sets,
             "the cell",
         )
-        rank_names = RankNames(frozenset(given))
+        rank_names = RankNames(frozenset(run_values))
     names, notes = lookup.captured(cell, namespace, former, rank_names)
     stops = _stops(cell, names, filename)
     kwargs: dict[str, Any] = {}
@@ -92,18 +92,18 @@ def from_cell(
         "argv": ["cell", *argv],
     }
     if cell.entry is not None and rank_names.names:
-        takes = arguments.names(cell.entry) if given else arguments.required(cell.entry)
+        takes = arguments.names(cell.entry) if run_values else arguments.required(cell.entry)
         call["theirs"] = sorted(rank_names.names & set(takes) - kwargs.keys())
     assignments = ", ".join(
         f"{name}={_brief(name, kwargs[name]) if report.is_secret(name, kwargs[name]) else text}"
         for name, text in args.items()
     )
     label = f"{cell.entry.name}({assignments})" if cell.entry else "cell"
-    imports = cell.imports | arguments.modules(given) if given else cell.imports
+    imports = cell.imports | arguments.modules(run_values) if run_values else cell.imports
 
     def take(names: list[str]) -> Call:
         call["namespace"] = _anchor(names, cell.attributes, namespace)
-        objects = {name: namespace[name] for name in names} | kwargs | dict(given)
+        objects = {name: namespace[name] for name in names} | kwargs | dict(run_values)
         return _take(call, objects, label, filename, imports, root, namespace, rank_names, (cell.text,))
 
     notes += dict.fromkeys(lookup.computed(cell.code, "the cell"))
@@ -127,7 +127,7 @@ def from_cell(
         plain=cell.plain and "print" not in names,
         text=cell.text,
         stops=stops or capture.stops,
-        given=frozenset(given),
+        parameters=frozenset(run_values),
     )
 
 
@@ -221,16 +221,16 @@ def from_function(
     *,
     root: Path | None = None,
     rank_names: RankNames = NOTHING,
-    given: Mapping[str, Any] = NO_ITEMS,
+    run_values: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
-    """Capture a call of ``fn``, which may be any callable; ``given`` are the values of a group's first run.
+    """Capture a call of ``fn``, which may be any callable; ``run_values`` are those of a group's first run.
 
     Raises ``CaptureError`` for what isn't callable or can't travel.
     """
     if not callable(fn):
         raise CaptureError(f"{fn!r} can't be called: give a function, then its arguments")
-    args, kwargs = tuple(args), {**kwargs, **given}
-    if given:
+    args, kwargs = tuple(args), {**kwargs, **run_values}
+    if run_values:
         arguments.check_taken(fn, args, kwargs)
     parameters = {f"args[{i}]": name for i, name in enumerate(arguments.positional(fn, len(args)))}
     positional = {f"args[{i}]": arg for i, arg in enumerate(args)}
@@ -252,7 +252,7 @@ def from_function(
         rank_names,
         parameters=parameters,
     )
-    return replace(capture, imports=replace(capture.imports, code=code), given=frozenset(given))
+    return replace(capture, imports=replace(capture.imports, code=code), parameters=frozenset(run_values))
 
 
 _EXPRESSION = "<%torchjob run>"  # the file name of its code
@@ -264,7 +264,7 @@ def from_expression(
     *,
     root: Path | None = None,
     rank_names: RankNames = NOTHING,
-    given: Mapping[str, Any] = NO_ITEMS,
+    run_values: Mapping[str, Any] = NO_ITEMS,
 ) -> Call:
     """Capture ``f(x, lr=0.1)``: the function and its arguments are evaluated in ``namespace`` here.
 
@@ -294,7 +294,7 @@ def from_expression(
         if last.f_code.co_filename != _EXPRESSION:  # the traceback shows where
             raise
         raise CaptureError(f"{text}: {type(exc).__name__}: {exc}") from exc
-    capture = from_function(fn, args, kwargs, root=root, rank_names=rank_names, given=given)
+    capture = from_function(fn, args, kwargs, root=root, rank_names=rank_names, run_values=run_values)
     named = [*zip(arguments.positional(fn, len(args)), args, strict=False), *kwargs.items()]
     texts = {node.value for node in ast.walk(call) if isinstance(node, ast.Constant)}
     if any(type(v) in (str, bytes) and v in texts and report.is_secret(name, v) for name, v in named):
@@ -330,7 +330,7 @@ def _take(
     call["carried"] = carried.changed()
     try:
         pickled = pickling.dump(call, namespace, rank_names.names, rank_names.push)
-        own_modules = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.made)
+        own_modules = _made_by_hand({*pickled.seen.modules, *imports}, pickled.seen.pickled_modules)
         if own_modules:  # ranks find these by name once they are loaded
             objects |= own_modules
             pickled = pickling.dump(

@@ -43,8 +43,8 @@ def of(call: Call) -> str:
         sha256.update(view)
     for local in call.files:
         sha256.update(f"{local.path}\0{local.executable}\0".encode() + hashlib.sha256(local.data).digest())
-    if call.wanted:
-        sha256.update(call.wanted.digest.encode())
+    if call.packages:
+        sha256.update(call.packages.digest.encode())
     for file in call.shipped:
         content = file.sha256 or f"{file.size} {file.mtime}"
         sha256.update(f"{file.path}\0{file.executable}\0{content}\0".encode())
@@ -175,7 +175,7 @@ def _label(shell: Any, filename: str) -> str:
     return filename
 
 
-def whose(call: Call, origin: Origin) -> str:
+def owner(call: Call, origin: Origin) -> str:
     """Describe the owner of a call to other people who wait for it on a lab."""
     notebook = origin.notebook.rpartition("/")[2]
     cell = origin.labels.get(call.filename, "") if call.text else ""

@@ -85,10 +85,10 @@ class Call(FrozenDataclass):
     ``plain`` whether that value is sure to be plain data, ``stops`` whether its code may stop in a debugger.
     ``began`` is when the capture began, in seconds since the epoch. ``text`` is the text of a cell, "" for a
     function, and ``by`` describes its owner to other people who wait for it. ``imports`` is what it imports,
-    apart from the local modules, and ``wanted`` what its nodes install (``packages``). ``codes`` are the code
-    objects of the notebook's functions in it, ``paths`` its variables that may be paths, ``shipped`` the
-    files that go along because the spec names them, ``data`` the folders of data that go to the job's store.
-    ``given`` are the names whose values differ between the runs of a group. ``code`` is all code in the
+    apart from the local modules, and ``packages`` what its nodes install. ``codes`` are the code objects of
+    the notebook's functions in it, ``paths`` its variables that may be paths, ``shipped`` the files that go
+    along because the spec names them, ``data`` the folders of data that go to the job's store.
+    ``parameters`` are the names whose values differ between the runs of a group. ``code`` is all code in the
     pickle; with ``sourced`` its sources go along, as a node may have another Python.
     """
 
@@ -109,12 +109,12 @@ class Call(FrozenDataclass):
     promoted: str = ""  # the lab whose cells it runs once more
     stops: bool = False
     imports: Imports = NO_IMPORTS
-    wanted: Wanted = INSTALLS_NOTHING
+    packages: Wanted = INSTALLS_NOTHING
     codes: tuple[CodeType, ...] = ()
     paths: Mapping[str, str | PurePath] = field(default_factory=lambda: NO_ITEMS)
     shipped: tuple[ShippedFile, ...] = ()
     data: tuple[DataFolder, ...] = ()
-    given: frozenset[str] = frozenset()
+    parameters: frozenset[str] = frozenset()
     code: Codes = field(default_factory=Codes)
     sourced: bool = True
     lays: bool = False  # settings of this process or of ``logging`` go along
@@ -145,7 +145,7 @@ class Call(FrozenDataclass):
     @property
     def stored(self) -> tuple[ShippedFile | Installer, ...]:
         """The files that go into a job's store: big files, and the installer of the packages."""
-        own = self.wanted.installer
+        own = self.packages.installer
         files = {file.sha256: file for folder in self.data for file in (*folder.files, folder.listed)}
         big = (file for file in self.shipped if file.data is None)
         return (*big, *files.values(), *([own] if own else []))

@@ -313,7 +313,7 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
         if match is not None and match[1].name not in _BROUGHT:
             name, owner = match
             sure = module in surely or (name in by_module and by_module[name].surely)
-            by_module[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.apart)
+            by_module[name] = Need(name, owner.name, owner.version, sure, owner.project, owner.unindexed)
     return tuple(by_module[name] for name in sorted(by_module))
 
 

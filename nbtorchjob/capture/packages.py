@@ -47,18 +47,18 @@ def provided(call: Call, spec: JobSpec) -> Call:
     Raises ``SpecError``, and ``SubmitError`` for a project that can't be built.
     """
     request = requirements.of_words(spec.package)
-    wanted = Wanted(
+    packages = Wanted(
         _lines(call.text, spec, request),
         tuple(map(wheels.wheel, request.paths)),
         installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
     )
     if request.like_here and spec.remote:  # on this machine ranks have the kernel's packages anyway
-        return _like_here(call, wanted)
-    return replace(call, wanted=wanted) if wanted else call
+        return _like_here(call, packages)
+    return replace(call, packages=packages) if packages else call
 
 
-def _like_here(call: Call, wanted: Wanted) -> Call:
-    """Return a call whose nodes install ``wanted``, and this kernel's versions of all else that it imports.
+def _like_here(call: Call, packages: Wanted) -> Call:
+    """Return a call whose nodes install ``packages``, and this kernel's versions of all else that it imports.
 
     A package that is from no index is installed from its origin, or travels as it is installed here: an index
     may have an unrelated package of its name. The modules of projects that are installed in place travel.
@@ -66,8 +66,8 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     own = [need for need in call.needs if need.project]
     projects = {need.distribution for need in own}
     needed = {need.distribution for need in call.needs}.union(*map(requirements.required, projects))
-    wanting = sorted(needed - projects - wanted.names)
-    every = [name for name in requirements.closure(wanting) if name not in wanted.names]
+    wanting = sorted(needed - projects - packages.names)
+    every = [name for name in requirements.closure(wanting) if name not in packages.names]
     origins = here.origins()
     places = {name: here.reference(origins[name])[0] for name in every if name in origins}
     references = tuple(f"{name} @ {url}" for name, url in places.items() if url)
@@ -87,10 +87,10 @@ def _like_here(call: Call, wanted: Wanted) -> Call:
     present = {file.path for file in call.files}
     return replace(
         call,
-        wanted=replace(
-            wanted,
-            requirements=(*wanted.requirements, *lines, *references),
-            wheels=(*wanted.wheels, *copies),
+        packages=replace(
+            packages,
+            requirements=(*packages.requirements, *lines, *references),
+            wheels=(*packages.wheels, *copies),
             constraints=beneath,
             exactly=exactly,
         ),

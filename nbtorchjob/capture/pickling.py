@@ -84,11 +84,11 @@ class Seen:
     """What a pickler came across.
 
     ``modules`` are the names of modules that the pickle refers to, ``surely`` of those that loading it
-    imports, and ``made`` the modules that the notebook made. ``sources`` is the text of the notebook cells
-    whose code it holds, by file name, ``globals`` the notebook's variables that functions in it read,
-    ``names`` what else may be looked up in ``namespace``, the notebook's, and ``weakly`` the objects that
-    weak references lead to. ``stays`` pairs objects with the part of them that isn't taken along (a key of
-    ``_STAYS``), and ``held`` names the place where a library holds some of these, by their ``id``.
+    imports, and ``pickled_modules`` the modules that the notebook made. ``sources`` is the text of the
+    notebook cells whose code it holds, by file name, ``globals`` the notebook's variables that functions in
+    it read, ``names`` what else may be looked up in ``namespace``, the notebook's, and ``weakly`` the objects
+    that weak references lead to. ``stays`` pairs objects with the part of them that isn't taken along (a key
+    of ``_STAYS``), and ``locations`` names the place where a library holds some of these, by their ``id``.
     ``rank_names`` are names of ``namespace`` that code finds on a lab's ranks. ``codes`` are the code objects
     of the notebook's functions, ``code`` is all code in the pickle, and ``stops`` is whether some of it may
     stop in a debugger.
@@ -98,21 +98,21 @@ class Seen:
     rank_names: frozenset[str] = frozenset()
 
     modules: set[str] = field(default_factory=set)
-    made: list[Any] = field(default_factory=list)
+    pickled_modules: list[Any] = field(default_factory=list)
     surely: set[str] = field(default_factory=set)
     sources: dict[str, str] = field(default_factory=dict)
     globals: dict[str, Any] = field(default_factory=dict)
     names: list[tuple[str, Any]] = field(default_factory=list)
     weakly: list[Any] = field(default_factory=list)
     stays: list[tuple[Any, str]] = field(default_factory=list)
-    held: dict[int, str] = field(default_factory=dict)
+    locations: dict[int, str] = field(default_factory=dict)
     codes: list[CodeType] = field(default_factory=list)
     code: Codes = field(default_factory=Codes)
     stops: bool = False
 
     def notes(self, objects: dict[str, Any]) -> list[str]:
         """Describe what stays here, by the names of the ``objects`` that it belongs to."""
-        names = {**self.held, **{id(value): name for name, value in objects.items()}}
+        names = {**self.locations, **{id(value): name for name, value in objects.items()}}
         stays: dict[tuple[str, str], None] = {}
         for value, kind in self.stays:
             stays[names.get(id(value), f"a {type(value).__name__}"), kind] = None
@@ -219,7 +219,7 @@ class Pickler(pickler.Pickler):
         if type_ in _REFERENTS:
             return partial(self._reduce_weak, _REFERENTS[type_], reducer)
         if (type_.__module__, type_.__qualname__) in _GLOBAL_STATE:
-            state = importable.held(type_)
+            state = importable.locations(type_)
             return lambda obj: (getattr, state[id(obj)]) if id(obj) in state else reducer(obj)
         torch = sys.modules.get("torch")
         if torch is not None and issubclass(type_, torch.optim.Optimizer):
@@ -228,16 +228,20 @@ class Pickler(pickler.Pickler):
             return partial(self._reduce_copied, add, reducer)
         if issubclass(type_, dict) and type_.__dictoffset__ and type_.__reduce_ex__ is object.__reduce_ex__:
             return partial(_reduce_attributes, reducer)
-        locations = importable.held(type_) if self._by_reference else {}
+        locations = importable.locations(type_) if self._by_reference else {}
         return partial(self._reduce_held, locations, reducer) if locations else reducer
 
     def _reduce_held(
-        self, held: Mapping[int, tuple[Any, str]], reducer: Callable[[Any], Any], obj: Any
+        self, locations: Mapping[int, tuple[Any, str]], reducer: Callable[[Any], Any], obj: Any
     ) -> Any:
-        if id(obj) not in held or fails(obj, by_reference=False) is None or _filled_later(*held[id(obj)]):
+        if (
+            id(obj) not in locations
+            or fails(obj, by_reference=False) is None
+            or _filled_later(*locations[id(obj)])
+        ):
             return reducer(obj)
-        self._note_held(obj, *held[id(obj)])
-        return getattr, held[id(obj)]
+        self._note_held(obj, *locations[id(obj)])
+        return getattr, locations[id(obj)]
 
     def _reduce_weak(
         self, referents: Callable[[Any], Iterable[Any]], reducer: Callable[[Any], Any], obj: Any
@@ -266,7 +270,7 @@ class Pickler(pickler.Pickler):
 
     def _note_held(self, obj: Any, module: ModuleType, name: str) -> None:
         self.seen.stays.append((obj, "library"))
-        self.seen.held[id(obj)] = f"{module.__name__}.{name}"
+        self.seen.locations[id(obj)] = f"{module.__name__}.{name}"
 
     def reduce_context_variable(self, variable: Any) -> Any:
         """Note that the value of a library's variable doesn't travel, and reduce the variable."""
@@ -307,7 +311,7 @@ class Pickler(pickler.Pickler):
         self.seen.modules.add(importable.name_of(module))
         reduced = self._imported(super().reduce_module(module))
         if isinstance(reduced, tuple) and reduced[0] is rebuilt.make_module:
-            self.seen.made.append(module)
+            self.seen.pickled_modules.append(module)
         return reduced
 
     def reduce_stand_in(self, obj: Any) -> Any:

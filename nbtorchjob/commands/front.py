@@ -51,13 +51,13 @@ class LogRequest(FrozenDataclass):
     tail: int | None = None
     follow: bool = False
     timestamps: bool = False
-    wanted: Wanted = ALL
+    selection: Wanted = ALL
     stream: Stream | None = None
 
     @property
     def as_written(self) -> bool:
         """Whether it is to be shown byte by byte, as the rank wrote it."""
-        return self.rank is not None and not self.timestamps and self.wanted == ALL
+        return self.rank is not None and not self.timestamps and self.selection == ALL
 
     def shown(self, line: LogLine) -> bytes:
         """Return a line as it is to be shown."""
@@ -70,7 +70,7 @@ class LogRequest(FrozenDataclass):
         if self.as_written:
             return iter([job.logs(self.rank or 0, self.tail, stream=self.stream).encode()])
         lines = job.lines(self.rank, node=self.node, stream=self.stream)
-        shown = map(self.shown, filter(self.wanted.has, lines))
+        shown = map(self.shown, filter(self.selection.has, lines))
         return shown if self.tail is None else iter(deque(shown, self.tail))
 
 

@@ -45,7 +45,7 @@ def end(args: ParsedArgs, find: Find) -> Answers:
             continue
         _end(lab)
         state = lab.state
-        running = ", ".join(turn.whose for turn in turns.running(state))
+        running = ", ".join(turn.full_name for turn in turns.running(state))
         after = f" after {running}" if running else ""
         yield Answer(f"{lab.name} ends{after}", record(state, time.time()))
 
@@ -73,7 +73,7 @@ def _end(lab: Lab) -> None:
 def pool(args: ParsedArgs, front: Front) -> Any:
     """Start a pool: standing pods in which jobs run."""
     with interrupts.message(interrupts.NOTHING):
-        alone, flagged = options.apart(args.words)
+        alone, flagged = options.split_words(args.words)
         if len(alone) != 1:
             raise LineError(f"{hint('pool', 'NAME')} takes one name, got {' '.join(alone)!r}")
         options.check_read(flagged, _OF_POOLS, hint("pool"))
@@ -105,10 +105,10 @@ def promote(args: ParsedArgs, front: Front) -> Any:
             raise SpecError("promote", lab.name, "a lab; what ran in this pool already was a job")
         state = lab.state
         chosen = _chosen(state, numbers)
-        base = replace(lab.info.asked, lab=False, name=None)
+        base = replace(lab.info.jobspec, lab=False, name=None)
         spec, cell_options = verbs.parse(shlex.join(flagged), front.say, base)
         texts = {turn.number: _as_swapped(turn, state, front) for turn in chosen}
-        parts = [capture.Part(texts[turn.number], turn.taken.filename, _some(turn, state)) for turn in chosen]
+        parts = [capture.Part(texts[turn.number], turn.fact.filename, _some(turn, state)) for turn in chosen]
         label = f"{lab.name}, {words.ranks([turn.number for turn in chosen]).replace('rank', 'cell')}"
         call = capture.from_cells(parts, front.namespace(), label, root=working())
         call = replace(call, promoted=lab.name)
@@ -139,7 +139,7 @@ def _promoted(line: Iterable[str]) -> tuple[str, tuple[int, ...], list[str]]:
             raise LineError(
                 f"{hint('promote')}: --cells expects cells such as 1,3-5, got {spelled!r}"
             ) from None
-    alone, flagged = options.apart(rest)
+    alone, flagged = options.split_words(rest)
     if len(alone) != 1:
         raise LineError(f"{hint('promote', 'NAME')} takes one lab, got {' '.join(alone)!r}")
     return alone[0], numbers, flagged
@@ -149,13 +149,13 @@ def _as_swapped(turn: Turn, state: JobState, front: Front) -> str:
     """Return a cell's text with what was swapped in while it ran."""
     from nbtorchjob.swapping import code  # late: most cells run as they were sent
 
-    turn_swaps = [swap for swap in swaps.as_swapped(state) if swap.round == turn.taken.round]
+    turn_swaps = [swap for swap in swaps.as_swapped(state) if swap.round == turn.fact.round]
     if not turn_swaps:
-        return turn.taken.text
+        return turn.fact.text
     front.say(f"Note: {turn.name} runs as it was swapped: {', '.join(map(swaps.names, turn_swaps))}")
     if set_ := dict.fromkeys(name for swap in turn_swaps for name in swap.names if "." in name):
         front.say(f"Note: {', '.join(set_)}: set while {turn.name} ran, but not by its code")
-    return code.as_swapped(turn.taken.text, [swap.text for swap in turn_swaps])
+    return code.as_swapped(turn.fact.text, [swap.text for swap in turn_swaps])
 
 
 def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
@@ -175,7 +175,7 @@ def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
             how = {Stage.FAILED: "failed", Stage.LOST: "was lost"}.get(bad[0].stage, "is still running")
             raise LineError(f"{hint('promote')}: {bad[0].name} {how}")
     else:
-        selected = [t for t in lab_turns if t.stage is Stage.DONE and t.taken.filename not in _NO_CODE]
+        selected = [t for t in lab_turns if t.stage is Stage.DONE and t.fact.filename not in _NO_CODE]
     if not selected:
         raise LineError(f"{hint('promote')}: no cell of {state.name} has succeeded")
     for turn in selected:
@@ -187,7 +187,7 @@ def _chosen(state: JobState, cells: Sequence[int]) -> list[Turn]:
 
 
 def _unrepeatable(turn: Turn) -> str:
-    fact = turn.taken
+    fact = turn.fact
     if not fact.text:
         return f"it was a call, {words.line(fact.label, 60)}, not a cell"
     if len(fact.text) >= TEXT:
@@ -199,12 +199,12 @@ def _unrepeatable(turn: Turn) -> str:
 
 def _some(turn: Turn, state: JobState) -> tuple[int, ...]:
     """Return the ranks that a turn ran on, if they weren't all of the lab's."""
-    base = turn.taken.base
-    alike = [other.taken for other in turns.turns(state) if other.taken.base == base]
+    base = turn.fact.base
+    alike = [other.fact for other in turns.turns(state) if other.fact.base == base]
     every = {rank for fact in alike for rank in fact.ranks}
     if base == state.round:
         every |= {rank for node in state.nodes.values() for rank in node.ranks}
-    return turn.taken.ranks if {*turn.taken.ranks} < every else ()
+    return turn.fact.ranks if {*turn.fact.ranks} < every else ()
 
 
 def _lab(find: Find, name: str) -> Lab:

@@ -81,7 +81,7 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
         if options.dry_run:
             from nbtorchjob.capture import arguments  # late, as above
 
-            shown = [arguments.said(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
+            shown = [arguments.as_text(arguments.shown(row)) for row in request.rows[:_MOST_SHOWN]]
             more = len(request.rows) - len(shown)
             lines = [
                 f"# {words.count(len(request.rows), 'run')} of:",
@@ -238,7 +238,7 @@ def attach(args: ParsedArgs, front: Front) -> Any:
         turn = turns.newest(state)
         if turn is not None and turn.over and not state.phase.terminal:
             newest, doing = f"{lab.name}{MARK}{turn.number}", attempts.doing(state, time.time())
-            front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest {turn.what}")
+            front.say(f"{lab.name} is {doing}; {hint('attach', newest)} shows its newest {turn.word}")
             return None
         job = lab.newest
     return _hold(job, options, front)
@@ -373,7 +373,7 @@ def _rehearse(request: RunRequest, front: Front) -> None:
         drawn = front.view(job, request.options, Output())
         view.watch(job, drawn, say=front.say)
         failed = job.exception()
-        drawn.close(job.state, gone=failed is None)
+        drawn.close(job.state, deleted=failed is None)
         if failed is not None:
             raise failed
     job.delete()

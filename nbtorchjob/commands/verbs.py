@@ -235,7 +235,7 @@ def get(args: ParsedArgs, find: Find) -> Answers:
 
 def config(args: ParsedArgs, find: Find) -> Answers:
     """Write a job's options, or those of new jobs, as one line."""
-    spec = find(args.name).info.asked if args.words else front.default()
+    spec = find(args.name).info.jobspec if args.words else front.default()
     line = options.magic_line(spec)
     yield Answer(run_hint(line), {"line": line, "spec": spec.to_json()})
 
@@ -263,7 +263,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     try:
         job.wait(timeout)
         state, now = job.state, time.time()
-        how = f"; {reason}" if (reason := lifetime.held(state)) else ""
+        how = f"; {reason}" if (reason := lifetime.hold_reason(state)) else ""
         return Answer(f"{job.name} {facts.status(state, now).lower()}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)
@@ -324,7 +324,7 @@ def suspend(args: ParsedArgs, find: Find) -> Answers:
     for name in args.words:
         job = find(name)
         job.suspend()
-        how = f": {reason}" if (reason := lifetime.held(job.state)) else ""
+        how = f": {reason}" if (reason := lifetime.hold_reason(job.state)) else ""
         yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
 
 
@@ -355,7 +355,7 @@ def export(args: ParsedArgs, find: Find) -> Answers:
         yield Answer(f"The manifests run {left}; {hint('describe', job.name)} shows it.", aside=True)
     elif job_swaps := swaps.as_swapped(state):
         yield Answer(f"They run the code as changed by {words.count(len(job_swaps), 'swap')}.", aside=True)
-    if missing := job.info.asked.secret_env:
+    if missing := job.info.jobspec.secret_env:
         yield Answer(f"Before applying, fill in {', '.join(missing)} in the first Secret.", aside=True)
 
 
@@ -392,7 +392,8 @@ def gc(args: ParsedArgs, _find: Find) -> Answers:
 
 
 def _left(left: Leftover, wide: int, *, removed: bool = False) -> Answer:
-    label = f"{facts.phase(left.state).lower()}  {facts.where(left.state.info)}" if left.state else left.what
+    state, label = left.state, left.description
+    label = f"{facts.phase(state).lower()}  {facts.where(state.info)}" if state else label
     data = {"name": left.name, "what": label, "age": left.age, "removed": removed}
     return Answer(f"{words.duration(left.age):>11} ago  {left.name:<{wide}}  {label}", data)
 

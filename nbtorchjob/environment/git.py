@@ -129,13 +129,13 @@ def checkout(folder: Path, within: float = WITHIN_S) -> Checkout | None:
         settings: list[tuple[str, str]] = []  # the plain ones: the user's own, then the repository's
         # A file's includes are followed only if requested, and listing settings runs nothing.
         for options in (("--global", "--includes"), ("--file", str((shared / "config").absolute()))):
-            listed = _asked([program, "config", *options, "--null", "--list"], Path("/"), env, until) or b""
+            listed = _output([program, "config", *options, "--null", "--list"], Path("/"), env, until) or b""
             entries = (entry.partition("\n") for entry in listed.decode(errors="surrogateescape").split("\0"))
             settings += ((name, value) for name, _, value in entries if name in _PLAIN)
         env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_ATTR_NOSYSTEM": "1"}
         _imitate(Path(repository), own, shared, settings)
         env |= {"GIT_DIR": repository, "GIT_WORK_TREE": str(root)}
-        answer = _asked([program, *_ASKED], folder, env, until)
+        answer = _output([program, *_ASKED], folder, env, until)
         return None if answer is None else parsed(answer)
     return None
 
@@ -179,7 +179,7 @@ def _imitate(repository: Path, own: Path, shared: Path, settings: Iterable[tuple
     (repository / "config").write_text("".join(lines), errors="surrogateescape")
 
 
-def _asked(words: Sequence[str], folder: Path, env: dict[str, str], until: float) -> bytes | None:
+def _output(words: Sequence[str], folder: Path, env: dict[str, str], until: float) -> bytes | None:
     """Return the output of a git command; None if it fails, is late, or is too long."""
     process = subprocess.Popen(
         words,

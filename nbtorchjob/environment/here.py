@@ -61,13 +61,13 @@ class Environment(FrozenDataclass):
 class Distribution(FrozenDataclass):
     """An installed package; ``project`` is the folder that an editable one was installed from.
 
-    One that isn't editable but ``apart`` is in no index: it came from a file, a repository or a URL.
+    One that isn't editable but ``unindexed`` is in no index: it came from a file, a repository or a URL.
     """
 
     name: str
     version: str
     project: str = ""
-    apart: bool = False
+    unindexed: bool = False
 
 
 class Need(FrozenDataclass):
@@ -75,7 +75,7 @@ class Need(FrozenDataclass):
 
     ``surely``: unpickling imports it, or the top of the cell or of a local module, outside any ``try``.
     Without it the call fails; any other import may be guarded, or never happen. ``project`` is the folder
-    that an editable distribution was installed from; one that is ``apart`` is in no index.
+    that an editable distribution was installed from; one that is ``unindexed`` is in no index.
     """
 
     module: str
@@ -83,12 +83,12 @@ class Need(FrozenDataclass):
     version: str
     surely: bool
     project: str = ""
-    apart: bool = False
+    unindexed: bool = False
 
     @property
     def mend(self) -> str:
         """The option that brings it to a node."""
-        if self.apart:
+        if self.unindexed:
             return "--package like-here"
         public = self.version.partition("+")[0]  # no index has "+cpu" and the like
         return f"--package {self.project or f'{self.distribution}=={public}'}"

@@ -56,23 +56,23 @@ class Contents(FrozenDataclass):
     environment: Environment
 
 
-def learn(asked: Asked, digest: str, fact: EnvironmentTold) -> None:
+def learn(request: Asked, digest: str, fact: EnvironmentTold) -> None:
     """Record what a node of that image reported, by the image's digest."""
-    contents = Contents(asked.image, digest or asked.image, fact.time, of(fact))
+    contents = Contents(request.image, digest or request.image, fact.time, of(fact))
     with suppress(OSError, NBTorchJobError):  # a full disk: the next job reports it again
         # Forget images that no job has run for a long time.
         for path in _folder().iterdir():
             if time.time() - path.stat().st_mtime > _FORGET_S:
                 path.unlink(missing_ok=True)  # another kernel may do so, too
-        _write(_contents(contents.digest, asked), asdict(contents))
-        _write(_reference(asked), {"digest": contents.digest})
+        _write(_contents(contents.digest, request), asdict(contents))
+        _write(_reference(request), {"digest": contents.digest})
 
 
-def known(asked: Asked) -> Contents | None:
+def contents_of(request: Asked) -> Contents | None:
     """Return the known contents of the image that a reference last led to; None if there are none."""
     with suppress(OSError, NBTorchJobError, ValueError, TypeError, KeyError):
-        digest = str(json.loads(record(_reference(asked)))["digest"])
-        return replace(built(Contents, json.loads(record(_contents(digest, asked)))), image=asked.image)
+        digest = str(json.loads(record(_reference(request)))["digest"])
+        return replace(built(Contents, json.loads(record(_contents(digest, request)))), image=request.image)
     return None
 
 
@@ -119,19 +119,19 @@ _named = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*").match
 
 
 class Row(FrozenDataclass):
-    """A need, the version of its distribution ``there``, and the verdict."""
+    """A need, the version of its distribution in the image, and the verdict."""
 
     need: Need
-    there: str
+    image_version: str
     verdict: str
 
 
 class Comparison(FrozenDataclass):
-    """What a call needs, compared with what an image has; ``there`` is None while that is unknown."""
+    """What a call needs, compared with what an image has; ``target`` is None while that is unknown."""
 
     rows: tuple[Row, ...]
-    here: Environment
-    there: Environment | None
+    kernel: Environment
+    target: Environment | None
     pinned: frozenset[str] = frozenset()
     image: str = "the image"  # which one, if there are several
 
@@ -143,18 +143,18 @@ class Comparison(FrozenDataclass):
         """
         lacks = [f"{row.need.distribution} {row.need.version}" for row in self._of(LACKS)]
         # The Python and the machine, where they differ
-        if self.there is None:
+        if self.target is None:
             platform = []
         else:
-            rows = [("Python", self.here.minor, self.there.minor)]
-            rows += [("", self.here.machine, self.there.machine)]
+            rows = [("Python", self.kernel.minor, self.target.minor)]
+            rows += [("", self.kernel.machine, self.target.machine)]
             platform = [
                 f"{name} {image_value} (here {kernel_value})".strip()
                 for name, kernel_value, image_value in rows
                 if image_value not in ("", kernel_value)
             ]
         has = platform + [
-            f"{row.need.distribution} {row.there} (here {row.need.version})"
+            f"{row.need.distribution} {row.image_version} (here {row.need.version})"
             for row in self._of(DIFFERS)
             if row.need.distribution != "torch"
         ]
@@ -178,22 +178,22 @@ class Comparison(FrozenDataclass):
         ``add`` is what to do with the options that fix it. ``uncompilable`` says why another Python can't
         compile the call's code.
         """
-        if self.there is None:
+        if self.target is None:
             return ""
-        minor = self.there.minor
+        minor = self.target.minor
         if minor and tuple(map(int, minor.split("."))) < OLDEST_PYTHON:
             needs = "{}.{} or later".format(*OLDEST_PYTHON)
-            return f"{image} has Python {self.there.python}: use one with Python {needs}"
-        if minor not in ("", self.here.minor) and (why := uncompilable(minor)):
-            has = f"{image} has Python {self.there.python} and this kernel {self.here.python}"
-            return f"{has}, and {why}: use an image with Python {self.here.minor}"
+            return f"{image} has Python {self.target.python}: use one with Python {needs}"
+        if minor not in ("", self.kernel.minor) and (why := uncompilable(minor)):
+            has = f"{image} has Python {self.target.python} and this kernel {self.kernel.python}"
+            return f"{has}, and {why}: use an image with Python {self.kernel.minor}"
         # How a node would refuse its torch before it does anything; "" if the torch will do
-        if self.there is None or "torch" in self.pinned:
+        if self.target is None or "torch" in self.pinned:
             torch = ""
-        elif not self.there.may_have("torch"):
+        elif not self.target.may_have("torch"):
             torch = "has no torch; use one with torch {}.{} or later".format(*torch_versions.OLDEST)
         else:
-            torch = torch_versions.too_old(self.there.distributions.get("torch", ""))
+            torch = torch_versions.too_old(self.target.distributions.get("torch", ""))
         if torch:
             return f"{image} {torch}"
         # A module in a shared namespace may be there in a distribution of another name.
@@ -201,7 +201,7 @@ class Comparison(FrozenDataclass):
             row.need
             for row in self._of(LACKS)
             if strict
-            or (row.need.surely and self.there is not None and not self.there.may_have(row.need.module))
+            or (row.need.surely and self.target is not None and not self.target.may_have(row.need.module))
         ]
         if lacking:
             return environment.refusal(image, [{**asdict(need), "mend": need.mend} for need in lacking], add)
@@ -222,9 +222,9 @@ class Comparison(FrozenDataclass):
     @property
     def cuda(self) -> str:
         """Say that torch there uses no GPU, or another CUDA than here, if the builds' names tell; else ""."""
-        both = [side.distributions.get("torch", "") for side in (self.here, self.there or self.here)]
+        both = [side.distributions.get("torch", "") for side in (self.kernel, self.target or self.kernel)]
         kernel_build, image_build = (version.partition("+")[2] for version in both)
-        if image_build == "cpu" and self.there is not None:
+        if image_build == "cpu" and self.target is not None:
             return f"has torch {both[1]}, which uses no GPU"
         if {kernel_build[:2], image_build[:2]} == {"cu"} and kernel_build != image_build:
             return f"has torch {both[1]} (here {both[0]}): code built for one CUDA doesn't run with another"
@@ -236,7 +236,7 @@ class Comparison(FrozenDataclass):
     @property
     def summary(self) -> str:
         """The comparison in one line."""
-        if self.there is None:
+        if self.target is None:
             return f"the packages of {self.image} aren't known"
         return f"{self.image} {self.line or 'has all of it'}"
 
@@ -247,35 +247,35 @@ class Comparison(FrozenDataclass):
     def table(self) -> list[tuple[str, ...]]:
         """Return the rows as texts below their head; nothing if nothing is needed."""
         rows = [
-            (row.need.module, row.need.distribution, row.need.version, row.there, row.verdict)
+            (row.need.module, row.need.distribution, row.need.version, row.image_version, row.verdict)
             for row in self.rows
         ]
         return [HEAD, *rows] if rows else []
 
 
 def compared(
-    needs: Iterable[Need], here: Environment, there: Environment | None, packages: Sequence[str] = ()
+    needs: Iterable[Need], kernel: Environment, target: Environment | None, packages: Sequence[str] = ()
 ) -> Comparison:
-    """Compare what is needed with what is there; ``packages`` will be installed, whatever is there."""
+    """Compare what is needed with what ``target`` has; ``packages`` will be installed, whatever is there."""
     pinned = frozenset(map(needed_name, packages))
-    return Comparison(tuple(_row(need, there, pinned) for need in needs), here, there, pinned)
+    return Comparison(tuple(_row(need, target, pinned) for need in needs), kernel, target, pinned)
 
 
-def too_new(wheels: Iterable[Wheel], there: Environment) -> str:
+def too_new(wheels: Iterable[Wheel], target: Environment) -> str:
     """Say which of the wheels that go along needs a newer C library than is there; "" if none does."""
     for wheel in wheels:
-        if there.glibc is not None and wheel.glibc is not None and wheel.glibc > there.glibc:
-            has, needs = (".".join(map(str, version)) for version in (there.glibc, wheel.glibc))
+        if target.glibc is not None and wheel.glibc is not None and wheel.glibc > target.glibc:
+            has, needs = (".".join(map(str, version)) for version in (target.glibc, wheel.glibc))
             release = f"{wheel.distribution} {wheel.version}"
             return f"has glibc {has}, but {release}, sent with the job, needs {needs}: use a newer image"
     return ""
 
 
-def unmet(lines: Iterable[str], there: Environment) -> list[str]:
+def unmet(lines: Iterable[str], target: Environment) -> list[str]:
     """Return the requirements, each checked before, that an environment doesn't meet."""
     from nbtorchjob.environment import requirements  # late: hardly any cell asks for any
 
-    return [line for line in lines if not requirements.met(line, there.distributions)]
+    return [line for line in lines if not requirements.met(line, target.distributions)]
 
 
 def needed_name(requirement: str) -> str:

@@ -74,7 +74,7 @@ def of_words(words: Iterable[str]) -> Asked:
     plain = [word for word in rest if word not in paths and word != LIKE_HERE]
     return Asked(
         tuple(_checked("package", word) for word in plain),
-        tuple(_there(word) for word in paths),
+        tuple(_existing_path(word) for word in paths),
         LIKE_HERE in rest,
     )
 
@@ -197,7 +197,7 @@ def _is_path(word: str) -> bool:
     return word.startswith((".", "~", os.sep)) or os.sep in word.partition(";")[0] or word.endswith(".whl")
 
 
-def _there(word: str) -> Path:
+def _existing_path(word: str) -> Path:
     path = Path(os.path.expanduser(word)).absolute()
     if path.is_dir() and any((path / name).is_file() for name in ("pyproject.toml", "setup.py")):
         return path

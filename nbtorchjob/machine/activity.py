@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Activity:
     """An activity in words, such as ``building fruit``; ``done`` of ``total`` bytes, 0 if it has none."""
 
-    what: str
+    text: str
     total: int = 0
     done: int = 0
 
@@ -20,9 +20,9 @@ _under_way: list[Activity] = []
 
 
 @contextmanager
-def activity(what: str, total: int = 0) -> Iterator[Activity]:
+def activity(text: str, total: int = 0) -> Iterator[Activity]:
     """Yield an activity that is under way within the block; the caller updates ``done``."""
-    current = Activity(what, total)
+    current = Activity(text, total)
     _under_way.append(current)
     try:
         yield current

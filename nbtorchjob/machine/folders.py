@@ -38,7 +38,7 @@ def state_dir() -> Path:
     if not path.is_absolute():  # which depends on the working folder
         path = path.absolute()
     try:
-        status = _made(path, path.stat)
+        status = _ensure_folder(path, path.stat)
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         why = _foreign(path, status)
@@ -100,7 +100,7 @@ def own(path: Path) -> Path:
     that isn't a folder.
     """
     try:
-        status = _made(path, path.lstat)
+        status = _ensure_folder(path, path.lstat)
         why = _foreign(path, status) if stat.S_ISDIR(status.st_mode) else "isn't a folder"
         if not why and status.st_uid != os.geteuid():
             why = f"belongs to {_name(status.st_uid)}"
@@ -147,7 +147,7 @@ def record(path: Path | str) -> bytes:
         os.close(descriptor)
 
 
-def _made(path: Path, look: Callable[[], os.stat_result]) -> os.stat_result:
+def _ensure_folder(path: Path, look: Callable[[], os.stat_result]) -> os.stat_result:
     """Return a folder's status, and make the folder first if it isn't there."""
     with suppress(FileNotFoundError):
         return look()

@@ -93,11 +93,11 @@ _making = threading.Lock()
 
 def _loop() -> asyncio.AbstractEventLoop:
     with _making:  # the cache alone would give two threads that are first together a loop each
-        return _made()
+        return _cached_loop()
 
 
 @lru_cache(maxsize=1)
-def _made() -> asyncio.AbstractEventLoop:
+def _cached_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
 
     def serve() -> None:
@@ -131,10 +131,10 @@ def _begin_anew() -> None:
     """Let a fork make a loop of its own: the thread that serves this one exists only in the parent."""
     global _making
     atexit.unregister(_end)
-    if _made.cache_info().currsize:
+    if _cached_loop.cache_info().currsize:
         # Kept: asyncio complains on the user's terminal about objects that are deleted unclosed.
-        _of_parents.extend((_made(), *_closing))
-    _made.cache_clear()
+        _of_parents.extend((_cached_loop(), *_closing))
+    _cached_loop.cache_clear()
     _closing.clear()
     _making = threading.Lock()  # a thread that the fork doesn't have may hold it
 
@@ -153,7 +153,7 @@ class Changes:
     """
 
     def __init__(self, path: Path) -> None:
-        self._written = asyncio.Event()
+        self._change = asyncio.Event()
         # A descriptor that is readable once ``path`` was written to; -1 if there can be none
         libc = ctypes.CDLL(None)
         if not hasattr(libc, "inotify_init1"):
@@ -180,8 +180,8 @@ class Changes:
         """Wait until the file has been written to since the last wait, ``seconds`` at most."""
         with suppress(asyncio.TimeoutError):
             async with timeout(seconds):
-                await self._written.wait()
-        self._written.clear()
+                await self._change.wait()
+        self._change.clear()
 
     def close(self) -> None:
         """Stop watching."""
@@ -198,4 +198,4 @@ class Changes:
     def _read(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._fd, 1 << 16)
-        self._written.set()
+        self._change.set()

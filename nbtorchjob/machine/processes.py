@@ -34,7 +34,7 @@ class Process(FrozenDataclass):
         return cls(pid, int(_stat(pid)[19]), _boot())
 
     @classmethod
-    def here(cls, pid: int, started: int) -> Process:
+    def of_this_boot(cls, pid: int, started: int) -> Process:
         """Identify a process of this boot by its id and start time."""
         return cls(pid, started, _boot())
 
@@ -210,8 +210,8 @@ def take(limits: Mapping[str, Sequence[int]]) -> None:
         resource.setrlimit(number, (_least(soft, most), most))
 
 
-def _least(one: int, other: int) -> int:
-    return min(one, other, key=lambda limit: math.inf if limit == resource.RLIM_INFINITY else limit)
+def _least(first: int, second: int) -> int:
+    return min(first, second, key=lambda limit: math.inf if limit == resource.RLIM_INFINITY else limit)
 
 
 @contextmanager

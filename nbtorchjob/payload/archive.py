@@ -41,33 +41,33 @@ def write(
     Big buffers go from the captured objects to the file without a copy in between. A job in a pool also gets
     ``env``; if it is a run of a group, ``sweep`` describes the group (``TurnTaken.sweep``).
     """
-    size, buffers = _buffers(file, call, far=spec.remote)
+    size, buffers = _buffers(file, call, remote=spec.remote)
     archive = _archive(call, spec, buffers, key, env, sweep)
     return size + file.write(sign(archive, key)) + file.write(archive)
 
 
-def write_turn(file: BinaryIO, call: Call, key: bytes, asked: JobSpec, *, push: Sequence[str] = ()) -> int:
+def write_turn(file: BinaryIO, call: Call, key: bytes, spec: JobSpec, *, push: Sequence[str] = ()) -> int:
     """Write the payload of a lab's turn to ``file``, without the program; return its size.
 
-    ``asked`` is the lab's spec, with the turn's own options; ``push`` are the names whose values replace
+    ``spec`` is the lab's spec, with the turn's own options; ``push`` are the names whose values replace
     those that the ranks have.
     """
     header = {
-        "all_ranks": asked.all_ranks,
-        "locals": not asked.no_locals,
+        "all_ranks": spec.all_ranks,
+        "locals": not spec.no_locals,
         "push": [*push],
         "turn": _turn(call),
         "settings": {},
     }
-    return _write_later(file, call, key, header, far=asked.remote)
+    return _write_later(file, call, key, header, remote=spec.remote)
 
 
-def write_swap(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:
+def write_swap(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, remote: bool) -> int:
     """Write the payload of code that a running job's ranks go on with; return its size.
 
     ``words`` are the fields of the swap that nodes and ranks read (``runtime/node/swaps``).
     """
-    return _write_later(file, call, key, {"swap": dict(words)}, far=far)
+    return _write_later(file, call, key, {"swap": dict(words)}, remote=remote)
 
 
 def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
@@ -91,15 +91,15 @@ def with_swaps(payload: bytes, key: bytes, swaps: Sequence[bytes]) -> bytes:
     return payload[: begin - wire.MARK] + sign(signed, key) + signed
 
 
-def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, far: bool) -> int:
+def _write_later(file: BinaryIO, call: Call, key: bytes, words: Mapping[str, Any], *, remote: bool) -> int:
     """Write a payload for ranks that are already running."""
-    size, buffers = _buffers(file, call, far=far)
+    size, buffers = _buffers(file, call, remote=remote)
     header = {"format": wire.FORMAT, "python": sys.version_info[:2], "buffers": buffers, **words}
     out = io.BytesIO()
     # On this machine, compressing a cell and decompressing it on each rank takes longer than copying it.
-    how = zipfile.ZIP_DEFLATED if far else zipfile.ZIP_STORED
+    how = zipfile.ZIP_DEFLATED if remote else zipfile.ZIP_STORED
     with zipfile.ZipFile(out, "w", how, compresslevel=1) as archive:
-        _pack(archive, call, far=far)
+        _pack(archive, call, remote=remote)
         archive.writestr(wire.HEADER, json.dumps(header))
     data = out.getvalue()
     return size + file.write(sign(data, key)) + file.write(data)
@@ -112,27 +112,27 @@ _SILENT = {*sys.stdlib_module_names, "torch", "cloudpickle", "nbtorchjob"}
 _RUNS_OTHER_CODE = (b"exec(", b"\x04exec", b"__import__", b"importlib", b"runpy")
 
 
-def _buffers(file: BinaryIO, call: Call, *, far: bool) -> tuple[int, list[dict[str, Any]]]:
+def _buffers(file: BinaryIO, call: Call, *, remote: bool) -> tuple[int, list[dict[str, Any]]]:
     """Write the buffers; return their size, and where each one lies."""
     size = 0
     buffers: list[dict[str, Any]] = []
     for view in call.buffers:
         size += file.write(b"\0" * (-size % ALIGN))
         buffers.append({"offset": size, "size": view.nbytes})
-        if far:  # on this machine they are data in this user's own file, as a value's buffers are
+        if remote:  # on this machine they are data in this user's own file, as a value's buffers are
             buffers[-1]["sha256"] = hashlib.sha256(view).hexdigest()
         size += file.write(view)
     return size, buffers
 
 
-def _pack(archive: zipfile.ZipFile, call: Call, *, far: bool) -> None:
+def _pack(archive: zipfile.ZipFile, call: Call, *, remote: bool) -> None:
     """Write the call's own parts: its pickle, the text of its code, and its local modules."""
     archive.writestr(wire.CALL, call.pickle)
     archive.writestr(wire.SOURCES, json.dumps(dict(call.sources)))
-    if far and call.sourced:
+    if remote and call.sourced:
         archive.writestr(wire.CODE, json.dumps(call.table))
     for file in call.files:
-        if far or not file.elsewhere:
+        if remote or not file.elsewhere:
             archive.writestr(wire.FILES + file.path, file.data)
             mode = 0o755 if file.executable else 0o644
             archive.getinfo(wire.FILES + file.path).external_attr = mode << 16
@@ -235,18 +235,18 @@ def _archive(
             "strict": bool(spec.strict),
             "packages": _installs(call, spec, key),
             "ship": bool(call.shipped),
-            "given": bool(call.given),
+            "given": bool(call.parameters),
             "swaps": _may_use_ours(call, spec),  # its ranks may pass a point at which code is swapped
             "data": _data(call, spec),
             "debug": _debug(call, spec),
             "buffers": buffers,
         }
     ).encode()
-    out = io.BytesIO(program.archive(far=remote, parts=_parts(call, spec)))
+    out = io.BytesIO(program.archive(remote=remote, parts=_parts(call, spec)))
     out.seek(0, io.SEEK_END)
     with zipfile.ZipFile(out, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        _pack(archive, call, far=remote)
-        for wheel in call.wanted.wheels:
+        _pack(archive, call, remote=remote)
+        for wheel in call.packages.wheels:
             archive.writestr(packages.WHEELS + wheel.name, wheel.data, zipfile.ZIP_STORED)
         for name, data in _shipped(call, spec).items():
             archive.writestr(name, data, None if remote else zipfile.ZIP_STORED)
@@ -259,17 +259,17 @@ def _installs(call: Call, spec: JobSpec, key: bytes) -> dict[str, Any] | None:
 
     On this machine that is a folder of the user's, elsewhere the job's store.
     """
-    if not call.wanted:
+    if not call.packages:
         return None
     stored_remotely = spec.remote and bool(spec.cluster.storage)
     # Where nodes fetch uv if their image lacks it, and its digest
-    storage, own = spec.cluster.storage, call.wanted.installer
+    storage, own = spec.cluster.storage, call.packages.installer
     uv = None
     if storage and own is not None:
         url = stored(storage, own.sha256)
         uv = {"url": url, "sha256": own.sha256, "size": own.size, "machine": own.machine}
     return {
-        **call.wanted.header,
+        **call.packages.header,
         "uv": uv,
         "kept": "" if spec.remote else str(folders.cache_dir() / "packages"),
         "stock": stock.hidden(folders.secret("packages"), key) if stored_remotely else "",
@@ -286,9 +286,9 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
     uses_ours = _may_use_ours(call, spec)
     texts = (call.pickle, *(file.data for file in call.files))
     wants = {
-        "environment": spec.remote or bool(call.wanted),
-        "packages": bool(call.wanted),
-        "stock": bool(call.wanted) and bool(spec.cluster.storage),
+        "environment": spec.remote or bool(call.packages),
+        "packages": bool(call.packages),
+        "stock": bool(call.packages) and bool(spec.cluster.storage),
         "nodes": spec.launch.max_nodes > 1,
         "mirror": "://" in (spec.cluster.checkpoints or ""),
         "trainer status": spec.remote and uses_ours,
@@ -301,7 +301,7 @@ def _parts(call: Call, spec: JobSpec) -> frozenset[str]:
         "pool": spec.fresh,
         # It is loaded with cloudpickle, or may use it itself.
         "values": not call.plain
-        or call.given
+        or call.parameters
         or uses_ours
         or call.shipped
         or any(b"cloudpickle" in text for text in texts),

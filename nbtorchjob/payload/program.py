@@ -83,13 +83,13 @@ _PACKAGE = f"{_ROOM}__init__.py"
 
 
 @lru_cache(maxsize=16)
-def archive(*, far: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
+def archive(*, remote: bool, parts: frozenset[str] = frozenset(PARTS)) -> bytes:
     """Return a zip archive of the program, which a node compiles in 0.1 s unless it was forked with it.
 
-    One that goes ``far`` has only those ``parts`` of :data:`PARTS`, stripped by :func:`bare`, packed as
+    A ``remote`` one has only those ``parts`` of :data:`PARTS`, stripped by :func:`bare`, packed as
     tightly as deflate can: that takes a second, once. One that stays on this machine is packed in 20 ms.
     """
-    if not far:
+    if not remote:
         return _zip(whole(), 1)
     digest = hashlib.sha256(repr((sys.version_info, sorted(parts))).encode())
     for name, source in (*modules(), ("", Path(__file__).read_bytes()), ("", _TOGETHER.read_bytes())):

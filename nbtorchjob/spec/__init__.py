@@ -237,7 +237,7 @@ _hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 @cache
-def _apart(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def _origin_and_args(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return get_origin(hint), get_args(hint)
 
 
@@ -268,7 +268,7 @@ def _checks(type_: type) -> dict[str, tuple[frozenset[type], Check]]:
 
 @cache
 def _exact(hint: Any) -> frozenset[type]:
-    origin, inner = _apart(hint)
+    origin, inner = _origin_and_args(hint)
     if origin in (Union, types.UnionType):
         return frozenset[type]().union(*map(_exact, inner))
     return frozenset((int, float) if hint is float else (hint,) if isinstance(hint, type) else ())
@@ -284,7 +284,7 @@ def built(type_: type[T], data: Mapping[str, Any]) -> T:
 
 
 def _part(hint: Any, value: Any) -> Any:
-    origin, inner = _apart(hint)
+    origin, inner = _origin_and_args(hint)
     if origin is tuple and isinstance(value, list):
         return tuple(_part(inner[0], item) for item in value)
     return built(hint, value) if _is_built(hint) else value
@@ -301,7 +301,7 @@ _MAPPINGS = (dict, Mapping)  # most are dicts: isinstance of an abstract class t
 @cache
 def fits(hint: Any) -> Check:
     """Return the check that a value has the type of a hint."""
-    origin, inner = _apart(hint)
+    origin, inner = _origin_and_args(hint)
     if hint is Any:
         return lambda value: True
     if origin in (Union, types.UnionType):

@@ -215,17 +215,17 @@ class _Parser:
             raise self._error("true or false, where a number is needed", part.at)
         return part.number
 
-    def _unexpected(self, wanted: str) -> SpecError:
+    def _unexpected(self, expected: str) -> SpecError:
         token = self._token
         if token.kind == "end":
-            return self._error(f"it ends where {wanted} is expected")
+            return self._error(f"it ends where {expected} is expected")
         if token.text in _INSTEAD and token.kind == "sign":
             return self._error(f"{token.text!r} is written {_INSTEAD[token.text]!r}", token.at)
-        return self._error(f"{token.text!r}, where {wanted} is expected", token.at)
+        return self._error(f"{token.text!r}, where {expected} is expected", token.at)
 
-    def _error(self, what: str, at: int | None = None) -> SpecError:
+    def _error(self, problem: str, at: int | None = None) -> SpecError:
         where = "" if at is None else f"at character {at + 1}: "
-        allowed = f"a condition, as 'loss > 2 * best_loss' ({where}{what})"
+        allowed = f"a condition, as 'loss > 2 * best_loss' ({where}{problem})"
         return SpecError(self._field, str(self._text)[:_MOST], allowed)
 
 

@@ -50,13 +50,13 @@ class Early:
             if metric not in bests:
                 need = f"without --halve {metric}, or best_{metric} in --stop-when"
                 raise SpecError("largest", metric, need, Shape.CONFLICT)
-        if not self.asked:
+        if not self.is_set:
             for key, default in (("by", None), ("factor", 3), ("at_least", 1)):
                 if getattr(self, key) != default:
                     raise SpecError(key, getattr(self, key), "without --halve or --stop-when", Shape.CONFLICT)
 
     @property
-    def asked(self) -> bool:
+    def is_set(self) -> bool:
         """Whether anything stops runs early."""
         return self.stop_when is not None or self.halve is not None
 
@@ -73,7 +73,7 @@ class Early:
 
     def record(self) -> Mapping[str, Any]:
         """Return it as plain data, which ``jobspec.build`` takes; empty if nothing stops runs early."""
-        return {f.name: getattr(self, f.name) for f in fields(Early)} if self.asked else {}
+        return {f.name: getattr(self, f.name) for f in fields(Early)} if self.is_set else {}
 
 
 MOST = 10_000
@@ -119,27 +119,27 @@ class GroupOptions:
                 raise SpecError("each", name, "distinct names")
 
 
-def rows(asked: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
+def rows(options: GroupOptions, look_up: LookUp) -> list[dict[str, Any]]:
     """Return the values of each run, in order; raises ``SpecError`` for no values, or too many runs."""
-    columns = {name: values(name, text, look_up) for name, text in asked.each}
+    columns = {name: values(name, text, look_up) for name, text in options.each}
     sizes = {name: len(column) for name, column in columns.items()}
     for name, size in sizes.items():
         if not size:
-            raise SpecError(f"--each {name}", dict(asked.each)[name], "at least one value")
-    if asked.zip and len({*sizes.values()}) > 1:
+            raise SpecError(f"--each {name}", dict(options.each)[name], "at least one value")
+    if options.zip and len({*sizes.values()}) > 1:
         counts = ", ".join(f"{name} has {size}" for name, size in sizes.items())
         raise SpecError("--zip", counts, "the same number of values for each name")
-    total = next(iter(sizes.values())) if asked.zip else math.prod(sizes.values())
-    count = total if asked.sample is None else min(total, asked.sample)
+    total = next(iter(sizes.values())) if options.zip else math.prod(sizes.values())
+    count = total if options.sample is None else min(total, options.sample)
     if count > MOST:
         counted = " × ".join(f"{size:,}" for size in sizes.values())
         raise SpecError("--each", f"{counted} runs", f"at most {MOST:,}: --sample N chooses a random subset")
-    choice = random.Random(asked.seed)
+    choice = random.Random(options.seed)
     if total <= sys.maxsize:
         chosen = sorted(choice.sample(range(total), count))
     else:  # more than ``sample`` accepts; among so many, duplicates are unlikely
         chosen = sorted(choice.randrange(total) for _ in range(count))
-    if asked.zip:
+    if options.zip:
         return [{name: column[number] for name, column in columns.items()} for number in chosen]
     runs = []
     for number in chosen:

@@ -186,7 +186,7 @@ def help_line(o: Option) -> str:
     return f"  {usage:<32} {o.help}" + (f" ({text})" if text else "")
 
 
-def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
+def split_words(words: Iterable[str]) -> tuple[list[str], list[str]]:
     """Split a command's words into positional ones, and the options with their values."""
     alone: list[str] = []
     flagged: list[str] = []
@@ -209,7 +209,7 @@ def profile_of(line: str) -> str | None:
     Raises ``SpecError`` for an unknown option or an invalid name.
     """
     words = split(line, _LINE)
-    values = dict(_given(words[: _end(words)], {}))  # the last value counts
+    values = dict(_parse(words[: _end(words)], {}))  # the last value counts
     with named([_PROFILE], _flag):
         return CellOptions(profile=values.get(_PROFILE)).profile
 
@@ -223,7 +223,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
     words = split(line, _LINE)
     end = _end(words)
     needless: dict[str, list[str]] = {}
-    for o, value in _given(words[:end], needless):
+    for o, value in _parse(words[:end], needless):
         # The last value of an option counts, unless the option is repeatable.
         values[o] = (*values.get(o, ()), value) if o.repeated else value
     swap = next((value for o, value in values.items() if o.key == "swap"), None)
@@ -290,7 +290,7 @@ def check_read(words: Iterable[str], reads: Container[str], verb: str) -> None:
     """Raise ``LineError`` for options for cells, except those that a ``verb`` ``reads``, by their keys."""
     words = [*words]
     end = _end(words)
-    options = dict.fromkeys(o for o, _ in _given(words[:end], {}) if o.home[:1] == _CELL)
+    options = dict.fromkeys(o for o, _ in _parse(words[:end], {}) if o.home[:1] == _CELL)
     others = [*(_flag(o) for o in options if o.key not in reads), *words[end : end + 1]]
     if others:
         applies = "applies" if len(others) == 1 else "apply"
@@ -351,7 +351,7 @@ def _flag(o: Option) -> str:
     return o.flags[-1]
 
 
-def _given(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tuple[Option, Any]]:
+def _parse(words: Iterable[str], needless: dict[str, list[str]]) -> Iterator[tuple[Option, Any]]:
     """Yield options and values; torchrun's options without effect go to ``needless``, by reason."""
     rest = iter(words)
     for word in rest:

@@ -192,11 +192,11 @@ def takes_value(flag: str) -> bool:
     return flag in _NEEDLESS and flag not in _SWITCHES
 
 
-def dashed(word: str, known: Collection[str]) -> str:
-    """Return an option with underscores, which torchrun accepts, spelled as it is ``known``."""
+def dashed(word: str, flags: Collection[str]) -> str:
+    """Return an option with underscores, which torchrun accepts, spelled as in ``flags``."""
     flag, equals, value = word.partition("=")
     spelt = flag.replace("_", "-") if word.startswith("--") else flag
-    return spelt + equals + value if spelt in {*known, *_NEEDLESS, *_REFUSED} else word
+    return spelt + equals + value if spelt in {*flags, *_NEEDLESS, *_REFUSED} else word
 
 
 def why_needless(flag: str, value: str) -> str:

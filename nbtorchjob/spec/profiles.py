@@ -73,7 +73,7 @@ class Site:
         self._path = file.path
         self._defaults = toml.values(file.defaults, f"{file.path} [defaults]")
         self.base = overlay(JobSpec(), self._defaults, self._default)
-        self._locked = [toml.known(key, f"{file.path} locked") for key in file.locked]
+        self._locked = [toml.find_option(key, f"{file.path} locked") for key in file.locked]
         self._limits = toml.values(file.limits, f"{file.path} [limits]")
         for option, most in self._limits.items():
             where = f"{file.path} [limits] {option.key}"
@@ -125,7 +125,7 @@ class Site:
         }
         filled = overlay(spec, open_, self._default)
         for option in self._locked:
-            value, locked = _asked(option, filled), _asked(option, self.base)
+            value, locked = _effective_value(option, filled), _effective_value(option, self.base)
             if value != locked and _counts(option, filled):
                 shown, allowed = (_limit_text(option, setting) for setting in (value, locked))
                 raise SpecError(option.key, shown, f"{allowed!r}: {self._path} locks it")
@@ -153,7 +153,7 @@ def _counts(option: Option, spec: JobSpec) -> bool:
     return spec.in_pods or not of_pods
 
 
-def _asked(option: Option, spec: JobSpec) -> Any:
+def _effective_value(option: Option, spec: JobSpec) -> Any:
     """Return the option's value: of ``env`` with its secrets, of a budget that is left open its default."""
     if option == _ENV:
         return {**{name: text for name, text in spec.hidden.items() if name in spec.secret_env}, **spec.env}

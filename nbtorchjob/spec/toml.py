@@ -56,7 +56,7 @@ def users(cwd: Path | None) -> list[File]:
     The parents end with the home directory, or before a folder whose owner differs from its subfolder's.
     A file is ignored unless only root and this user could have written it: see :func:`notes`.
     """
-    return [user(path) for path in _there(cwd) if not _foreign(path)]
+    return [user(path) for path in _files(cwd) if not _foreign(path)]
 
 
 def user(path: Path, text: str | None = None) -> File:
@@ -69,7 +69,7 @@ def notes(cwd: Path | None) -> list[str]:
     own = platformdirs.user_config_path("nbtorchjob")
     return [
         f"{path} is ignored: {why}; remove write access for others (chmod go-w), or move it to {own}"
-        for path in _there(cwd)
+        for path in _files(cwd)
         if (why := _foreign(path))
     ]
 
@@ -96,7 +96,7 @@ def _owned(folder: Path) -> os.stat_result | None:
         return None
 
 
-def _there(cwd: Path | None) -> Iterator[Path]:
+def _files(cwd: Path | None) -> Iterator[Path]:
     for path in (*near(cwd), platformdirs.user_config_path("nbtorchjob") / FILE):
         # os.path.isfile, because Path.is_file raises if a parent can't be read (before 3.14).
         if os.path.isfile(path):
@@ -166,14 +166,14 @@ def values(table: Mapping[str, Any], where: str) -> dict[Option, Any]:
     """Return the options that a table sets; ``where`` is the table's name in a ``SpecError``."""
     options: dict[Option, Any] = {}
     for key, value in table.items():
-        option = known(key, where)
+        option = find_option(key, where)
         if option in options:
             raise SpecError(f"{where} {key}", value, f"given once: {option.key} is set as well")
         options[option] = value
     return options
 
 
-def known(key: Any, where: str) -> Option:
+def find_option(key: Any, where: str) -> Option:
     """Return the option of that name. Raises ``SpecError`` with similar names."""
     option = KEYS.get(str(key).replace("_", "-"))
     if option is None:

@@ -64,7 +64,7 @@ from nbtorchjob.state.blame import STOPPED, Failure, culprit
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause, Reason
 from nbtorchjob.state.info import US
-from nbtorchjob.state.known import Known
+from nbtorchjob.state.jobfacts import Facts
 from nbtorchjob.state.nodes import ON_DEMAND, Life, Node
 
 _LINES = 5  # the last lines kept from the log of the rank that ended an attempt
@@ -147,12 +147,12 @@ class Part:
         self.rounds: set[int] = set()
 
 
-def parts(known: Known) -> list[Part]:
+def parts(facts: Facts) -> list[Part]:
     """Return the runs and rounds of each of the newest attempts, the newest last; a part may be empty."""
     # The runs of all nodes, each node's in order
     units: list[_Unit] = []
-    stopped = _stopped(known)
-    for node in sorted(known.nodes.values(), key=lambda n: n.index):
+    stopped = _stopped(facts)
+    for node in sorted(facts.nodes.values(), key=lambda n: n.index):
         runs = [run for life in node.aged for run in life.runs()]
         # A run that began and failed by itself in the second of the stop is why the job was stopped.
         before = [run for run in runs if run.since < stopped or ((e := run.failure) and e.time < stopped + 1)]
@@ -163,79 +163,79 @@ def parts(known: Known) -> list[Part]:
             rounds.setdefault(max(born, default=0), []).append(worker.round)
         for at, run in enumerate(runs):
             units.append(_Unit(node, run, tuple(rounds.get(at, ())), at + 1 < len(before)))
-    return (_numbered(known, units) if known.info.retry_owner == US else _replaced(known, units))[-_MOST:]
+    return (_numbered(facts, units) if facts.info.retry_owner == US else _replaced(facts, units))[-_MOST:]
 
 
-def newest(known: Known) -> Known:
+def newest(facts: Facts) -> Facts:
     """Return the facts of the newest attempt only."""
-    return view(known, parts(known)[-1], newest=True)
+    return view(facts, parts(facts)[-1], newest=True)
 
 
-def losses(known: Known) -> list[Life]:
+def losses(facts: Facts) -> list[Life]:
     """Return the lives of the newest attempt that ended badly, but weren't taken by a pause or a queue."""
-    ended = [unit for unit in parts(known)[-1].units if unit.life.ended_badly]
+    ended = [unit for unit in parts(facts)[-1].units if unit.life.ended_badly]
     return [
         u.life
         for u in ended
         if not (
-            (known.evicted(u.life) is not None and not _by_itself(known, u.life))
-            or _taken_by_us(known, u.node, u.life)
+            (facts.evicted(u.life) is not None and not _by_itself(facts, u.life))
+            or _taken_by_us(facts, u.node, u.life)
         )
     ]
 
 
-def attempts(known: Known, failure: Failure | None) -> tuple[Attempt, ...]:
+def attempts(facts: Facts, failure: Failure | None) -> tuple[Attempt, ...]:
     """Return the job's attempts; ``failure`` is how the newest ended, None where it goes on or ended well."""
     built: list[Attempt] = []
-    *earlier, last = parts(known)
+    *earlier, last = parts(facts)
     for part in earlier:
         end = max((unit.life.end for unit in part.units), default=0.0)
-        part_failure = culprit(view(known, part)) or Failure(_UNSEEN, end)
+        part_failure = culprit(view(facts, part)) or Failure(_UNSEEN, end)
         # What was recorded when the next attempt was paid for wins over what can still be seen of this one.
-        payment = next((paid for paid in known.paid if paid.attempt == part.number), None)
+        payment = next((paid for paid in facts.paid if paid.attempt == part.number), None)
         if (
             payment is None
             or payment.budget not in _CAUSES
-            or known.info.retry_owner != US
+            or facts.info.retry_owner != US
             or (part_failure.reason is not _UNSEEN and budget(part_failure) is Budget(payment.budget))
         ):
             as_paid = part_failure
         else:
             as_paid = Failure(Reason(_CAUSES[payment.budget], payment.text or _UNSEEN.line), payment.time)
-        built.append(_attempt(known, part, built, as_paid))
-    return (*built, _attempt(known, last, built, failure))
+        built.append(_attempt(facts, part, built, as_paid))
+    return (*built, _attempt(facts, last, built, failure))
 
 
-def _attempt(known: Known, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
-    born = min((unit.life.since for unit in part.units), default=known.info.created)
+def _attempt(facts: Facts, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:
+    born = min((unit.life.since for unit in part.units), default=facts.info.created)
     start = max(born, before[-1].end or born) if before else born
     lives = [unit.life for unit in part.units]
-    for node in known.nodes.values():
+    for node in facts.nodes.values():
         lives += [node.life_of(worker) for worker in node.workers if worker.round in part.rounds]
     hosts = tuple(sorted({life.start.host for life in lives if life.start and life.start.host}))
-    left = next((fact for fact in reversed(known.left) if fact.round in part.rounds), None)
+    left = next((fact for fact in reversed(facts.left) if fact.round in part.rounds), None)
     if failure is None:
-        return Attempt(part.number, start, known.ended, hosts=hosts, left=left)
+        return Attempt(part.number, start, facts.ended, hosts=hosts, left=left)
     ends = [unit.life.end for unit in part.units if unit.life.exit is not None]
-    tail = known.logs.get(failure.rank or 0)
+    tail = facts.logs.get(failure.rank or 0)
     lines = tail.last_lines(part.rounds, _LINES) if tail else ()
     end = max([*ends, failure.time, start])
-    if part.number == known.tries or known.info.retry_owner != US:
+    if part.number == facts.tries or facts.info.retry_owner != US:
         # A pod may outlive the job's deadline or its operator's verdict.
-        end = max(start, min(end, known.ended or end))
+        end = max(start, min(end, facts.ended or end))
     return Attempt(part.number, start, end, failure, budget(failure), hosts, lines, left)
 
 
-def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
+def _numbered(facts: Facts, units: list[_Unit]) -> list[Part]:
     """Return the attempts of each number: one for each time that its queue admitted it and it had nodes."""
-    by_number: dict[int, list[_Unit]] = {number: [] for number in sorted(known.numbers)}
+    by_number: dict[int, list[_Unit]] = {number: [] for number in sorted(facts.numbers)}
     for unit in units:
         by_number[unit.life.attempt].append(unit)
     in_order: list[Part] = []
     for number, own_units in by_number.items():
         by_end: dict[ev.Evicted | None, Part] = {}
         for unit in own_units:
-            end = known.evicted(unit.life)
+            end = facts.evicted(unit.life)
             took = end if end is not None and end.reason != ev.DEACTIVATED and unit.followed else None
             part = by_end.setdefault(took, Part(number))
             part.units.append(unit)
@@ -247,7 +247,7 @@ def _numbered(known: Known, units: list[_Unit]) -> list[Part]:
     return in_order
 
 
-def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
+def _replaced(facts: Facts, units: list[_Unit]) -> list[Part]:
     """Return the attempts of a job whose operator replaces lost pods.
 
     A pod's end belongs to the newest round that the pod took part in; if it never took part in any, to the
@@ -255,7 +255,7 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     unless peers lost with its first run had still to end when its second began.
     """
     ended_badly = [
-        unit for unit in units if unit.life.ended_badly and not _taken_by_us(known, unit.node, unit.life)
+        unit for unit in units if unit.life.ended_badly and not _taken_by_us(facts, unit.node, unit.life)
     ]
     in_order = [Part()]
     rounds = sorted({r for unit in units for r in unit.rounds})
@@ -264,7 +264,7 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
         return in_order
     offset = 0  # how many of the rounds belong to an attempt so far; losses are in the order of rounds
     first: dict[int, float] = {}  # when each round began
-    for worker in (worker for node in known.nodes.values() for worker in node.workers):
+    for worker in (worker for node in facts.nodes.values() for worker in node.workers):
         first[worker.round] = min(worker.time, first.get(worker.round, worker.time))
     # The losses of each round, in the order of rounds
     began = sorted((time, round_number) for round_number, time in first.items())
@@ -300,40 +300,40 @@ def _replaced(known: Known, units: list[_Unit]) -> list[Part]:
     return in_order
 
 
-def _stopped(known: Known) -> float:
+def _stopped(facts: Facts) -> float:
     """When nbtorchjob stopped a job that its operator would go on with; infinite where it didn't.
 
     From that second on (times are whole seconds), what begins is no attempt, and what ends is no loss.
     """
-    verdict = known.operator_verdict
+    verdict = facts.operator_verdict
     return int(verdict.time) if verdict is not None and verdict.reason == STOPPED else math.inf
 
 
-def _taken_by_us(known: Known, node: Node, life: Life) -> bool:
+def _taken_by_us(facts: Facts, node: Node, life: Life) -> bool:
     """Whether a pod went because the job was suspended, or ended for good."""
-    took = life.taken
-    if took is None or _by_itself(known, life):
+    took = life.taken_at
+    if took is None or _by_itself(facts, life):
         return False
-    evicted = known.evicted(life)
+    evicted = facts.evicted(life)
     if evicted is not None:  # the job is suspended for that
         return evicted.reason == ev.DEACTIVATED
-    if took >= _stopped(known):
+    if took >= _stopped(facts):
         return life.exit is None or life.ended_on_demand(life.exit)
     # Times are whole seconds.
-    last = max((p.time for p in known.pauses if p.suspended and p.time <= took + 1.0), default=None)
+    last = max((p.time for p in facts.pauses if p.suspended and p.time <= took + 1.0), default=None)
     if last is not None:
-        resumed = [p.time for p in known.pauses if not p.suspended and p.time >= last]
+        resumed = [p.time for p in facts.pauses if not p.suspended and p.time >= last]
         if took <= min(resumed, default=math.inf) + 1.0:
             return True
     # A condition shows only its newest change, here the end of a suspension. No pod outlives a suspension:
     # it took the pods that are older than its end and had ended by then.
     if any(
         life.since < p.time <= took + 1.0 and life.end <= p.time + 1.0
-        for p in known.pauses
+        for p in facts.pauses
         if not p.suspended
     ):
         return True
-    after = next((pause for pause in known.pauses if pause.time > took + 1.0), None)
+    after = next((pause for pause in facts.pauses if pause.time > took + 1.0), None)
     if after is None or not after.suspended:
         return after is not None
     # The operator writes the condition once all pods are deleted, and again a second or more later if that
@@ -341,7 +341,7 @@ def _taken_by_us(known: Known, node: Node, life: Life) -> bool:
     return not any(took <= other.since < after.time for other in node.lives.values())
 
 
-def _by_itself(known: Known, life: Life) -> bool:
+def _by_itself(facts: Facts, life: Life) -> bool:
     """Whether a pod failed before it was deleted; losing a peer doesn't count: the deletion may cause that.
 
     A deletion that was noticed late may seem to come after the end that it caused.
@@ -349,15 +349,15 @@ def _by_itself(known: Known, life: Life) -> bool:
     exit_ = life.exit
     if exit_ is None or exit_.code in (0, None, exits.INFRASTRUCTURE_ERROR):
         return False
-    turns = [(pause.time, pause.suspended) for pause in known.pauses if pause.time <= exit_.time]
-    turns += [(eviction.time, True) for eviction in known.evictions if eviction.time <= exit_.time]
+    turns = [(pause.time, pause.suspended) for pause in facts.pauses if pause.time <= exit_.time]
+    turns += [(eviction.time, True) for eviction in facts.evictions if eviction.time <= exit_.time]
     suspended = max(turns, key=lambda turn: (turn[0], not turn[1]), default=(0.0, False))[1]
     return not (life.ended_on_demand(exit_) or (suspended and exit_.code in ON_DEMAND))
 
 
-def view(known: Known, part: Part, *, newest: bool = False) -> Known:
+def view(facts: Facts, part: Part, *, newest: bool = False) -> Facts:
     """Return the facts of one attempt only; those without a number or round go to the newest."""
-    numbered = known.info.retry_owner == US
+    numbered = facts.info.retry_owner == US
     nodes: dict[int, Node] = {}
     for unit in part.units:
         at = unit.node.index
@@ -367,16 +367,16 @@ def view(known: Known, part: Part, *, newest: bool = False) -> Known:
         node = nodes.get(at, Node(at, {}, workers))
         nodes[at] = replace(node, lives={**node.lives, f"{unit.life.pod}/{len(node.lives)}": unit.life})
     pods = {(unit.node.index, unit.life.pod) for unit in part.units}
-    events = ((event, known.nodes.get(event.node)) for event in known.agents)
+    events = ((event, facts.nodes.get(event.node)) for event in facts.agents)
     return replace(
-        known,
+        facts,
         nodes=nodes,
-        errors=tuple(e for e in known.errors if known.base(e.round) in part.rounds),
-        exits=tuple(e for e in known.exits if known.base(e.round) in part.rounds),
+        errors=tuple(e for e in facts.errors if facts.base(e.round) in part.rounds),
+        exits=tuple(e for e in facts.exits if facts.base(e.round) in part.rounds),
         agents=tuple(e for e, node in events if node is not None and (e.node, node.life_of(e).pod) in pods),
-        verdicts=tuple(v for v in known.verdicts if newest or (numbered and v.attempt == part.number)),
-        waits=known.waits if newest else (),
-        lost=known.lost if newest else None,
+        verdicts=tuple(v for v in facts.verdicts if newest or (numbered and v.attempt == part.number)),
+        waits=facts.waits if newest else (),
+        lost=facts.lost if newest else None,
     )
 
 

@@ -52,7 +52,7 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import failure
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause, Reason
-from nbtorchjob.state.known import Known, described
+from nbtorchjob.state.jobfacts import Facts, described
 from nbtorchjob.state.nodes import Life, Node
 
 STOPPED = "Stopped"  # reason of nbtorchjob's own verdict where an operator would have gone on
@@ -72,41 +72,41 @@ class Failure(FrozenDataclass):
     round: int = -1
 
 
-def first_failure(known: Known, *, cancelled: bool) -> Failure:
+def first_failure(facts: Facts, *, cancelled: bool) -> Failure:
     """Return what ended the job: its deadline, a user's request, or the first failure by time."""
-    end = known.ended or 0.0
-    verdict, late = known.verdict, None
-    if known.deadline is not None:
-        late = Failure(failure.of_deadline(known.deadline.seconds), known.deadline.time)
+    end = facts.ended or 0.0
+    verdict, late = facts.verdict, None
+    if facts.deadline is not None:
+        late = Failure(failure.of_deadline(facts.deadline.seconds), facts.deadline.time)
     elif verdict is not None and not verdict.succeeded:
         if verdict.reason.startswith(ev.GIVEN_UP):
             late = Failure(failure.of_queue(verdict.reason, verdict.text), verdict.time)
         elif verdict.reason == failure.NEVER_STARTED:
             word, _, text = verdict.text.partition(" ")
-            late = Failure(failure.of_start(word, text, known.info.start_within_s), verdict.time)
+            late = Failure(failure.of_start(word, text, facts.info.start_within_s), verdict.time)
         elif verdict.reason == failure.DEADLINE_EXCEEDED:
-            late = Failure(failure.of_deadline(known.info.deadline_s), verdict.time)
+            late = Failure(failure.of_deadline(facts.info.deadline_s), verdict.time)
     if late is not None:
         return late
     if cancelled:
-        line = "was cancelled" if known.cancelled is not None else "was deleted"
-        line = f"was stopped early: {known.early}" if known.early else line
-        return Failure(Reason(Cause.CANCELLED, line), known.cancelled or known.removed or end)
-    return own_failure(known)
+        line = "was cancelled" if facts.cancelled is not None else "was deleted"
+        line = f"was stopped early: {facts.early}" if facts.early else line
+        return Failure(Reason(Cause.CANCELLED, line), facts.cancelled or facts.removed or end)
+    return own_failure(facts)
 
 
-def own_failure(known: Known) -> Failure:
+def own_failure(facts: Facts) -> Failure:
     """Return why the job failed, whatever users have requested."""
-    end = known.operator_verdict.time if known.operator_verdict else known.ended or 0.0
+    end = facts.operator_verdict.time if facts.operator_verdict else facts.ended or 0.0
     why = "ended, and the reason is unknown"
-    if known.verdict is not None:
-        why = f"failed: {known.verdict.text or known.verdict.reason or 'the reason is unknown'}"
-    return culprit(known) or Failure(Reason(Cause.UNKNOWN, why), end)
+    if facts.verdict is not None:
+        why = f"failed: {facts.verdict.text or facts.verdict.reason or 'the reason is unknown'}"
+    return culprit(facts) or Failure(Reason(Cause.UNKNOWN, why), end)
 
 
-def culprit(known: Known) -> Failure | None:
+def culprit(facts: Facts) -> Failure | None:
     """Return the first failure that a rank, a node or the backend reported; None where none did."""
-    ends = [end for node in known.nodes.values() for end in _bad_ends(node, known)]
+    ends = [end for node in facts.nodes.values() for end in _bad_ends(node, facts)]
     # The first end without a reason, if any; a deletion after it follows from it
     exits_ = [end for end in ends if end.newest and not end.deleted]
     if not exits_:
@@ -118,22 +118,22 @@ def culprit(known: Known) -> Failure | None:
     quiet = min((*exits_, *deleted), key=lambda end: (end.failure.time, end.deleted, end.age), default=None)
     # The ends with a reason, and the deletion of a pod if nothing failed before it
     explained: list[Failure] = []
-    for event in known.errors:
-        error = known.variables.get(described(event), event.error)
+    for event in facts.errors:
+        error = facts.variables.get(described(event), event.error)
         reason = failure.of_error(event.error)
         explained.append(Failure(reason, error.time, event.rank, event.node, error, event.round))
-    explained.extend(_of_exit(event, known) for event in known.exits)
+    explained.extend(_of_exit(event, facts) for event in facts.exits)
     explained.extend(end.failure for end in ends if end.loud and end.newest)
     if quiet is not None and quiet.deleted:
         explained.append(quiet.failure)
     # The newest round; for a job that nbtorchjob stopped, the newest at that time
-    verdict = known.verdict
+    verdict = facts.verdict
     if verdict is None or verdict.reason != STOPPED:
-        round_ = known.round
+        round_ = facts.round
     else:
-        rounds = (w.round for node in known.nodes.values() for w in node.workers if w.time <= verdict.time)
-        round_ = max(rounds, default=known.round)
-    newest = [candidate for candidate in explained if known.base(candidate.round) == round_] or explained
+        rounds = (w.round for node in facts.nodes.values() for w in node.workers if w.time <= verdict.time)
+        round_ = max(rounds, default=facts.round)
+    newest = [candidate for candidate in explained if facts.base(candidate.round) == round_] or explained
     # A rank whose peer died fails as well, in the collective, and may well be the first to report.
     causes = [f for f in newest if f.error is None or not f.error.lost_peer] or newest
     first = min(causes, key=_when, default=None)
@@ -142,10 +142,10 @@ def culprit(known: Known) -> Failure | None:
         first = min((f for f in causes if f.error and not f.error.again), key=_when, default=first)
     return (
         first
-        or _agent(known)
-        or (None if known.lost is None else Failure(Reason(Cause.INFRA, known.lost.reason), known.lost.time))
+        or _agent(facts)
+        or (None if facts.lost is None else Failure(Reason(Cause.INFRA, facts.lost.reason), facts.lost.time))
         or (quiet and quiet.failure)
-        or _stuck(known)
+        or _stuck(facts)
     )
 
 
@@ -164,13 +164,13 @@ class _End(NamedTuple):
     peers: bool = False  # its agent only noticed that another node is gone
 
 
-def _bad_ends(node: Node, known: Known) -> Iterator[_End]:
-    verdict = known.verdict
+def _bad_ends(node: Node, facts: Facts) -> Iterator[_End]:
+    verdict = facts.verdict
     # Operators may still create pods for a job that has failed (PyTorchJob 1.9, trainer 2.3).
     end = verdict.time if verdict is not None and not verdict.succeeded else float("inf")
     last = next((life for life in reversed(node.aged) if life.since < end), node.life)
     for life in node.lives.values():
-        newest, evicted = life is last, known.evicted(life)
+        newest, evicted = life is last, facts.evicted(life)
         for exit_ in life.exits:
             if exit_.code != 0 and not life.ended_on_demand(exit_):
                 loud = exit_.signal is not None or failure.tells(exit_) or exit_.code in _TOLD_TO_END
@@ -201,9 +201,9 @@ def _at(node: Node, life: Life, time: float, reason: Reason) -> Failure:
     return Failure(reason, time, node=node.index, round=node.round_at(time, life.pod))
 
 
-def _stuck(known: Known) -> Failure | None:
+def _stuck(facts: Facts) -> Failure | None:
     """Blame a pod that never ran for a job that ended over it."""
-    waits = [*known.waits, *(n.life.waiting for n in known.nodes.values() if n.life.waiting)]
+    waits = [*facts.waits, *(n.life.waiting for n in facts.nodes.values() if n.life.waiting)]
     for wait in waits:
         reason = failure.of_waiting(wait)
         if reason.cause is not Cause.WAIT:
@@ -211,21 +211,21 @@ def _stuck(known: Known) -> Failure | None:
     return None
 
 
-def _of_exit(event: ev.RankExited, known: Known) -> Failure:
-    tail = known.logs.get(event.rank)
+def _of_exit(event: ev.RankExited, facts: Facts) -> Failure:
+    tail = facts.logs.get(event.rank)
     log = "\n".join(tail.last_lines((event.round,), _LOG_LINES)) if tail and event.signal else ""
     reason = failure.of_signal(event.signal, log) if event.signal else failure.of_exit(event.code or 0)
     if event.signal == SIGKILL:
         # The kernel killed the rank; only the end of its container says that memory was the reason.
-        life = known.nodes.get(event.node, Node(event.node)).life_at(event.time)
+        life = facts.nodes.get(event.node, Node(event.node)).life_at(event.time)
         exit_ = next((exit_ for exit_ in life.exits if exit_.time >= int(event.time)), None)
         reason = failure.of_end(exit_) if exit_ is not None and failure.tells(exit_) else reason
     return Failure(reason, event.time, event.rank, event.node, round=event.round)
 
 
-def _agent(known: Known) -> Failure | None:
-    if not known.agents:
+def _agent(facts: Facts) -> Failure | None:
+    if not facts.agents:
         return None
-    event = known.agents[0]
+    event = facts.agents[0]
     reason = failure.of_agent_error(event.code, event.error)
     return Failure(reason, event.time, node=event.node, error=event.error)

@@ -26,7 +26,7 @@ from nbtorchjob.state.facts import factlines
 from nbtorchjob.state.facts.logs import LogTail, tail_bytes
 from nbtorchjob.state.facts.series import MAX_POINTS, Point, Series, Use, points_each
 from nbtorchjob.state.job import JobState
-from nbtorchjob.state.known import described
+from nbtorchjob.state.jobfacts import described
 from nbtorchjob.state.nodes import Life, Node
 
 K = TypeVar("K")
@@ -67,7 +67,7 @@ def apply(state: JobState, event: ev.Event) -> JobState:
 
 
 def merged(
-    known: tuple[V, ...],
+    facts: tuple[V, ...],
     new: V,
     slot: Callable[[V], Any],
     worth: Callable[[V], Any],
@@ -77,13 +77,13 @@ def merged(
 
     If there are more than ``most``, the last ones stay.
     """
-    if not known:
+    if not facts:
         return (new,)
-    at = bisect_left(known, slot(new), key=slot)
-    if at == len(known) or slot(known[at]) != slot(new):
-        return (*known[:at], new, *known[at:])[-most:]
-    best = max(known[at], new, key=lambda candidate: (worth(candidate), repr(candidate)))
-    return known if best == known[at] else (*known[:at], best, *known[at + 1 :])
+    at = bisect_left(facts, slot(new), key=slot)
+    if at == len(facts) or slot(facts[at]) != slot(new):
+        return (*facts[:at], new, *facts[at:])[-most:]
+    best = max(facts[at], new, key=lambda candidate: (worth(candidate), repr(candidate)))
+    return facts if best == facts[at] else (*facts[:at], best, *facts[at + 1 :])
 
 
 def bounded(mapping: Mapping[K, V], key: K, value: V, most: int = _MOST) -> Mapping[K, V]:
@@ -162,7 +162,7 @@ def _node_disrupted(state: JobState, event: ev.NodeDisrupted) -> JobState:
 @_of(ev.NodeGone)
 def _node_gone(state: JobState, event: ev.NodeGone) -> JobState:
     def add(life: Life) -> _Fields:
-        return {"gone": event.time if life.gone is None else min(life.gone, event.time)}
+        return {"gone_at": event.time if life.gone_at is None else min(life.gone_at, event.time)}
 
     return _life(state, event, add)
 

@@ -61,7 +61,7 @@ class JobInfo(FrozenDataclass):
     """What is known of a job from its submission on, and never changes.
 
     The spec is kept as plain data, for running the job again and for looking up its options: it is built on
-    the first access to :attr:`asked`. What lists, the fold and the card need of the spec has fields of its
+    the first access to :attr:`jobspec`. What lists, the fold and the card need of the spec has fields of its
     own, which are written at submission and always agree with it. So a list of thousands builds no spec, and
     a spec that is wrong, or that only a later version understands, hides no job. Only the budgets are read
     from the spec along with the record.
@@ -114,13 +114,13 @@ class JobInfo(FrozenDataclass):
         return f"<JobInfo {self.name} on {self.backend}: {self.label or 'no label'}>"
 
     @property
-    def what(self) -> str:
+    def full_label(self) -> str:
         """What runs, prefixed with the name as the user gave it where the job's name was made to fit."""
         title = str(self.spec.get("title", ""))
         return f"“{title}” {self.label}" if title else self.label
 
     @cached_property
-    def asked(self) -> JobSpec:
+    def jobspec(self) -> JobSpec:
         """The spec that it was submitted with.
 
         Raises ``DamagedError``, or ``SpecError`` for a value that a later version may allow.
@@ -136,7 +136,7 @@ class JobInfo(FrozenDataclass):
     def unreadable(self) -> str:
         """Why its spec can't be read, in one line; "" where it can."""
         try:
-            self.asked  # noqa: B018  # built when it is asked for
+            self.jobspec  # noqa: B018  # built when it is asked for
         except DamagedError as exc:
             return exc.why
         except SpecError as exc:
@@ -187,10 +187,10 @@ class JobInfo(FrozenDataclass):
         """What distinguishes it from other jobs of its name, and from those that repeat it with its key."""
         return run_at(self.created)
 
-    def is_another(self, there: JobInfo) -> bool:
-        """Whether ``there``, which has this job's address now, is another job: this one was deleted."""
+    def is_another(self, other: JobInfo) -> bool:
+        """Whether ``other``, which has this job's address now, is another job: this one was deleted."""
         # A lab distinguishes its turns itself, and may know only when one of them was taken.
-        return not self.of_lab and there.run != self.run
+        return not self.of_lab and other.run != self.run
 
     def sent_again(self, name: str | None = None) -> JobInfo:
         """Return the record of a job that is sent now with the same payload, optionally under a new name."""

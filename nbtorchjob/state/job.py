@@ -12,7 +12,7 @@ from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts.events import GIVEN_UP, NodeLeaves, RankStops
 from nbtorchjob.state.failure import DEADLINE_EXCEEDED, NEVER_STARTED, Cause, Reason
 from nbtorchjob.state.info import US
-from nbtorchjob.state.known import Known
+from nbtorchjob.state.jobfacts import Facts
 
 _LEFT = "No attempt can follow: run it again; what checkpoint_dir() holds is still there."
 
@@ -38,7 +38,7 @@ class Phase(Enum):
         return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 
 
-class JobState(Known):
+class JobState(Facts):
     """All facts of a job, and the conclusions from them."""
 
     @property
@@ -136,8 +136,8 @@ class JobState(Known):
         """Whether its ranks have written event files for TensorBoard; None where that is unknown."""
         return self._has_seen(ev.CURVES)
 
-    def _has_seen(self, what: str) -> bool | None:
-        if any(kind == what for kind, _ in self.files_seen):
+    def _has_seen(self, file_kind: str) -> bool | None:
+        if any(kind == file_kind for kind, _ in self.files_seen):
             return True
         # A list of a cluster's jobs reads no logs.
         return None if self.info.cluster else False
@@ -172,15 +172,15 @@ class JobState(Known):
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
         """The job's attempts, the newest last; empty before it has a node."""
-        return trying.attempts(self, self._own_end or self.failure) if self._tried else ()
+        return trying.attempts(self, self._own_end or self.failure) if self._has_attempts else ()
 
     @property
     def attempt_count(self) -> int:
         """How many attempts there are, which is all that a list shows of them."""
-        return len(trying.parts(self)) if self._tried else 0
+        return len(trying.parts(self)) if self._has_attempts else 0
 
     @property
-    def _tried(self) -> bool:
+    def _has_attempts(self) -> bool:
         return bool(self.nodes or self.paid or self._own_end or self.failure)
 
     @property
@@ -241,7 +241,7 @@ class JobState(Known):
         return (self.pause.time if self.pause else self.info.created) + self.info.deadline_s
 
     @cached_property
-    def _newest(self) -> Known:
+    def _newest(self) -> Facts:
         """The facts of the newest attempt; all facts where no budgets tell attempts apart."""
         if not self.info.retry_owner:
             return self

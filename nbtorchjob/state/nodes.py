@@ -23,7 +23,7 @@ class Life(FrozenDataclass):
     exits: tuple[ev.NodeExited, ...] = ()  # one for each run, by run
     disruption: ev.NodeDisrupted | None = None  # the first
     wait: ev.Waiting | None = None  # the newest of the furthest stage
-    gone: float | None = None
+    gone_at: float | None = None
     attempt: int = 1
     restarts: int | None = None  # of all nodes by their operator before this pod, where pods record that
 
@@ -45,18 +45,18 @@ class Life(FrozenDataclass):
     @property
     def running(self) -> bool:
         """Whether its process is running, as far as is known."""
-        return bool(self.starts) and self.exit is None and self.gone is None
+        return bool(self.starts) and self.exit is None and self.gone_at is None
 
     @property
     def over(self) -> bool:
         """Whether its process has ended for good; a container that is being restarted in place hasn't."""
-        return self.gone is not None or (self.exit is not None and self.waiting is None)
+        return self.gone_at is not None or (self.exit is not None and self.waiting is None)
 
     @property
     def waiting(self) -> ev.Waiting | None:
         """Why it doesn't run yet, or not again; None where it runs or ran."""
         wait, exit_ = self.wait, self.exit
-        if wait is None or self.disruption is not None or self.gone is not None:
+        if wait is None or self.disruption is not None or self.gone_at is not None:
             return None
         if exit_ is not None:
             between = wait.stage is ev.Stage.RESTARTING and (wait.run, wait.time) >= (exit_.run, exit_.time)
@@ -95,21 +95,21 @@ class Life(FrozenDataclass):
     @property
     def vanished(self) -> bool:
         """Whether it is gone, without any fact about how it ended or what took it."""
-        return self.gone is not None and self.exit is None and self.disruption is None
+        return self.gone_at is not None and self.exit is None and self.disruption is None
 
     @property
-    def taken(self) -> float | None:
+    def taken_at(self) -> float | None:
         """When its pod was simply deleted, or found to be gone for no known reason; None for other ends."""
         if self.disruption is not None:
             return self.disruption.time if self.disruption.reason == ev.DELETED else None
-        return self.gone if self.vanished else None
+        return self.gone_at if self.vanished else None
 
     @property
     def end(self) -> float:
         """When it ended, or was told to end; when it began if it still lives."""
         if self.exit is not None:
             return self.exit.time
-        times = (self.gone, self.disruption.time if self.disruption else None)
+        times = (self.gone_at, self.disruption.time if self.disruption else None)
         return min((time for time in times if time is not None), default=self.since)
 
     @property
@@ -154,7 +154,7 @@ class Node(FrozenDataclass):
                 life.restarts or 0,
                 joined.get(life.pod, never),
                 life.end if life.over else math.inf,
-                life.gone or 0.0,
+                life.gone_at or 0.0,
                 life.pod,
             )
 
@@ -183,7 +183,7 @@ class Node(FrozenDataclass):
     @property
     def ended(self) -> float | None:
         """When it ended; None while it lives."""
-        return self.life.exit.time if self.life.exit else self.life.gone
+        return self.life.exit.time if self.life.exit else self.life.gone_at
 
     @property
     def code(self) -> int | None:
@@ -202,7 +202,7 @@ class Node(FrozenDataclass):
         before their end was seen: that doesn't count against a node.
         """
         exit_, took = self.life.exit, self.life.disruption
-        if exit_ is None and (self.life.gone is None or verdict is None):
+        if exit_ is None and (self.life.gone_at is None or verdict is None):
             return False
         if took is None or (exit_ is not None and not self.life.ended_on_demand(exit_)):
             return exit_ is None or exit_.code == 0
@@ -248,7 +248,7 @@ class Node(FrozenDataclass):
     def working(self) -> bool:
         """Whether the life that took part in its newest round is still its newest one."""
         life = self.life
-        if not self.workers or life.gone is not None:
+        if not self.workers or life.gone_at is not None:
             return False
         if self.workers[-1].pod in self.lives:
             # By its times a pod may seem to belong to the round before: the API's are whole seconds.

@@ -30,29 +30,29 @@ from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts.events import Sampled
 from nbtorchjob.state.facts.series import UNITS, Point, Series, as_float
 from nbtorchjob.state.job import JobState, Phase
-from nbtorchjob.state.known import Known
+from nbtorchjob.state.jobfacts import Facts
 
 _GATED = "SchedulingGated"  # it waits to be admitted, which is not a problem
 
 
-def held_back(known: Known) -> ev.Waiting | None:
+def held_back(facts: Facts) -> ev.Waiting | None:
     """Return the wait that has held the newest attempt back longest; None where none has a reason."""
-    ends = (known.cancelled, known.removed, known.verdict, known.ended)
-    if known.working or known.suspended or any(end is not None for end in ends):
+    ends = (facts.cancelled, facts.removed, facts.verdict, facts.ended)
+    if facts.working or facts.suspended or any(end is not None for end in ends):
         return None
-    waits = [w for w in known.waiting if w.reason not in ("", _GATED) and w.stage < ev.Stage.RESTARTING]
+    waits = [w for w in facts.waiting if w.reason not in ("", _GATED) and w.stage < ev.Stage.RESTARTING]
     return min(waits, key=lambda w: (not w.since, w.since), default=None)
 
 
-def held_since(known: Known, wait: ev.Waiting) -> float | None:
+def held_since(facts: Facts, wait: ev.Waiting) -> float | None:
     """Return when the newest attempt began to wait for that; None where the cluster doesn't say."""
     if not wait.since:
         return None
-    retry, pause = known.info.retry, known.pause
-    ended = [v for v in known.verdicts if v.attempt < known.tries]
+    retry, pause = facts.info.retry, facts.pause
+    ended = [v for v in facts.verdicts if v.attempt < facts.tries]
     begun = [v.time + (retry.delay(v.attempt) if retry else 0.0) for v in ended]
     # The whole job may have waited for the same reason before, but not while it ran.
-    lives = [life for node in known.nodes.values() for life in node.lives.values()]
+    lives = [life for node in facts.nodes.values() for life in node.lives.values()]
     ran = [life.end for life in lives if life.starts and life.over and wait.node is None]
     return max([wait.since, *begun, *ran, *([pause.time] if pause else [])])
 
@@ -72,7 +72,7 @@ QUIET_S = 120.0
 class Progress(FrozenDataclass):
     """How much the slowest rank has done; ``total`` is None where it is unknown how much there is to do.
 
-    Times are in seconds, None where they are unknown. ``heard``, the time of the newest report, and
+    Times are in seconds, None where they are unknown. ``reported_at``, the time of the newest report, and
     ``done_at``, when this much was done, are since the epoch.
     """
 
@@ -81,7 +81,7 @@ class Progress(FrozenDataclass):
     total: float | None
     pace: float | None  # for one unit
     every: float | None  # between two reports
-    heard: float
+    reported_at: float
     done_at: float
 
     def left(self, now: float) -> float | None:
@@ -92,7 +92,7 @@ class Progress(FrozenDataclass):
 
     def overdue(self, now: float) -> float | None:
         """Return how long ago the last report was, if that is longer than usual; else None."""
-        age = now - self.heard
+        age = now - self.reported_at
         if self.every is None or (self.total is not None and self.done >= self.total):
             return None
         return age if age > OVERDUE * self.every + OVERDUE_S else None
@@ -133,7 +133,7 @@ def progress(state: JobState) -> Progress | None:
     ]
     units = [item.unit for item in candidates if item.total is not None] or [item.unit for item in candidates]
     alike = [item for item in candidates if item.unit == units[0]]
-    slowest = min(alike, key=lambda item: (item.done / (item.total or 1.0), item.heard), default=None)
+    slowest = min(alike, key=lambda item: (item.done / (item.total or 1.0), item.reported_at), default=None)
     if slowest is not None and round_ < state.round:  # its ranks start again from an unknown point
         slowest = replace(slowest, pace=None, every=None)
     if slowest is not None and slowest.unit != REPORT:
@@ -185,7 +185,7 @@ def still(state: JobState, now: float) -> Stillness | None:
     unread = bool(state.info.cluster) and state.wrote is None  # a list doesn't read logs from a cluster
     if state.phase is not Phase.RUNNING or state.reforming or unread or state.stopped:
         return None
-    since, current = heard(state), progress(state)
+    since, current = last_sign(state), progress(state)
     reports = any(series.round == state.round for series in state.series.values())
     if current is not None and reports and current.overdue(now) is not None and current.every is not None:
         return (
@@ -194,7 +194,7 @@ def still(state: JobState, now: float) -> Stillness | None:
     return Stillness(since, stalled=False) if now - since > QUIET_S else None
 
 
-def heard(state: JobState) -> float:
+def last_sign(state: JobState) -> float:
     """Return when a running job last gave a sign of life, or one of its nodes came or went."""
     newest = [series.points[-1].time for series in state.series.values() if series.round == state.round]
     lives = [life for node in state.nodes.values() for life in node.lives.values()]

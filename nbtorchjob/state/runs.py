@@ -80,17 +80,17 @@ def row(state: JobState, now: float, value: object) -> dict[str, Any]:
         "job": state.info.name,
     }
     used_names = {*own, *phase, *ends}
-    parameters = _apart("params", state.info.given, used_names)
+    parameters = _disambiguate("params", state.info.given, used_names)
     return {
         **own,
         **parameters,
         **phase,
-        **_apart("metrics", metrics(state), used_names | parameters.keys()),
+        **_disambiguate("metrics", metrics(state), used_names | parameters.keys()),
         **ends,
     }
 
 
-def _apart(kind: str, columns: Mapping[str, Any], used_names: Container[str]) -> dict[str, Any]:
+def _disambiguate(kind: str, columns: Mapping[str, Any], used_names: Container[str]) -> dict[str, Any]:
     return {f"{kind}.{name}" if name in used_names else name: value for name, value in columns.items()}
 
 
@@ -304,7 +304,7 @@ def _met(early: Early, tracks: Mapping[str, _Track]) -> dict[str, str]:
         return reasons
     group = _Group(early, tracks)
     for address, track in tracks.items():
-        look_up = partial(group.known, track)
+        look_up = partial(group.value, track)
         if track.done >= early.at_least and condition.holds(look_up):
             metrics = ((name, look_up(name)) for name in sorted(condition.names))
             values = ", ".join(
@@ -322,7 +322,7 @@ class _Group:
         self._bests: dict[str, tuple[list[Mark], list[float]]] = {}
         self._medians: dict[tuple[str, Mark], float | None] = {}
 
-    def known(self, track: _Track, name: Name) -> float | None:
+    def value(self, track: _Track, name: Name) -> float | None:
         """Return what a name means for a run now; None where that is unknown."""
         if name.of == OWN:
             return track.latest.get(name.metric)

@@ -108,27 +108,27 @@ class Turn(FrozenDataclass):
     """One turn of a lab, counted from 1; ``since`` is when its stage began, as far as is known."""
 
     number: int
-    taken: ev.TurnTaken
+    fact: ev.TurnTaken
     stage: Stage
     since: float
     failed: tuple[int, ...] = ()
-    what: str = "cell"  # or "job", in a pool
+    word: str = "cell"  # or "job", in a pool
     nodes: tuple[int, ...] = ()  # a job's, once it has them, if they are only a part of its pool
 
     @property
     def key(self) -> str:
         """What identifies it after its lab's name, known as soon as it is sent."""
-        return _sent_as(self.taken.id) or FIRST
+        return _sent_as(self.fact.id) or FIRST
 
     @property
     def group(self) -> str:
         """The group of a run; "" for any other turn."""
-        return str(_sweep(self.taken).get("group", ""))
+        return str(_sweep(self.fact).get("group", ""))
 
     @property
     def name(self) -> str:
         """What people call it."""
-        return f"{self.what} {self.number}"
+        return f"{self.word} {self.number}"
 
     @property
     def over(self) -> bool:
@@ -136,9 +136,9 @@ class Turn(FrozenDataclass):
         return self.stage not in (Stage.WAITS, Stage.RUNS)
 
     @property
-    def whose(self) -> str:
+    def full_name(self) -> str:
         """Its name, with who sent it and which part of its pool it has, where that is known."""
-        name = f"{self.name} ({self.taken.by})" if self.taken.by else self.name
+        name = f"{self.name} ({self.fact.by})" if self.fact.by else self.name
         return f"{name} on {self.where}" if self.where else name
 
     @property
@@ -179,17 +179,17 @@ def turns(lab: JobState) -> list[Turn]:
             stage = Stage.FAILED if failed else Stage.DONE
             in_order.append(Turn(number, fact, stage, free, failed, word, part))
         elif fact.base != lab.round or lab.phase.terminal:
-            in_order.append(Turn(number, fact, Stage.LOST, fact.time, what=word, nodes=part))
+            in_order.append(Turn(number, fact, Stage.LOST, fact.time, word=word, nodes=part))
         else:
             group, at_once = _limit(fact)
             if place is not None and place.nodes:
-                in_order.append(Turn(number, fact, Stage.RUNS, place.time, what=word, nodes=part))
+                in_order.append(Turn(number, fact, Stage.RUNS, place.time, word=word, nodes=part))
                 load += sum(node not in ended for node in nodes)
             else:
                 full = 0 < at_once <= going[group]
                 fits = place is None and not full and _fits(lab.info, fact, load)
                 stage = Stage.RUNS if fits else Stage.WAITS
-                in_order.append(Turn(number, fact, stage, max(free, fact.time), what=word))
+                in_order.append(Turn(number, fact, stage, max(free, fact.time), word=word))
                 load += len(fact.nodes) if full else _needs(lab.info, fact)  # none overtakes it
             going[group] += 1
     return in_order
@@ -263,7 +263,7 @@ def sent(lab: JobState, known_as: str) -> tuple[int, ev.TurnTaken] | None:
 def round_of(lab: JobState, turn: Turn, attempt: int) -> int:
     """Return the round of that attempt of a pool's job, or of its newest one if that isn't known."""
     of_turn = (fact for fact in reversed(lab.turns) if _sent_as(fact.id) == turn.key)
-    return next((fact.round for fact in of_turn if fact.attempt == attempt), turn.taken.round)
+    return next((fact.round for fact in of_turn if fact.attempt == attempt), turn.fact.round)
 
 
 def newest(lab: JobState) -> Turn | None:
@@ -280,13 +280,13 @@ def running(lab: JobState) -> list[Turn]:
 def ahead(lab: JobState, round: int) -> list[Turn]:
     """Return the turns that have to be over before the turn of that round begins."""
     # Usually there are none: then thousands of turns needn't be looked at.
-    this = _taken(lab, round)
+    this = _fact_of(lab, round)
     if this is None or not _waits(lab, round):
         return []
-    return [turn for turn in turns(lab) if not turn.over and _place(lab, turn.taken) < _place(lab, this)]
+    return [turn for turn in turns(lab) if not turn.over and _place(lab, turn.fact) < _place(lab, this)]
 
 
-def _taken(lab: JobState, round: int) -> ev.TurnTaken | None:
+def _fact_of(lab: JobState, round: int) -> ev.TurnTaken | None:
     at = bisect_left(lab.turns, round, key=lambda fact: fact.round)
     return next((fact for fact in lab.turns[at : at + 1] if fact.round == round), None)
 
@@ -296,7 +296,7 @@ def _waits(lab: JobState, round: int) -> bool:
 
     A turn with an older base doesn't keep others waiting: it was lost with its ranks.
     """
-    this, load, going = _taken(lab, round), 0, Counter[str]()
+    this, load, going = _fact_of(lab, round), 0, Counter[str]()
     place = _placed(lab, round)
     if this is None or place is not None:
         return place is not None and not place.nodes
@@ -335,9 +335,9 @@ def idle_since(lab: JobState) -> float | None:
     began = [worker.time for node in lab.members for worker in node.workers if worker.round == lab.round]
     # Until its first cell is taken, a lab is still starting. Ranks that began anew hold nothing, and run that
     # cell again only if it has never ended.
-    firsts = [turn for turn in lab_turns if not turn.taken.id]
+    firsts = [turn for turn in lab_turns if not turn.fact.id]
     empty = lab.tries > 1 or any(turn.over and turn.stage is not Stage.LOST for turn in firsts)
-    starts = not any(turn.taken.base == lab.round for turn in lab_turns) and not empty
+    starts = not any(turn.fact.base == lab.round for turn in lab_turns) and not empty
     if starts and not lab.info.is_pool:
         return None
     return max([*began, *(turn.since for turn in lab_turns if turn.stage is not Stage.LOST)])
@@ -367,7 +367,7 @@ def ranks(lab: JobState) -> list[int]:
 
 def began_anew(lab: JobState) -> float | None:
     """Return when a lab's ranks last began anew after they had run something; None where they didn't."""
-    before = [turn for turn in turns(lab) if turn.taken.base < lab.round]
+    before = [turn for turn in turns(lab) if turn.fact.base < lab.round]
     if not before:
         return None
     return min(w.time for node in lab.nodes.values() for w in node.workers if w.round == lab.round)
@@ -375,7 +375,7 @@ def began_anew(lab: JobState) -> float | None:
 
 def info(lab: JobInfo, turn: Turn) -> JobInfo:
     """Return a turn's record, like that of a job."""
-    fact = turn.taken
+    fact = turn.fact
     sources = dict(lab.sources)
     if fact.text:
         sources[fact.filename] = (fact.by or turn.name, fact.text)
@@ -427,7 +427,7 @@ def first(lab: JobInfo) -> JobInfo:
     return of(lab, key=FIRST, label=lab.label, ships=lab.ships, all_ranks=lab.all_ranks, turn=())
 
 
-def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
+def of(lab: JobInfo, *, key: str, **fields: object) -> JobInfo:
     """Return the record of a turn: the lab's, without what only applies to the lab."""
     spec = {**lab.spec, "retry": None, "lab": not lab.is_pool, "fresh": False} if lab.spec else {}
     own = {
@@ -447,7 +447,7 @@ def of(lab: JobInfo, *, key: str, **known: object) -> JobInfo:
         "packed": 0.0,
         "payload": 0,
     }
-    return replace(lab, **{**own, **known})  # type: ignore[arg-type]
+    return replace(lab, **{**own, **fields})  # type: ignore[arg-type]
 
 
 class View:
@@ -474,11 +474,11 @@ class View:
         self._key = key
         self._round = round
         self._unseen = unseen
-        self._taken: ev.TurnTaken | None = None
+        self._fact: ev.TurnTaken | None = None
         self._started: set[int] = set()
         self._through: dict[int, ev.TurnEnded] = {}  # by node
         self._elsewhere: set[int] = set()  # nodes that have ranks of a later base
-        self._said = ""  # the newest text of what it waits for
+        self._wait_text = ""  # the newest text of what it waits for
         self._early: list[ev.TurnEnded | ev.WorkersStarted] = []  # came before the turn was taken
 
     @property
@@ -488,7 +488,7 @@ class View:
 
     def wants(self, event: ev.WorkersStarted) -> bool:
         """Whether what these ranks write belongs to the turn."""
-        return event.round == self._round or (self.first and self._taken is None)
+        return event.round == self._round or (self.first and self._fact is None)
 
     def begin(self) -> list[ev.Event]:
         """Return the turn's facts that follow from what is known of the lab so far."""
@@ -516,7 +516,7 @@ class View:
             if event.round == self._round or (self.first and event.round <= self.lab.round):
                 yield self._as_a_jobs(event)
         elif isinstance(event, _OF_NODES):
-            fact = self._taken
+            fact = self._fact
             if fact is None:
                 if self.first:
                     yield event
@@ -534,13 +534,13 @@ class View:
             if self._round is not None and event.attempt == of_round(self._round):
                 yield replace(event, attempt=1)
         elif isinstance(event, ev.Notice | ev.Wrote):
-            if self._taken is None or event.time >= self._taken.time:
+            if self._fact is None or event.time >= self._fact.time:
                 yield event
         elif isinstance(event, ev.Verdict):
             if not event.succeeded:
                 yield replace(event, attempt=1)
                 if self.lab.next is not None:
-                    self._gone()
+                    self._end_if_lost()
         elif isinstance(event, ev.Closed | ev.Lost):
             lab = self.lab
             wishes = (lab.cancelled, lab.deadline, lab.removed)
@@ -552,21 +552,21 @@ class View:
         elif isinstance(event, _OF_JOBS):
             yield event
         elif isinstance(event, ev.AttemptBegan):
-            self._gone()
+            self._end_if_lost()
         elif self.first and not isinstance(event, ev.LabEnds | ev.AttemptPaid):
             yield event  # how the lab starts
 
     def _as_a_jobs(self, event: ev.Event) -> ev.Event:
         if isinstance(event, ev.RankFailed | ev.RankExited):
             return replace(event, stays=False)
-        if isinstance(event, ev.Displayed) and self._taken and event.rank == min(self._taken.ranks):
+        if isinstance(event, ev.Displayed) and self._fact and event.rank == min(self._fact.ranks):
             return replace(event, rank=0)
         return event
 
     def _turned(self, event: ev.TurnTaken | ev.TurnPlaced | ev.TurnEnded, *, new: bool) -> Iterator[ev.Event]:
-        if self._taken is None or (new and not self._started):
+        if self._fact is None or (new and not self._started):
             yield from self._look()
-        fact = self._taken
+        fact = self._fact
         if fact is None:
             # Nodes report independently: a node's end of the turn may arrive before the lead's fact.
             if isinstance(event, ev.TurnEnded):
@@ -600,24 +600,24 @@ class View:
             fact = next((fact for fact in reversed(self.lab.turns) if fact.round == self._round), None)
         else:
             turn = find(self.lab, self._key)
-            fact = turn.taken if turn is not None else None
+            fact = turn.fact if turn is not None else None
         if fact is None:
             return
-        self._taken, self._round = fact, fact.round
+        self._fact, self._round = fact, fact.round
         before = ahead(self.lab, fact.round)
         text = ""
         if before:
             more = len(before) - _NAMED
-            named = [turn.whose for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
+            named = [turn.full_name for turn in before[:_NAMED]] + ([f"{more} more"] if more > 0 else [])
             text, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, fact)
             if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(fact.nodes)):
                 text = f"{text}; it needs {needs} of {words.count(len(fact.nodes), 'node')}"
-        if text not in ("", self._said):
-            self._said = text
+        if text not in ("", self._wait_text):
+            self._wait_text = text
             yield ev.Waiting(max([fact.time, *(turn.since for turn in before)]), text)
 
     def _workers(self, event: ev.WorkersStarted) -> Iterator[ev.Event]:
-        fact, node = self._taken, self._node(event.node)
+        fact, node = self._fact, self._node(event.node)
         if self.first and self.lab.tries == 1:
             if self.lab.base(event.round) == event.round:  # it runs in each round until it ends once
                 yield event
@@ -631,20 +631,20 @@ class View:
             yield replace(event, pod=pod)
         elif self.lab.base(event.round) == event.round > fact.base:
             self._elsewhere.add(event.node)
-            self._gone()
+            self._end_if_lost()
 
-    def _pod(self, index: int, taken: ev.TurnTaken) -> str:
+    def _pod(self, index: int, fact: ev.TurnTaken) -> str:
         """Return the pod that ran the turn on a node, which may have had other pods since."""
         node = self._node(index)
-        pods = (worker.pod for worker in node.workers if worker.round == taken.base)
+        pods = (worker.pod for worker in node.workers if worker.round == fact.base)
         return next(pods, "") or node.life.pod
 
     def _node(self, index: int) -> Node:
         return self.lab.nodes.get(index, Node(index))
 
-    def _gone(self) -> None:
+    def _end_if_lost(self) -> None:
         """End the turn if one of its nodes can no longer reach its end."""
-        fact = self._taken
+        fact = self._fact
         if fact is None:
             return
         for index in set(_nodes(self.lab, fact)) - self._through.keys():

@@ -38,7 +38,7 @@ Definition: TypeAlias = tuple[str, ast.stmt, str]  # the label of its source, an
 def of(state: JobState) -> JobCode:
     """Return the code of a job as it is now."""
     own = [(label, text) for label, text in state.info.sources.values()]
-    own += [(turn.name, turn.taken.text) for turn in turns.turns(state) if turn.taken.text]
+    own += [(turn.name, turn.fact.text) for turn in turns.turns(state) if turn.fact.text]
     own += ((f"swap {swap.number}", swap.text) for swap in state.swapped if not swap.back)
     captured = {name: pair[0] for name, pair in (state.info.captured or {}).items()}
     return _of(tuple(own), tuple(captured.items()))

@@ -121,7 +121,7 @@ def swap(
     cells.check_defines(cell)
     job_code.refuse(cell.text, state.name)
     without: set[str] = set()  # names that the ranks turned out to lack
-    remote = state.info.asked.remote
+    remote = state.info.jobspec.remote
     for _ in range(_MOST_SENT):
         reads = {read.name for read in cell.reads if not read.guarded and not hasattr(builtins, read.name)}
         rank_names = {name for name in reads if name in job_code.names or name not in namespace} - without
@@ -145,7 +145,7 @@ def swap(
                 "in_place": [local.path for local in call.files if local.elsewhere and not remote],
                 "or_back": or_back,
                 "within": seconds,
-                "by": identity.whose(call, origin(call)),
+                "by": identity.owner(call, origin(call)),
                 "text": shown[:_MOST_TEXT],
                 "diff": diff[:_MOST_TEXT],
             },
@@ -199,13 +199,13 @@ class _Sender:
     def send(self, call: capture.Call, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the nodes' answer; raises ``SwapError`` if a node doesn't accept the payload."""
         id_, file = f"s{secrets.token_hex(8)}", io.BytesIO()
-        spec: JobSpec = self._state.info.asked
+        spec: JobSpec = self._state.info.jobspec
         archive.write_swap(
             file,
             call,
             able(self._backend, Signs, "swap", self._address).key(self._address),
             {**request, "id": id_},
-            far=spec.remote,
+            remote=spec.remote,
         )
         question = {"question": "swap", "id": id_, "size": file.getbuffer().nbytes}
         # The object that keeps the swap outside its nodes, if there is one, or why it can't be kept.
@@ -271,7 +271,7 @@ class _Sender:
                     why = "its ranks call no swap_point(), leaving() or report(), or run an older version"
                 raise SwapError(f"{name}: nothing was swapped, as node {node} can't take it: {why}")
         if not decided:
-            fact = self._told(id_)
+            fact = self._wait_for_fact(id_)
             if fact is not None:
                 outcome = "back" if fact.back else "swapped"
                 as_answer = {
@@ -295,7 +295,7 @@ class _Sender:
         together["compiled"] = any(answer.get("compiled") for answer in answers)
         return {**together, "names": merged(answer.get("names", {}) for answer in answers)}
 
-    def _told(self, id_: str) -> Swapped | None:
+    def _wait_for_fact(self, id_: str) -> Swapped | None:
         until = time.monotonic() + _TOLD_S
         while True:
             with suppress(NBTorchJobError):

@@ -34,7 +34,7 @@ class Filter:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""
+        self._rest = ""
         self._coloured = False
         # Lines below the one where this text began; a terminal that wraps long ones has more, never fewer.
         self._row = self._lowest = 0
@@ -45,18 +45,18 @@ class Filter:
 
     def take(self, text: str) -> str:
         """Return the part of the text so far that can be written now."""
-        text = self._held + text
+        text = self._rest + text
         opened = _OPENING.search(text)
-        self._held = text[opened.start() :] if opened else ""
-        visible = _ACTING.sub(self._seen, text[: len(text) - len(self._held)])
+        self._rest = text[opened.start() :] if opened else ""
+        visible = _ACTING.sub(self._seen, text[: len(text) - len(self._rest)])
         colours = _COLOURS.findall(visible)
         self._coloured = self._coloured if not colours else colours[-1] not in (_RESET, "\x1b[m")
         return visible
 
     def end(self) -> str:
         """Return the rest; text that follows starts below it, without its colour, and can't move into it."""
-        rest = _ACTING.sub(self._seen, self._held + self._decoder.decode(b"", final=True))
-        self._held = ""
+        rest = _ACTING.sub(self._seen, self._rest + self._decoder.decode(b"", final=True))
+        self._rest = ""
         rest += _RESET if self._coloured else ""
         rest += f"\x1b[{self._lowest - self._row}B\n" if self._row < self._lowest else ""
         self._coloured, self._row, self._lowest = False, 0, 0

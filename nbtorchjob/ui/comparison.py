@@ -65,7 +65,7 @@ class Aspect(FrozenDataclass):
         shown = [(name, *map(_cell, values)) for name, values in [*self.rows.items()][:_MOST_ROWS]]
         return [(self.column, *names), *shown] if shown else []
 
-    def said(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Return sentences about what the rows and changes don't show."""
         more = len(self.rows) - _MOST_ROWS
         sentences = [f"and {more} more"] if more > 0 else []
@@ -185,9 +185,9 @@ def _parts(
     for aspect in respects:
         if aspect.differs:
             wrote = [line(text, LINE) for lines in aspect.changes for text in lines]
-            yield Part(aspect.title, aspect.table(names), aspect.said(), wrote)
+            yield Part(aspect.title, aspect.table(names), aspect.sentences(), wrote)
     if unknown := [aspect.unknown for aspect in respects if aspect.unknown and not aspect.differs]:
-        yield Part("Not compared", said=unknown)
+        yield Part("Not compared", sentences=unknown)
     metrics = list(dict.fromkeys(name for result in outcomes for name in result["metrics"]))[:_MOST_METRICS]
     rows = [
         ("state", *(result["phase"].lower() for result in outcomes)),
@@ -218,7 +218,7 @@ def _options(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     rows = {}
     for o in KEYS.values():
         texts = []
-        for value in (value_at(o, state.info.asked) for state in states):
+        for value in (value_at(o, state.info.jobspec) for state in states):
             if isinstance(value, Mapping):
                 texts.append(" ".join(f"{name}={item}" for name, item in value.items()))
             elif isinstance(value, tuple):
@@ -243,7 +243,7 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
     for state in states:
         labels = {label for label, _ in swaps.begun_with(state.info)}
         own = "\n".join(text for label, text in cells(state) if label not in labels)
-        texts.append(code.as_swapped(own, _made(state)) if own else "")
+        texts.append(code.as_swapped(own, _swap_texts(state)) if own else "")
     first, *others = texts
     unknown = [name for name, text in zip(names, texts, strict=True) if not text]
     changes = [
@@ -277,14 +277,14 @@ def _code(states: Sequence[JobState], names: Sequence[str]) -> Aspect:
 def _settings(state: JobState) -> dict[str, str]:
     """Return the values of optimizers that were set, from the comments below a swap's text."""
     values: dict[str, str] = {}
-    for text in _made(state):
+    for text in _swap_texts(state):
         for match in takewhile(bool, map(_SETTING.fullmatch, reversed(text.split("\n")))):
             assert match is not None
             values[match[1]] = match[2]
     return values
 
 
-def _made(state: JobState) -> list[str]:
+def _swap_texts(state: JobState) -> list[str]:
     """Return the texts of the swaps that a job's code results from."""
     begun_with = [text for _, text in swaps.begun_with(state.info)]
     return [*begun_with, *(swap.text for swap in swaps.as_swapped(state))]

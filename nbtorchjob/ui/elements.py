@@ -154,7 +154,7 @@ class Part(FrozenDataclass):
 
     title: str
     rows: Sequence[tuple[str, ...]] = ()
-    said: Sequence[str] = ()
+    sentences: Sequence[str] = ()
     wrote: Sequence[str] = ()
 
 
@@ -163,7 +163,7 @@ def text(heading: str, parts: Iterable[Part]) -> str:
     lines = [heading]
     for part in parts:
         lines += ["", f"{part.title}:"]
-        lines += [f"  {row}".rstrip() for row in (*columns(part.rows), *part.said, *part.wrote)]
+        lines += [f"  {row}".rstrip() for row in (*columns(part.rows), *part.sentences, *part.wrote)]
     return "\n".join(lines)
 
 
@@ -173,7 +173,7 @@ def html(heading: str, parts: Iterable[Part], top: str = "") -> str:
     for part in parts:
         body.append(tag("div", tag("b", escape(part.title)), "margin:8px 0 0"))
         body += [grid(part.rows, MAX_CELL)] if part.rows else []
-        body += [text_line(row) for row in part.said]
+        body += [text_line(row) for row in part.sentences]
         body += [pre([escape(row, quote=False) for row in part.wrote], BOX)] if part.wrote else []
     return tag("div", "\n".join(body), CARD, cls="nbtorchjob")
 

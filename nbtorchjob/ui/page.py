@@ -33,7 +33,7 @@ def description(
     info = state.info
     about = [
         ("name", info.name),
-        ("what", info.what),
+        ("what", info.full_label),
         ("notebook", info.notebook),
         ("submitted", clock(info.created, now)),
         ("size", facts.shape(state)),
@@ -41,7 +41,9 @@ def description(
     parts = [
         _part("Job", rows=[(name, line(text, LINE)) for name, text in about if text]),
         *(
-            _part(part.title, part.rows[0] if part.rows else (), part.rows[1:], part.said, wrote=part.wrote)
+            _part(
+                part.title, part.rows[0] if part.rows else (), part.rows[1:], part.sentences, wrote=part.wrote
+            )
             for part in describe.parts(state, now, enforced, folder, tended)
         ),
         *(
@@ -51,7 +53,7 @@ def description(
         *(
             []
             if info.unreadable
-            else [_part("Options", spans=[("", f"%%torchjob {magic_line(info.asked)}".rstrip())])]
+            else [_part("Options", spans=[("", f"%%torchjob {magic_line(info.jobspec)}".rstrip())])]
         ),
         *(_part(f"Code of {label}", spans=code.spans(text)) for label, text in code.cells(state)),
     ]
@@ -75,11 +77,11 @@ def comparison(states: Sequence[JobState], now: float) -> Page:
     ]
     charts = [
         _part(line(metric, LINE), charts=[picture]) for metric, picture in code.charts(states, names).items()
-    ] or [_part("Metrics", said=["None of them reported a metric that changed."])]
+    ] or [_part("Metrics", sentences=["None of them reported a metric that changed."])]
     parts = [_part("Jobs", ("", "job", "state", "took", "size", "newest values"), rows), *charts]
     for aspect in aspects(states, names):
         table = aspect.table(names)
-        parts.append(_part(aspect.title, table[0] if table else (), table[1:], aspect.said()))
+        parts.append(_part(aspect.title, table[0] if table else (), table[1:], aspect.sentences()))
         for name, changed in zip(names[1:], aspect.changes, strict=False):
             if changed:
                 spans = code.changes(changed)
@@ -91,7 +93,7 @@ def _part(
     title: str,
     head: Sequence[str] = (),
     rows: Sequence[Sequence[str]] = (),
-    said: Sequence[str] = (),
+    sentences: Sequence[str] = (),
     *,
     wrote: Sequence[str] = (),
     spans: Sequence[code.Span] = (),
@@ -101,7 +103,7 @@ def _part(
         "title": title,
         "head": [*head],
         "rows": [[*row] for row in rows],
-        "said": [*said],
+        "said": [*sentences],
         "wrote": [*wrote],
         "code": [[*span] for span in spans],
         "charts": [

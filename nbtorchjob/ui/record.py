@@ -50,7 +50,7 @@ def record(state: JobState, now: float) -> Record:
     return {
         "id": info.id,
         "name": info.name,
-        "label": line(info.what, MAX_LABEL),
+        "label": line(info.full_label, MAX_LABEL),
         "backend": info.backend,
         "where": facts.where(info),
         "phase": state.phase.value,
@@ -201,7 +201,7 @@ def _still(state: JobState, now: float) -> dict[str, Any] | None:
     if state.phase is Phase.RUNNING and current is not None and current.overdue(now) is not None:
         by_unit = current.told_each
         unit, usual = (current.unit, current.pace) if by_unit else (REPORT, current.every)
-        return {"since": current.heard, "unit": unit, "usual": usual}
+        return {"since": current.reported_at, "unit": unit, "usual": usual}
     return None if stillness is None else {"since": stillness.since, "unit": None, "usual": None}
 
 

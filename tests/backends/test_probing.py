@@ -34,7 +34,7 @@ def test_data_that_no_job_has_used_for_a_week_is_a_leftover(tmp_path, monkeypatc
         os.utime(f"{path}.lock", (time.time() - days * 24 * 3600,) * 2)
 
     (left,) = backend("local").leftovers()
-    assert left.what == "1.5 kB of hf://datasets/org/old in this machine's cache of data"
+    assert left.description == "1.5 kB of hf://datasets/org/old in this machine's cache of data"
     assert left.age > 7 * 24 * 3600
     backend("local").clear(left)
 

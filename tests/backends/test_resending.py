@@ -49,7 +49,7 @@ class Pool:
     def __init__(self, facts=LOST):
         self.told = list(facts)
 
-    def known(self, name):
+    def brief_state(self, name):
         return reduce(apply, self.told, LAB)
 
     def info(self, name):
@@ -85,7 +85,7 @@ def test_what_is_known_of_a_pool_may_be_read_on_the_loop_that_waits_to_send_a_jo
     going = sent.go_on(BEFORE, Plan(2, time.time()), [], lambda: loop.run(read(), 1.0))
 
     assert loop.start(going).result(LIMIT)
-    assert sent.taken is AFTER
+    assert sent.acceptance is AFTER
 
 
 def of_pool(facts=LOST):
@@ -97,14 +97,14 @@ def kept(tmp_path, monkeypatch):
     """Return a function that keeps a job as its sender does."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
     monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
-    return lambda info: Kept.made(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
+    return lambda info: Kept.create(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
 
 
 def sends(backend):
     """Return a function that sends the job again; its pool then reports an attempt that succeeds."""
 
     def again(times, attempt):
-        lab = backend.inner.known("")
+        lab = backend.inner.brief_state("")
         backend.inner.told += [taken(7, 160.0, turns.again("c1", times)), *ran(7, 160.5)]
         return Taken(lab, 7, Since(None, None))
 
@@ -340,7 +340,7 @@ def test_budgets_that_make_no_sense_are_none(retry):
 def test_jobs_that_are_sent_again_keep_their_order_whoever_sends_them(kept, how):
     first, later, order = job(), job("2"), []
     keeps = [
-        Kept.made(
+        Kept.create(
             info, POOL.run, f"c{number}", memoryview(b"whole"), {**RECORD, "question": {"number": number}}
         )
         for number, info in ((1, first), (2, later))
@@ -453,12 +453,12 @@ def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatc
     with stopped.followed():
         first = late.plan(lost)
         assert first is not None
-        asyncio.run(late.go_on(late.taken, first, lost, lambda: LAB))
+        asyncio.run(late.go_on(late.acceptance, first, lost, lambda: LAB))
         alone = late.plan(lost)
         keeps.note({**keeps.record, "times": 2, "round": 6})  # as the stopped one does once it goes on
         late.renew(lambda: LAB)
         second = late.plan(lost)
-    assert [plan and plan.theirs for plan in (first, alone, second)] == [True, False, True]
+    assert [plan and plan.others_decide for plan in (first, alone, second)] == [True, False, True]
 
 
 FOLLOWS = """
@@ -487,8 +487,8 @@ def test_a_fork_that_outlives_its_kernel_follows_no_job(kept, tmp_path):
 @pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])
 @pytest.mark.usefixtures("kept")
 def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
-    Kept.made(job(), "other", "c1", memoryview(b"whole"), RECORD)
-    Kept.made(job(), "pool", "c2", memoryview(b"whole"), RECORD)
+    Kept.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
+    Kept.create(job(), "pool", "c2", memoryview(b"whole"), RECORD)
 
     assert Kept.of("other", "c1", "lab/c1") is not None
     assert Kept.of(pool, id_, "lab/c1") is None
@@ -496,7 +496,7 @@ def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
 
 @pytest.mark.usefixtures("kept")
 def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
-    Kept.made(job(), "other", "c1", memoryview(b"whole"), RECORD)
+    Kept.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
     asked = []
 
     def refuse(name):
@@ -514,7 +514,7 @@ def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
 def test_a_record_that_a_power_cut_damaged_hides_no_other_job(kept, tmp_path, record):
     lost, whole = job(), job("2")
     keeps = kept(lost)
-    Kept.made(whole, POOL.run, "c2", memoryview(b"whole"), RECORD)
+    Kept.create(whole, POOL.run, "c2", memoryview(b"whole"), RECORD)
     (path,) = tmp_path.glob("pools/*/c1/sent.json")
     path.write_bytes(record)
 
@@ -536,7 +536,9 @@ def test_a_job_of_a_pool_that_is_gone_is_not_taken_for_one_of_a_pool_of_that_nam
     anew = replace(POOL, created=200.0)
     monkeypatch.setattr(backend.inner, "info", lambda name: anew)
     monkeypatch.setattr(
-        backend.inner, "known", lambda name: known(*BEGUN, taken(5, 300.0, "d1"), *ran(5, 310.0), info=anew)
+        backend.inner,
+        "brief_state",
+        lambda name: known(*BEGUN, taken(5, 300.0, "d1"), *ran(5, 310.0), info=anew),
     )
     assert backend.info(old.address).created == 300.0
 

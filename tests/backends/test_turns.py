@@ -42,7 +42,7 @@ class Scripted:
 
 def heard(listener):
     async def all_of_it():
-        return [event async for event in listener.heard()]
+        return [event async for event in listener.events()]
 
     return loop.start(all_of_it())
 

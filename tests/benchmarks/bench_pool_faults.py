@@ -142,7 +142,7 @@ class Trial:
     def _job(self, name: str) -> Job[Any] | None:
         """Return the job by its code, as a killed kernel may not know its name; else by that name."""
         known = turns.turns(self._pool.state)
-        mine = [turn for turn in known if f"number = {self.number}\n" in turn.taken.text]
+        mine = [turn for turn in known if f"number = {self.number}\n" in turn.fact.text]
         assert len(mine) <= 1, mine
         return api.attach(f"warm#{mine[0].number}") if mine else api.attach(name) if name else None
 

@@ -117,7 +117,7 @@ def measured(nodes: int) -> tuple[float, float]:
         _peers = Gathering(connect(), nodes)
         answer = Lookout.answer
 
-        def _asked(self) -> dict[str, Any]:
+        def _own_sample(self) -> dict[str, Any]:
             return samples[0]
 
     starts: list[ev.Event] = [ev.NodeStarted(1.0, node, "host", pod=f"pod-{node}") for node in range(nodes)]

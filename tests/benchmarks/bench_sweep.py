@@ -43,7 +43,7 @@ def sweep(count: int, patch: str, at_once: int | None) -> Runs[int]:
     """Send so many runs."""
     wanted = replace(spec("indexedjob", image=IMAGE, pod_patch=patch), name=f"sweep{count}")
     points = [{"number": number} for number in range(count)]
-    call = capture.from_cell("number", {}, given=points[0])
+    call = capture.from_cell("number", {}, run_values=points[0])
     return submission.send_runs(submission.prepare(call, submission.check(wanted)), points, at_once=at_once)
 
 

@@ -89,7 +89,7 @@ def test_a_run_is_told_apart_by_its_values_except_of_secrets():
         {"lr": 0.1, "token": "zzz", "max_tokens": 512, "keys": ["zzz"], "opts": {"api_key": "zzz"}}
     )
 
-    assert arguments.said(shown) == (
+    assert arguments.as_text(shown) == (
         "lr=0.1, token=<masked str>, max_tokens=512, keys=<masked list>, opts={'api_key': <masked>}"
     )
 

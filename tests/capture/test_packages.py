@@ -30,11 +30,11 @@ def test_options_files_and_a_block_add_up(folder):
     listed.write_text("nbtj-b\nnbtj-a==1\n")
     block = "# /// script\n# dependencies = ['nbtj-c<2']\n# ///\n1"
 
-    wanted = provided(block, "nbtj-a==1", requirements=[str(listed)]).wanted
+    wanted = provided(block, "nbtj-a==1", requirements=[str(listed)]).packages
 
     assert wanted.requirements == ("nbtj-a==1", "nbtj-b", "nbtj-c<2")
     assert wanted.names == {"nbtj-a", "nbtj-b", "nbtj-c"}
-    assert not provided("1").wanted
+    assert not provided("1").packages
 
 
 def test_a_notebooks_first_cell_speaks_for_those_that_say_nothing(folder, monkeypatch):
@@ -46,8 +46,8 @@ def test_a_notebooks_first_cell_speaks_for_those_that_say_nothing(folder, monkey
     notebook.write_text(json.dumps({"cells": cells}))
     monkeypatch.setenv("JPY_SESSION_NAME", str(notebook))
 
-    assert provided("1").wanted.requirements == ("nbtj-c",)
-    assert provided("# /// script\n# dependencies = ['own']\n# ///\n1").wanted.requirements == ("own",)
+    assert provided("1").packages.requirements == ("nbtj-c",)
+    assert provided("# /// script\n# dependencies = ['own']\n# ///\n1").packages.requirements == ("own",)
     cells[1]["source"] = "# /// script\n# dependencies = 3\n# ///\n"
     notebook.write_text(json.dumps({"cells": cells}))
     with pytest.raises(SpecError, match=r"^the script block of some\.ipynb, dependencies"):
@@ -82,8 +82,8 @@ def kernel(folder, monkeypatch):
 def test_like_here_pins_what_is_needed_and_bounds_what_that_needs(kernel):
     call = provided("import nbtj_a", "like-here")
 
-    assert call.wanted.requirements == ("nbtj-a==1.0",)
-    assert call.wanted.constraints == ("nbtj-b==2.0",)
+    assert call.packages.requirements == ("nbtj-a==1.0",)
+    assert call.packages.constraints == ("nbtj-b==2.0",)
     assert call.files == ()
 
 
@@ -94,7 +94,7 @@ def test_what_is_of_no_index_is_not_looked_for_on_one(kernel):
     (kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA").write_text("Name: nbtj-a\nRequires-Dist: nbtj-file\n")
 
     call = capture.from_cell("import nbtj_a, nbtj_git, nbtj_file", {})
-    wanted = packages.provided(call, JobSpec(backend=CLUSTER, package=["like-here"])).wanted
+    wanted = packages.provided(call, JobSpec(backend=CLUSTER, package=["like-here"])).packages
 
     assert wanted.requirements == ("nbtj-a==1.0", "nbtj-git @ git+https://host/nbtj@3f2a")
     assert wanted.constraints == ()
@@ -114,15 +114,15 @@ def test_what_conda_installed_is_asked_of_an_index(kernel):
     call = provided("import nbtj_conda", "like-here")
 
     assert [need.mend for need in call.needs] == ["--package nbtj-conda==1.2"]
-    assert call.wanted.requirements == ("nbtj-conda==1.2",)
-    assert call.wanted.wheels == ()
+    assert call.packages.requirements == ("nbtj-conda==1.2",)
+    assert call.packages.wheels == ()
 
 
 def test_a_program_in_a_distribution_that_is_copied_can_still_be_run(kernel):
     install(kernel, "nbtj-tool", "1.0", "nbtj_tool/__init__.py", "nbtj_tool/run", url="file:///gone")
 
     def copied():
-        (wheel,) = provided("import nbtj_tool", "like-here").wanted.wheels
+        (wheel,) = provided("import nbtj_tool", "like-here").packages.wheels
         with zipfile.ZipFile(io.BytesIO(wheel.data)) as archive:
             files = [archive.getinfo(f"nbtj_tool/{name}") for name in ("__init__.py", "run")]
             return wheel.digest, [stat.filemode(file.external_attr >> 16) for file in files]
@@ -139,14 +139,14 @@ def test_a_kernel_whose_packages_are_at_odds_is_copied_as_it_is(kernel):
     metadata = kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
     metadata.write_text("Name: nbtj-a\nRequires-Dist: nbtj-b<2\n")
 
-    wanted = provided("import nbtj_a, nbtj_c", "like-here").wanted
+    wanted = provided("import nbtj_a, nbtj_c", "like-here").packages
 
     assert wanted.exactly == ("nbtj-a==1.0", "nbtj-c==3.0", "nbtj-b==2.0")
     assert (wanted.requirements, wanted.constraints) == ((), ())
 
 
 def test_what_is_asked_for_by_name_is_not_pinned_to_what_is_here(kernel):
-    wanted = provided("import nbtj_a, nbtj_c", "like-here", "nbtj-b>=3", "NBTJ_c==9").wanted
+    wanted = provided("import nbtj_a, nbtj_c", "like-here", "nbtj-b>=3", "NBTJ_c==9").packages
 
     assert wanted.requirements == ("nbtj-b>=3", "NBTJ_c==9", "nbtj-a==1.0")
     assert wanted.constraints == ()
@@ -156,7 +156,7 @@ def test_what_is_installed_in_place_travels_as_it_is_with_what_it_needs(kernel):
     call = provided("import nbtj_mine", "like-here")
 
     assert [file.path for file in call.files] == ["nbtj_mine/__init__.py", "nbtj_mine/data.txt"]
-    assert call.wanted.requirements == ("nbtj-c==3.0",)
+    assert call.packages.requirements == ("nbtj-c==3.0",)
     assert [need.distribution for need in call.needs] == ["nbtj-c"]
 
 
@@ -173,7 +173,7 @@ def test_what_is_linked_into_a_project_that_is_installed_in_place_travels_too(ke
 def test_on_this_machine_all_is_like_here_already(kernel):
     call = provided("import nbtj_a, nbtj_mine", "like-here", backend="local")
 
-    assert (call.wanted.requirements, call.files) == ((), ())
+    assert (call.packages.requirements, call.files) == ((), ())
 
 
 def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):

@@ -29,7 +29,7 @@ def test_a_name_that_is_nowhere_was_looked_for_on_the_lab_too():
 
 
 def test_a_name_that_the_labs_cells_have_set_is_near_too():
-    rank_names = RankNames(lab="explore", known=lambda: ("weights",))
+    rank_names = RankNames(lab="explore", suggestions=lambda: ("weights",))
     with pytest.raises(CaptureError, match="nor on the lab explore: did you mean 'weights'"):
         capture.from_cell("weigths + 1", notebook(CODE), rank_names=rank_names)
 

@@ -211,7 +211,7 @@ def killed(site: Site, kind: str) -> None:
 @case("a group that is deleted while it runs")
 def group(site: Site, kind: str) -> None:
     """Delete all runs of a group: nothing is left, not even their shared payload."""
-    call = capture.from_cell(f"lr\n{LEAVES}", {"leaving": leaving, "Leaving": Leaving}, given={"lr": 0})
+    call = capture.from_cell(f"lr\n{LEAVES}", {"leaving": leaving, "Leaving": Leaving}, run_values={"lr": 0})
     spec = site.spec(name=f"group-{kind}", kind=kind, cpu="100m", memory="700Mi")
     sub = submission.prepare(call, submission.check(spec))
     runs = submission.send_runs(sub, [{"lr": lr} for lr in range(3)])

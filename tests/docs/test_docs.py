@@ -157,7 +157,7 @@ def understood(words):
     name, *rest = words
     verb, (ahead, _) = command(name), parted(rest)
     if verb.any_option:
-        options.parse(shlex.join(options.apart(ahead)[1]), JobSpec())
+        options.parse(shlex.join(options.split_words(ahead)[1]), JobSpec())
     else:
         verb.parse(ahead)
 

@@ -41,7 +41,7 @@ def told(name="image"):
     """Return this interpreter's description as that of an image, stored and loaded again."""
     fact = EnvironmentTold(1.0, 0, **environment.description())
     images.learn(Asked("", name), f"sha256:{name}", fact)
-    known = images.known(Asked("", name))
+    known = images.contents_of(Asked("", name))
     assert known is not None
     return known.environment
 
@@ -69,7 +69,7 @@ def test_each_difference_is_named(mine, packages, module, verdict, refuses, stan
 
     (row,) = images.compared(differences, own, told()).rows
 
-    assert (row.verdict, row.there) == verdict
+    assert (row.verdict, row.image_version) == verdict
     refusal = images.compared(differences, own, told()).refusal("it", strict=False)
     assert (refused(differences), bool(refusal)) == refuses
     assert not refusal or refusal.startswith(
@@ -265,7 +265,7 @@ def test_what_a_node_tells_reaches_no_terminal_as_more_than_text():
     fact = EnvironmentTold(1.0, 0, "3\x1b[1m", "x", {"a\x1b": "1", "b": "2\n3", "good": "1.0"}, ("\x9b",))
     images.learn(Asked("", "hostile"), "", fact)
 
-    known = images.known(Asked("", "hostile"))
+    known = images.contents_of(Asked("", "hostile"))
 
     assert known is not None
     assert known.environment == here.Environment("", "x", {"good": "1.0"})
@@ -275,19 +275,19 @@ def test_what_no_job_has_run_for_long_is_forgotten(state_dir):
     told("old")
     for path in (state_dir / "images").iterdir():
         os.utime(path, (1.0, 1.0))
-    assert images.known(Asked("", "old")) is not None
+    assert images.contents_of(Asked("", "old")) is not None
 
     told("new")
 
-    assert images.known(Asked("", "old")) is None
-    assert images.known(Asked("", "new")) is not None
+    assert images.contents_of(Asked("", "old")) is None
+    assert images.contents_of(Asked("", "new")) is not None
 
 
 def test_a_damaged_record_is_none(state_dir):
-    assert images.known(Asked("", "never seen")) is None
+    assert images.contents_of(Asked("", "never seen")) is None
     told("damaged")
-    assert images.known(Asked("elsewhere", "damaged")) is None
-    assert images.known(Asked("", "damaged", "with a mount")) is None
+    assert images.contents_of(Asked("elsewhere", "damaged")) is None
+    assert images.contents_of(Asked("", "damaged", "with a mount")) is None
     for path in (state_dir / "images").iterdir():
         path.write_text('{"digest": 7, "told": "x"')
-    assert images.known(Asked("", "damaged")) is None
+    assert images.contents_of(Asked("", "damaged")) is None

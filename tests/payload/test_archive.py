@@ -202,7 +202,7 @@ def test_a_local_module_s_program_can_be_run_by_ranks_too(far, folder, monkeypat
     call = capture.from_cell("import tools", {})
     with open(folder / "job.pyz", "wb") as job, open(folder / "swap", "wb") as swap:
         archive.write(job, call, replace(SPEC, backend="kubernetes") if far else SPEC, KEY)
-        archive.write_swap(swap, call, KEY, {}, far=far)
+        archive.write_swap(swap, call, KEY, {}, remote=far)
 
     Payload(str(folder / "job.pyz")).extract(str(folder / "first"))
     lay(Payload(str(folder / "swap")), str(folder / "later"), ["tools/__init__.py", "tools/run.sh"])
@@ -217,7 +217,7 @@ def test_swaps_of_a_payload_that_has_some_come_behind_them(job):
     for rate in (0.1, 0.2):
         file = io.BytesIO()
         call = capture.from_cell(f"lr = {rate}", {})
-        archive.write_swap(file, call, KEY, {"text": f"lr = {rate}"}, far=True)
+        archive.write_swap(file, call, KEY, {"text": f"lr = {rate}"}, remote=True)
         swaps.append(file.getvalue())
     first, second = swaps
     job.write_bytes(archive.with_swaps(archive.with_swaps(job.read_bytes(), KEY, [first]), KEY, [second]))

@@ -188,7 +188,11 @@ def test_its_modules_are_found_as_python_finds_them_in_an_archive(tmp_path):
     with zipfile.ZipFile(plain, "w") as packed:
         for name, source in program.modules():
             packed.writestr(name, source)
-    ways = {"plain": plain.getvalue(), "here": program.archive(far=False), "far": program.archive(far=True)}
+    ways = {
+        "plain": plain.getvalue(),
+        "here": program.archive(remote=False),
+        "far": program.archive(remote=True),
+    }
     outputs = {}
     for way, data in ways.items():
         path = tmp_path / f"{way}.pyz"

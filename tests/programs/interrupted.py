@@ -31,5 +31,5 @@ for moment in itertools.count(1):
     if got != [1] or None in begun:
         print("moment", moment, got, begun)
     begins.close()
-    loop._made.cache_clear()  # makes the next use a first use
+    loop._cached_loop.cache_clear()  # makes the next use a first use
 print("interrupted" if moment > 40 else moment)

@@ -16,5 +16,5 @@ def packed(text, /, *, assumes=(), files=(), **words):
     local = tuple(LocalFile(name, content.encode()) for name, content in files)
     words = {"or_back": False, "assumes": sorted(assumes), "sets": sorted(call.sets), **words}
     file = io.BytesIO()
-    archive.write_swap(file, replace(call, files=local), KEY, words, far=False)
+    archive.write_swap(file, replace(call, files=local), KEY, words, remote=False)
     return file.getvalue()

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from nbtorchjob.errors import SpecError
-from nbtorchjob.spec.cluster import KINDS, Cluster, given
+from nbtorchjob.spec.cluster import KINDS, Cluster, changed_fields
 from nbtorchjob.spec.cluster.grammars import Mount, amount, toleration
 from nbtorchjob.spec.config import Master
 from nbtorchjob.spec.options import TABLE
@@ -22,8 +22,8 @@ def refusal(field, value):
 
 
 def test_nothing_is_asked_for_by_default():
-    assert given(Cluster()) == []
-    assert given(Cluster(gpu=1, toleration=["gpu"], full_requests=True)) == [
+    assert changed_fields(Cluster()) == []
+    assert changed_fields(Cluster(gpu=1, toleration=["gpu"], full_requests=True)) == [
         "gpu",
         "full_requests",
         "toleration",

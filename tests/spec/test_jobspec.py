@@ -129,8 +129,8 @@ def test_the_name_that_was_given_is_kept_where_it_did_not_fit():
     assert replace(spec, all_ranks=True).title == "Lauf für Züge"
     assert replace(spec, name="another").title == ""
     assert "title" not in JobSpec(name="train").to_json()
-    assert JobInfo("x", label="cell", spec=spec.to_json()).what == "“Lauf für Züge” cell"
-    assert JobInfo("x", label="cell", spec=JobSpec(name="train").to_json()).what == "cell"
+    assert JobInfo("x", label="cell", spec=spec.to_json()).full_label == "“Lauf für Züge” cell"
+    assert JobInfo("x", label="cell", spec=JobSpec(name="train").to_json()).full_label == "cell"
 
 
 @pytest.mark.parametrize(

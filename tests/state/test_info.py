@@ -70,7 +70,7 @@ def refused(work):
 
 def test_what_is_written_is_read():
     assert read(write(INFO), "local", "train") == INFO
-    assert read(write(INFO).encode(), "local", "train").asked == SPEC
+    assert read(write(INFO).encode(), "local", "train").jobspec == SPEC
 
 
 def test_a_part_is_laid_over_what_was_read_before():
@@ -90,7 +90,7 @@ def test_a_record_that_is_none_is_told_of_in_a_line(wrong):
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_spec_that_is_none_is_told_of_where_it_is_asked_for(spec):
     info = read(json.dumps({**PLAIN, "spec": spec}), "local", "train")
-    refused(lambda: info.asked)
+    refused(lambda: info.jobspec)
 
 
 def test_what_a_later_version_wrote_down_is_left_aside():
@@ -98,20 +98,20 @@ def test_what_a_later_version_wrote_down_is_left_aside():
     spec = {**PLAIN["spec"], "later": 1, "launch": launch, "retry": {**PLAIN["spec"]["retry"], "later": 1}}
     info = read(json.dumps({**PLAIN, "later": [1], "spec": spec}), "local", "train")
 
-    assert info.asked == SPEC
+    assert info.jobspec == SPEC
     assert info.retry == SPEC.retry
 
 
 def test_a_value_that_only_a_later_version_allows_is_said_to_be_one():
     info = read(json.dumps({**PLAIN, "spec": {**PLAIN["spec"], "backend": "later"}}), "local", "train")
     with pytest.raises(SpecError, match="backend: got 'later'"):
-        info.asked  # noqa: B018
+        info.jobspec  # noqa: B018
 
 
 def test_a_spec_is_built_once_and_is_no_part_of_what_is_written():
     info = read(write(INFO), "local", "train")
 
-    assert info.asked is info.asked
+    assert info.jobspec is info.jobspec
     assert info.retry is info.retry
     assert write(info) == write(INFO)
     assert info == INFO

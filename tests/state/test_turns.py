@@ -75,7 +75,7 @@ def test_turns_are_counted_in_their_order_and_one_runs_at_a_time():
     state = known(*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1, failed=(1,)), *ahead)
 
     assert stages(state) == [(1, Stage.DONE), (2, Stage.FAILED), (3, Stage.RUNS), (4, Stage.WAITS)]
-    assert [turn.taken.id for turn in turns.ahead(state, 7)] == ["b"]
+    assert [turn.fact.id for turn in turns.ahead(state, 7)] == ["b"]
     assert turns.find(state, "2") == turns.find(state, "a")
     assert turns.idle_since(state) is None
 

@@ -76,11 +76,11 @@ def create() -> KubernetesBackend:
     return KubernetesBackend()
 
 
-def _written(name: str, ranks: Sequence[int]) -> Iterable[ev.Event]:
+def _log_events(name: str, ranks: Sequence[int]) -> Iterable[ev.Event]:
     try:
         return loop.run(_act(name, lambda job: results.log(job, ranks)))
     except JobNotFoundError:
-        return results.from_cache(find.gone(name)[1])
+        return results.from_cache(find.cached_job(name)[1])
 
 
 class KubernetesBackend(Backend):
@@ -119,12 +119,12 @@ class KubernetesBackend(Backend):
         """Send the content of the job's Secrets once more, as a new job beside it."""
 
         async def send(job: JobRef) -> list[JobInfo]:
-            return [_known(await again.retry(job, resume=resume))]
+            return [_remember(await again.retry(job, resume=resume))]
 
         try:
             (sent,) = _sent(_act(name, send))
         except JobNotFoundError:
-            raise package.gone(find.gone(name)[0].name) from None
+            raise package.gone_error(find.cached_job(name)[0].name) from None
         return sent
 
     async def follow(
@@ -170,14 +170,14 @@ class KubernetesBackend(Backend):
         """List each of their scopes once; jobs that are gone are read from this machine's cache."""
         scopes = dict.fromkeys(name.rpartition("/")[0] for name in names)
         states = {state.info.address: state for scope in scopes for state in self.jobs(scope=scope or None)}
-        return [states[name] if name in states else self.known(name) for name in names]
+        return [states[name] if name in states else self.brief_state(name) for name in names]
 
     def snapshot(self, name: str) -> JobState:
         """Read the job's object, its pods and their logs once."""
         try:
             return loop.run(_act(name, results.snapshot))
         except JobNotFoundError:
-            info, cache = find.gone(name)
+            info, cache = find.cached_job(name)
             return reduce(apply, results.from_cache(cache), JobState(info))
 
     def facts(self, name: str, turn: View | None = None) -> Iterator[ev.Event]:
@@ -185,7 +185,7 @@ class KubernetesBackend(Backend):
         try:
             yield from loop.run(_act(name, results.facts_now))
         except JobNotFoundError:
-            yield from results.from_cache(find.gone(name)[1])
+            yield from results.from_cache(find.cached_job(name)[1])
 
     def info(self, name: str) -> JobInfo:
         """Read the annotations of the job's object."""
@@ -196,7 +196,7 @@ class KubernetesBackend(Backend):
         try:
             return loop.run(_act(name, read))
         except JobNotFoundError:
-            return find.gone(name)[0]
+            return find.cached_job(name)[0]
 
     def cancel(self, name: str, *, gently: bool = False, early: str = "") -> None:
         """Suspend the job for good: its object stays, its pods go, in their grace period anyway."""
@@ -220,11 +220,11 @@ class KubernetesBackend(Backend):
 
     def log(self, name: str, rank: int, offset: int = 0) -> Iterator[bytes]:
         """Read the logs of the job's pods, or this machine's cache for those that are gone."""
-        return results.behind(offset, results.rank_log(_written(name, [rank]), rank))
+        return results.behind(offset, results.rank_log(_log_events(name, [rank]), rank))
 
     def chunks(self, name: str, ranks: Sequence[int]) -> list[Iterator[ev.LogChunk]]:
         """Read the logs of the job's pods once for all of these ranks."""
-        events = list(_written(name, ranks))
+        events = list(_log_events(name, ranks))
         return [results.chunks(events, rank) for rank in ranks]
 
     def ask(
@@ -252,7 +252,7 @@ class KubernetesBackend(Backend):
                     raise answer
                 yield answer
         except JobNotFoundError:
-            info, _ = find.gone(name)
+            info, _ = find.cached_job(name)
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
         finally:
             future.cancel()  # end requests that aren't waited for any more
@@ -268,7 +268,7 @@ class KubernetesBackend(Backend):
         try:
             return Talk(*loop.run(reach()), timeout)
         except JobNotFoundError:
-            info, _ = find.gone(name)
+            info, _ = find.cached_job(name)
             raise JobEndedError(f"{info.name} has ended: its nodes can't be asked any more") from None
 
     def swap_keeper(self, name: str) -> SwapKeeper | None:
@@ -298,22 +298,22 @@ class KubernetesBackend(Backend):
     def ours(self, name: str) -> bool:
         """Return what this machine's cache says."""
 
-        async def asked(job: JobRef) -> bool:
+        async def read(job: JobRef) -> bool:
             return job.cache.ours
 
-        return loop.run(_act(name, asked))
+        return loop.run(_act(name, read))
 
     def mine(self, name: str) -> bool:
         """Read the label of the job's object."""
 
-        async def asked(job: JobRef) -> bool:
+        async def read(job: JobRef) -> bool:
             return job.mine
 
-        return loop.run(_act(name, asked))
+        return loop.run(_act(name, read))
 
     def note(self, info: JobInfo, fact: ev.CheckoutTold) -> None:
         """Write the fact to this machine's cache."""
-        cached_info, cache = find.gone(info.address)
+        cached_info, cache = find.cached_job(info.address)
         if cached_info.run == info.run:
             cache.put_checkout(fact)
 
@@ -322,7 +322,7 @@ class KubernetesBackend(Backend):
         try:
             loop.run(_act(name, partial(actions.annotate, fact=fact)))
         except JobNotFoundError:
-            info, cache = find.gone(name)
+            info, cache = find.cached_job(name)
             if cache.claim(info):
                 try:
                     cache.note(fact)
@@ -389,7 +389,7 @@ class KubernetesBackend(Backend):
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None:  # a later version's, or none: the job is cached here, and gone from its cluster
             return {}
-        policies = fit.enforced(kind, info.asked, info.retry_owner)
+        policies = fit.enforced(kind, info.jobspec, info.retry_owner)
         return {field: str(enforcement) for field, enforcement in policies.items()}
 
     def tended(self, info: JobInfo) -> Tended | None:
@@ -397,7 +397,7 @@ class KubernetesBackend(Backend):
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None or info.unreadable:
             return None
-        if info.at_once is None and not fit.ours(kind, info.asked, info.retry_owner):
+        if info.at_once is None and not fit.own_policies(kind, info.jobspec, info.retry_owner):
             return None
         with suppress(ClusterError, JobNotFoundError):
             return loop.run(_act(info.address, tended))
@@ -407,9 +407,11 @@ class KubernetesBackend(Backend):
         """Check the kubeconfig, server, kinds, permissions and what the job names."""
         return loop.run(doctor.look(spec))
 
-    def there(self, spec: JobSpec) -> list[Contents]:
+    def image_contents(self, spec: JobSpec) -> list[Contents]:
         """Return what nodes with these images reported when this user followed their jobs."""
-        return [contents for image in asked_images(spec) if (contents := images.known(image)) is not None]
+        return [
+            contents for image in asked_images(spec) if (contents := images.contents_of(image)) is not None
+        ]
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
         """List contexts, namespaces, kinds and what else a job can name."""
@@ -437,7 +439,7 @@ async def _followed(name: str, *, in_order: bool) -> AsyncGenerator[ev.Event, No
     try:
         job = await find.find(name)
     except JobNotFoundError:
-        for event in results.from_cache(find.gone(name)[1]):
+        for event in results.from_cache(find.cached_job(name)[1]):
             yield event
         return
     info = await job.whole_info()
@@ -452,16 +454,16 @@ def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
     """Put the files that a job shares with others into the store, and record that it uses them."""
     storage = spec.cluster.storage or ""
     shared.put_files(storage, info.run, call.stored)
-    if storage and call.wanted:
+    if storage and call.packages:
         shared.remember(storage)
 
 
 async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
     sent_info = replace(info, packed=time.time(), payload=len(packed.data))
-    return [_known(await Submitter(await session(spec.cluster.context), packed, spec, sent_info).send())]
+    return [_remember(await Submitter(await session(spec.cluster.context), packed, spec, sent_info).send())]
 
 
-def _known(sent: JobInfo) -> JobInfo:
+def _remember(sent: JobInfo) -> JobInfo:
     """Remember where the job is; return its record."""
     scope = namespaces.Scope(sent.cluster["context"], sent.cluster["namespace"])
     find.know(sent.name, scope, KINDS[sent.cluster["kind"]])

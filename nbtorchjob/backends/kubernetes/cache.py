@@ -118,13 +118,13 @@ class JobCache:
         return self._folder.name.partition(".")[0]
 
     @contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
+    def _reading(self, part: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
             raise
         except (OSError, *UNREADABLE) as exc:
-            raise DamagedError("kubernetes", self._name, what, why(exc)) from exc
+            raise DamagedError("kubernetes", self._name, part, why(exc)) from exc
 
     def begin(self, info: JobInfo, key: bytes, *, ours: bool) -> None:
         """Store a job's record and key at submission; a job that repeats another user's isn't ``ours``."""
@@ -269,11 +269,11 @@ class _LineFile:
 class _Spool:
     """The cached log of one pod."""
 
-    def __init__(self, path: Path, known: Iterable[Lines]) -> None:
+    def __init__(self, path: Path, cached_lines: Iterable[Lines]) -> None:
         self._file = _LineFile(path)
         self._file.cut()
         # Lines written close together on stdout and stderr may swap places when a log is read again.
-        self._recent = deque(chain.from_iterable(lines.stamps for lines in known), _RECENT)
+        self._recent = deque(chain.from_iterable(lines.stamps for lines in cached_lines), _RECENT)
 
     def add(self, lines: Lines) -> None:
         """Add the lines that aren't there yet."""
@@ -292,21 +292,21 @@ class Parts:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, int], bytearray] = {}
+        self._values: dict[tuple[int, int], bytearray] = {}
 
     def add(self, part: ValuePart) -> None:
         """Add a part, perhaps a repeated one; a part after a gap, or beyond the limit, drops its value."""
-        data = self._found.pop((part.rank, part.round), bytearray())
+        data = self._values.pop((part.rank, part.round), bytearray())
         if part.offset > len(data) or part.offset + len(part.data) > BY_LOG:
             return
         data[part.offset : part.offset + len(part.data)] = part.data
-        self._found[part.rank, part.round] = data
-        if len(self._found) > _VALUES:
-            del self._found[next(iter(self._found))]
+        self._values[part.rank, part.round] = data
+        if len(self._values) > _VALUES:
+            del self._values[next(iter(self._values))]
 
     def take(self, sent: Sent) -> bytes | None:
         """Return the bytes of what is announced, if complete; they are verified when they are read."""
-        data = self._found.pop(_of(sent), b"")
+        data = self._values.pop(_of(sent), b"")
         return bytes(data) if data and len(data) == sent.size else None
 
 
@@ -331,7 +331,7 @@ class Reader:
     def events(self, lines: Lines) -> list[ev.Event]:
         """Return the events in the lines, with each rank's text at the place of its first line."""
         placed: list[tuple[int, ev.Event]] = []
-        stamps = lines.written[-1:]
+        stamps = lines.rank_stamps[-1:]
         for at, others in lines.others.items():
             for stamp, line in others:
                 frame = self._parser.feed(line)
@@ -368,7 +368,7 @@ class Reader:
 
 def _chunks(lines: Lines) -> Iterator[tuple[int, ev.LogChunk]]:
     """Yield what ranks wrote, each chunk with the index of its first line among all ranks' lines."""
-    columns = (lines.written, lines.offsets, lines.marks, lines.texts)
+    columns = (lines.rank_stamps, lines.offsets, lines.marks, lines.texts)
     if lines.logs and lines.logs.count(lines.logs[0]) == len(lines.logs):
         yield from _log(lines.logs[0], range(len(lines.logs)), *columns)
         return
@@ -434,8 +434,8 @@ def _seconds(stamp: bytes) -> float:
 class Fresh:
     """Lets each byte of a job's logs through once: cached bytes come again from their pod."""
 
-    def __init__(self, known: Mapping[tuple[int, int], int]) -> None:
-        self._ends = dict(known)
+    def __init__(self, ends: Mapping[tuple[int, int], int]) -> None:
+        self._ends = dict(ends)
 
     def part(self, event: ev.Event) -> ev.Event | None:
         """Return the new part of an event, if any; facts are always new."""
@@ -473,7 +473,7 @@ def cached_log(reader: Reader, lines: Iterable[Lines]) -> Iterator[ev.Event]:
 def life(pod: Object | None, container: str) -> Life:
     """Return the state of a pod's container."""
     if pod is None:
-        return Life(ended=True, gone=True)
+        return Life(ended=True, missing=True)
     status = reading.status(pod)
     statuses: list[Object] = status.get("containerStatuses") or []
     current = next((status for status in statuses if status.get("name") == container), {})

@@ -69,14 +69,14 @@ def requests(pod: Object) -> dict[str, str]:
     return totals
 
 
-def placing(message: str, asked: Mapping[str, str] | None = None) -> str:
-    """Explain in plain words why a scheduler finds no host; ``asked`` is what the pod requests."""
+def placing(message: str, amounts: Mapping[str, str] | None = None) -> str:
+    """Explain in plain words why a scheduler finds no host; ``amounts`` are what the pod requests."""
     if "minAvailable" in message:
         return gang(message)
     short = sorted(set(_NOT_ENOUGH.findall(message)))
     reasons = []
     if short:
-        wants = [f"{asked[name]} {name}" for name in short if name in asked] if asked else []
+        wants = [f"{amounts[name]} {name}" for name in short if name in amounts] if amounts else []
         more = f" (it asks for {' and '.join(wants)})" if wants else ""
         reasons.append(f"no host has enough {' and '.join(short)} free{more}")
     reasons += [words for sign, words in _UNSCHEDULABLE.items() if sign in message]
@@ -246,7 +246,7 @@ def facts(pod: Object, node: int, container: str = "") -> list[ev.Event]:
     return list(_Pod(pod, node, container).facts())
 
 
-def gone(pod: Object, node: int, time: float) -> ev.Event:
+def gone_fact(pod: Object, node: int, time: float) -> ev.Event:
     """Return the fact that the pod no longer exists, as seen at ``time`` (seconds since the epoch)."""
     return ev.NodeGone(time, node, str(reading.meta(pod)["uid"]))
 

@@ -56,7 +56,7 @@ class Scope:
         return own(_root() / named)
 
 
-def known() -> list[Scope]:
+def recorded_scopes() -> list[Scope]:
     """Return the scopes that jobs were sent to from this machine, the newest first."""
     with suppress(OSError, ValueError, TypeError):
         return [Scope(**entry) for entry in json.loads(record(_file()))]
@@ -65,7 +65,7 @@ def known() -> list[Scope]:
 
 def looked_at() -> list[Scope]:
     """Return where to look for jobs: where this user has sent some, and where the profile sends them."""
-    scopes = dict.fromkeys(known())
+    scopes = dict.fromkeys(recorded_scopes())
     with suppress(NBTorchJobError):  # a faulty profile, or a working folder that was deleted
         spec = profiles.default()
         if spec.backend == "kubernetes" and spec.cluster.namespace is not None:
@@ -90,7 +90,7 @@ def named_in() -> list[Scope]:
 def remember(scope: Scope) -> None:
     """Record that a job was sent to ``scope``; raises ``OSError``."""
     with locked(_root() / "lock"):  # else, if two kernels submit at once, the entry of one is lost
-        others = [other for other in known() if other != scope]
+        others = [other for other in recorded_scopes() if other != scope]
         partial = _file().with_suffix(".partial")
         partial.write_text(json.dumps([asdict(entry) for entry in (scope, *others)]))
         partial.replace(_file())

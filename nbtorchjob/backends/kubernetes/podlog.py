@@ -52,7 +52,7 @@ _written = re.compile(rb"^(\d{4}-[^ ]{15,30}) %s(.*\n)" % frames.HEAD, re.MULTIL
 class Lines:
     """Whole lines of a log; those that ranks wrote are stored in columns, without an object for each line.
 
-    ``stamps`` are those of all lines. The columns ``written`` (a stamp), ``logs``, ``offsets``, ``marks``
+    ``stamps`` are those of all lines. The columns ``rank_stamps``, ``logs``, ``offsets``, ``marks``
     (see ``runtime/store/frames.py``) and ``texts`` (with a newline) have an entry for each line of a rank's
     log; ``others`` are the other lines, by the index of the entry that they precede (or one past the last).
     """
@@ -60,8 +60,8 @@ class Lines:
     def __init__(self, raw: bytes) -> None:
         fields = _written(raw)
         columns = [fields[at::6] for at in range(6)]
-        between, self.written, self.logs, self.offsets, self.marks, self.texts = columns
-        self.raw, self.stamps = raw, self.written
+        between, self.rank_stamps, self.logs, self.offsets, self.marks, self.texts = columns
+        self.raw, self.stamps = raw, self.rank_stamps
         self.others: dict[int, list[Line]] = {}
         if any(between):
             self.others = {at: _lines(text) for at, text in enumerate(between) if text}
@@ -207,12 +207,12 @@ LAST_TRIES = 30
 class Life(FrozenDataclass):
     """The state of a container: how often it was restarted, and whether its log can grow.
 
-    ``ended``: it won't be started again. ``gone``: its pod doesn't exist any more.
+    ``ended``: it won't be started again. ``missing``: its pod doesn't exist any more.
     """
 
     restarts: int = 0
     ended: bool = False
-    gone: bool = False
+    missing: bool = False
 
 
 async def follow(
@@ -235,7 +235,7 @@ async def follow(
     """
     log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence, seen or Seen())
     pauses, restarts, failures = delays(client.pause, _LONGEST_WAIT), 0, 0
-    while not (life := await ended()).gone:
+    while not (life := await ended()).missing:
         has_lines = False
         try:
             if life.restarts > restarts:

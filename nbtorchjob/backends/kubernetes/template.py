@@ -65,7 +65,7 @@ def shared_memory_mount(size: str) -> Volume:
     return _volume("shm", {"emptyDir": {"medium": "Memory", "sizeLimit": size}}, "/dev/shm")
 
 
-def asked(mounts: Iterable[Mount]) -> list[Volume]:
+def mount_volumes(mounts: Iterable[Mount]) -> list[Volume]:
     """Return the volumes that the spec requests, as TorchX makes them (0.7)."""
     volumes = []
     for i, mount in enumerate(mounts):
@@ -211,7 +211,7 @@ def _container(
         payload(sub.secrets),
         *swaps,
         *([shared_memory_mount(shm)] if shm else []),
-        *asked(cluster.mounts),
+        *mount_volumes(cluster.mounts),
         *data,
     ]
     container = {
@@ -238,7 +238,7 @@ def _env(sub: Submission, env: Mapping[str, Any]) -> list[dict[str, Any]]:
         "NBTORCHJOB_CHECKPOINTS": stores.checkpoints(sub.spec, sub.info),
         injected.SWAPS: SWAPS if package.swaps_name(sub.spec, sub.info) else "",
         injected.UNSEEN: "1" if sub.spec.fresh and sub.runtime is not None else "",
-        injected.ATTEMPT: str(sub.attempt) if sub.ours else "",
+        injected.ATTEMPT: str(sub.attempt) if sub.retried_by_us else "",
         injected.GRACE: str(injected.of_grace(grace)) if isinstance(grace, int) and grace != GRACE_S else "",
         injected.JOB: sub.info.name,
         injected.RUN: sub.info.run,

@@ -93,7 +93,7 @@ class LocalBackend(Backend):
     def __init__(self) -> None:
         self._listing = Listing()
         self._summaries: dict[Path, listing.Summaries] = {}  # by their file
-        self._asked: dict[str, Listed] = {}  # what was read of labs, whose states are needed again and again
+        self._jobs: dict[str, Listed] = {}  # what was read of labs, whose states are needed again and again
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse cluster options, and any job if this isn't Linux; warn of more ranks than cores."""
@@ -254,13 +254,13 @@ class LocalBackend(Backend):
         ended: dict[str, listing.Line] = {}
         going, over = [], []
 
-        def known(name: str, mark: listing.Mark) -> bool:
+        def is_kept(name: str, mark: listing.Mark) -> bool:
             line = kept.get(name, mark, now)
             if line is not None:
                 ended[name] = line
             return line is not None
 
-        for job in self._unexpired(without=known):
+        for job in self._unexpired(without=is_kept):
             name = job.name
             try:
                 # Not kept: Python's garbage collector would scan thousands of states again and again.
@@ -313,16 +313,16 @@ class LocalBackend(Backend):
         if reason is not None and not closed:
             yield Lost(time.time(), reason)
 
-    def known(self, name: str) -> JobState:
+    def brief_state(self, name: str) -> JobState:
         """Read what was added to the job's folder since the last call."""
         job = self._job(name)
         with suppress(*DAMAGED):
-            listed = self._asked.get(name)
+            listed = self._jobs.get(name)
             if listed is None:
-                listed = self._asked[name] = Listed(job.path.parent, name)
+                listed = self._jobs[name] = Listed(job.path.parent, name)
             listed.look()
             return listed.state()
-        self._asked.pop(name, None)
+        self._jobs.pop(name, None)
         return self.snapshot(name)
 
     def mark(self, name: str) -> int | None:
@@ -342,7 +342,7 @@ class LocalBackend(Backend):
     def annotate(self, name: str, fact: Annotated) -> None:
         """Append it to the job's facts; an ended job isn't kept longer for it."""
         job = self._job(name)
-        ended = self.known(name).phase.terminal
+        ended = self.brief_state(name).phase.terminal
         status = job.events.stat()
         append(str(job.events), to_json(fact), once=True)
         if ended:  # its time to live counts from the last write to its facts
@@ -427,7 +427,7 @@ class LocalBackend(Backend):
         """Return, for each policy, whether the supervisor enforces it."""
         from nbtorchjob.backends.local import policies  # late, as above
 
-        policy = info.asked.launch.run_policy
+        policy = info.jobspec.launch.run_policy
         value = policy.clean_pod_policy.value if policy and policy.clean_pod_policy else "None"
         named = {key.removesuffix(f"={value}"): enforcement for key, enforcement in policies.POLICIES.items()}
         return {key: str(enforcement) for key, enforcement in named.items() if "=" not in key}
@@ -468,15 +468,15 @@ class LocalBackend(Backend):
         """Read the ranks' log files with the indexes beside them."""
         job = self._job(name)
 
-        def written(rank: int) -> Iterator[LogChunk]:
+        def rank_chunks(rank: int) -> Iterator[LogChunk]:
             from nbtorchjob.backends.local.follow import LogFile  # late: lists read no logs
 
             for start in _starts(job, rank):
-                log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, known=0)
+                log = LogFile(job, job.rank_log(start.node, start.round, rank), rank, start.round, offset=0)
                 while (chunk := log.read(ended=True)) is not None:
                     yield chunk
 
-        return [written(rank) for rank in ranks]
+        return [rank_chunks(rank) for rank in ranks]
 
     def ask(
         self,
@@ -491,7 +491,7 @@ class LocalBackend(Backend):
 
         job = self._job(name)
         state = _standing(job)
-        targets, answers = asking.asked(state, nodes)
+        targets, answers = asking.reachable_nodes(state, nodes)
         yield from answers
         talks = [asking.Conversation(node, _node_key(job, node), question) for node in targets]
         yield from sockets.ask(job, state, talks, timeout)
@@ -508,7 +508,7 @@ class LocalBackend(Backend):
             line = sockets.line(job, node)
         except OSError as exc:
             state = _standing(job)
-            _, answers = asking.asked(state, [node])
+            _, answers = asking.reachable_nodes(state, [node])
             why = answers[0].trouble if answers else sockets.trouble(exc, state.nodes[node])
             raise AskError(why, absent=bool(answers) or why == asking.STARTING) from None
         return Talk(talk, line, timeout)

@@ -36,10 +36,10 @@ class reading:
     """Raises ``DamagedError`` for what can't be read, but ``FileNotFoundError`` if the job is gone."""
 
     # Not a generator, which takes three times as long: a list enters this three times per job.
-    __slots__ = ("_folder", "_what")
+    __slots__ = ("_folder", "_part")
 
-    def __init__(self, folder: Path, what: str = "record") -> None:
-        self._folder, self._what = folder, what
+    def __init__(self, folder: Path, part: str = "record") -> None:
+        self._folder, self._part = folder, part
 
     def __enter__(self) -> None: ...
 
@@ -47,7 +47,7 @@ class reading:
         if exc is None or isinstance(exc, NBTorchJobError) or not isinstance(exc, (OSError, *UNREADABLE)):
             return
         if not isinstance(exc, FileNotFoundError) or (self._folder / "events.jsonl").exists():
-            raise DamagedError("local", self._folder.name, self._what, why(exc)) from exc
+            raise DamagedError("local", self._folder.name, self._part, why(exc)) from exc
 
 
 # Given up when the disk is full, so that the job's last events still fit (``runtime/facts``).
@@ -302,7 +302,7 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> J
     Raises ``NameTakenError``, or ``SubmitError`` if the disk refuses it; then nothing is left.
     """
     if (jobs / info.name).exists():
-        raise _taken(info.name)
+        raise _name_conflict(info.name)
     maker = Process.of(os.getpid())
     new = JobDirectory(partial(jobs, "new"))
     with processes.files_in_reserve() as release:
@@ -324,21 +324,21 @@ def create(jobs: Path, info: JobInfo, fill: Callable[[JobDirectory], None]) -> J
             if not isinstance(exc, OSError):
                 raise
             if (jobs / info.name).exists():  # another kernel was faster
-                raise _taken(info.name) from None
+                raise _name_conflict(info.name) from None
             raise SubmitError(f"the job can't be written to {jobs}: {exc.strerror or exc}") from exc
     return JobDirectory(jobs / info.name)
 
 
-def partial(jobs: Path, what: str) -> Path:
+def partial(jobs: Path, kind: str) -> Path:
     """Return the path of a folder that this process is about to fill, or to remove."""
     me = Process.of(os.getpid())
-    return jobs / f".{what}-{me.pid}-{me.started}-{secrets.token_hex(8)}"
+    return jobs / f".{kind}-{me.pid}-{me.started}-{secrets.token_hex(8)}"
 
 
 def in_work(path: Path) -> bool:
     """Whether a running process is making, or removing, a folder."""
     match = re.match(r"\.(?:new|deleted)-(\d{1,9})-(\d{1,18})-", path.name)
-    return match is not None and Process.here(int(match[1]), int(match[2])).alive()
+    return match is not None and Process.of_this_boot(int(match[1]), int(match[2])).alive()
 
 
 def put_by(job: JobDirectory) -> None:
@@ -397,7 +397,7 @@ def _private(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _taken(name: str) -> NameTakenError:
+def _name_conflict(name: str) -> NameTakenError:
     return NameTakenError(f"a job named {name!r} exists already: {hint('delete', name)} removes it")
 
 

@@ -79,20 +79,20 @@ _AT_ONCE = 0.02  # seconds of looks without a rest
 class LogFile:
     """Reads what a rank's log gained since the last look.
 
-    That is everything from byte ``known`` on, with times and streams; without ``known``, only the tail,
+    That is everything from byte ``offset`` on, with times and streams; without ``offset``, only the tail,
     without them.
     """
 
     def __init__(
-        self, job: JobDirectory, path: Path, rank: int, round_: int, known: int | None = None
+        self, job: JobDirectory, path: Path, rank: int, round_: int, offset: int | None = None
     ) -> None:
         self._job = job
         self._path = path
         self._rank = rank
         self._round = round_
-        self._offset = known or 0
+        self._offset = offset or 0
         self.wrote = 0.0  # when the bytes read last were written
-        self._marks = None if known is None else Marks(job, path)
+        self._marks = None if offset is None else Marks(job, path)
         self._waits: float | None = None  # since when the log has more than its index covers
 
     def read(self, *, ended: bool) -> ev.LogChunk | None:

@@ -34,7 +34,7 @@ from nbtorchjob.runtime.objects.wire import plain
 from nbtorchjob.state import JobInfo, JobState, Series, apply
 from nbtorchjob.state.facts.events import Lost, Waiting, Wrote
 from nbtorchjob.state.facts.factlines import UNREADABLE, read
-from nbtorchjob.state.progress import hang, heard
+from nbtorchjob.state.progress import hang, last_sign
 from nbtorchjob.text import words
 
 V = TypeVar("V")
@@ -64,7 +64,7 @@ class Summaries:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = self._written = self._read()
+        self._lines = self._file_lines = self._read()
 
     def get(self, name: str, mark: Mark, now: float) -> Line | None:
         """Return a job's summary if it still holds, given the current mark of the job's events."""
@@ -75,8 +75,8 @@ class Summaries:
         """Keep these summaries, and no others."""
         self._lines = lines
         first = dict(islice(lines.items(), _MOST))
-        alike = sum(self._written.get(name) is line for name, line in first.items())
-        if len(first) + len(self._written) - 2 * alike <= len(first) // 100:
+        alike = sum(self._file_lines.get(name) is line for name, line in first.items())
+        if len(first) + len(self._file_lines) - 2 * alike <= len(first) // 100:
             return
         # Some jobs per line: parsing all at once would take three times the memory of the result.
         items = [*first.items()]
@@ -94,7 +94,7 @@ class Summaries:
             newest_first = sorted(self._path.parent.iterdir(), key=lambda file: -file.stat().st_mtime)
             for old in newest_first[_MOST_FILES:]:
                 old.unlink(missing_ok=True)
-        self._written = first
+        self._file_lines = first
 
     def _read(self) -> dict[str, Line]:
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -120,7 +120,7 @@ def alike(summary: Any) -> Any:
         if kind is str:
             value = sys.intern(value)
         elif kind in (dict, list):
-            value = _one(marshal.dumps(value, _ALIKE)) if value else _EMPTY[kind]
+            value = _interned(marshal.dumps(value, _ALIKE)) if value else _EMPTY[kind]
         shared[key] = value
     return shared
 
@@ -178,7 +178,7 @@ def _does(name: str, now: float) -> _Doing:
             if state.stopped:
                 text, since = "stopped in the debugger", min(stop.time for stop in state.stopped)
             elif (hung := hang(state, now)) is not None and not hung.slow:
-                text, since = "hanging", heard(state)
+                text, since = "hanging", last_sign(state)
             else:
                 text, since = "running", state.first_start or state.info.created
             doing = _Doing(f"{text} for {words.about(now - since)}", stuck=text != "running")
@@ -216,7 +216,7 @@ class Listing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._folder = Path()
-        self._known: dict[str, Listed] = {}
+        self._jobs: dict[str, Listed] = {}
         self._left_out: set[str] = set()
 
     def leave_out(self, name: str, exc: Exception) -> None:
@@ -230,7 +230,7 @@ class Listing:
     def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
         """Return the jobs whose folders lie in ``folder``, except those that ``without`` is true for."""
         with self._lock:
-            previous, self._known = (self._known if folder == self._folder else {}), {}
+            previous, self._jobs = (self._jobs if folder == self._folder else {}), {}
             self._folder = folder
             for name in os.listdir(folder):
                 if name.startswith(".") or not name.isprintable():
@@ -239,25 +239,25 @@ class Listing:
                     stat = os.stat(f"{folder}/{name}/events.jsonl")
                     if without(name, _mark(stat)):
                         continue  # it isn't remembered here, either
-                    job = self._known[name] = previous.get(name) or Listed(folder, name)
+                    job = self._jobs[name] = previous.get(name) or Listed(folder, name)
                     job.seen(stat)
                 except DAMAGED as exc:
                     self.leave_out(name, exc)
-            return [*self._known.values()]
+            return [*self._jobs.values()]
 
 
 class Listed:
     """A job's folder, as it was at the last look."""
 
     __slots__ = (
-        *("_begun", "_home", "_lock", "_made", "_read", "_state"),
+        *("_begun", "_home", "_lock", "_read", "_record_hash", "_state"),
         *("changed", "closed", "mark", "name", "ttl"),
     )
 
     def __init__(self, home: Path, name: str) -> None:
         self._home = home
         self.name = name
-        self._made = self._record()
+        self._record_hash = self._record()
         self.ttl = self.folder.ttl_s()
         self.changed = 0.0  # when its newest event was written
         self.mark: Mark | None = None  # changes once there is more to read
@@ -294,9 +294,10 @@ class Listed:
                 if state.ended is not None:
                     info = state.info
                     spec = {
-                        sys.intern(key): _one(marshal.dumps(part, _ALIKE)) for key, part in info.spec.items()
+                        sys.intern(key): _interned(marshal.dumps(part, _ALIKE))
+                        for key, part in info.spec.items()
                     }
-                    labels = _one(marshal.dumps(dict(info.sources), _ALIKE))
+                    labels = _interned(marshal.dumps(dict(info.sources), _ALIKE))
                     state = _compact(replace(state, info=_compact(replace(info, sources=labels, spec=spec))))
                 self._read, self._state = self.mark, state
             return self._state
@@ -311,8 +312,8 @@ class Listed:
 
     def _look(self) -> JobState:
         record_hash = self._record()
-        if record_hash != self._made:  # a job that was deleted may be made again
-            self._made, self._begun, self.ttl = record_hash, None, self.folder.ttl_s()
+        if record_hash != self._record_hash:  # a job that was deleted may be made again
+            self._record_hash, self._begun, self.ttl = record_hash, None, self.folder.ttl_s()
         self._begun = self._begun or _Begun(self.folder)
         state = self._begun.read(self.mark)
         reason = self._begun.alive.why() if state.ended is None else None
@@ -326,7 +327,7 @@ class Listed:
             if waits is not None:
                 return apply(state, waits)
             ranks = ((node.index, node.round, rank) for node in state.members for rank in node.ranks)
-            wrote = max(map(_written, self.folder.rank_logs(islice(ranks, _MOST_LOGS))), default=0.0)
+            wrote = max(map(_write_time, self.folder.rank_logs(islice(ranks, _MOST_LOGS))), default=0.0)
             return apply(state, Wrote(wrote)) if wrote else state
         self._begun = None
         # Only the newest value of each metric, which a list shows, without the earlier ones
@@ -346,7 +347,7 @@ class _Begun:
     """What was read of a job that goes on."""
 
     # Not a dataclass: creating the class takes longer than listing a hundred jobs.
-    __slots__ = ("alive", "events", "known", "seen")
+    __slots__ = ("alive", "events", "seen", "state")
 
     def __init__(self, folder: JobDirectory) -> None:
         self.alive = liveness.Liveness(folder)
@@ -354,7 +355,7 @@ class _Begun:
         info = folder.info()
         # Of its sources only the cells' labels: a list's line says where a rank is stopped.
         labels = {file: (label, "") for file, (label, _) in info.sources.items()}
-        self.known = replace(_blank(), info=replace(info, sources=labels, variant=""))
+        self.state = replace(_blank(), info=replace(info, sources=labels, variant=""))
         self.seen: Mark | None = None  # of its events when they were last read, or from before that
 
     def read(self, mark: Mark | None = None) -> JobState:
@@ -363,12 +364,12 @@ class _Begun:
         It has only some of the ranks' reports; for an ended job, the newest.
         """
         if mark is not None and mark == self.seen:
-            return self.known
+            return self.state
         telling = Telling()
-        state = reduce(apply, read(telling.sift(self.events.lines())), self.known)
+        state = reduce(apply, read(telling.sift(self.events.lines())), self.state)
         kept = telling.lines if state.ended is None else telling.newest(state.info.speaker)
-        self.known, self.seen = reduce(apply, read(kept), state), mark
-        return self.known
+        self.state, self.seen = reduce(apply, read(kept), state), mark
+        return self.state
 
 
 @cache
@@ -395,12 +396,12 @@ def _compact(instance: V) -> V:
 
 
 @lru_cache(maxsize=256)
-def _one(part: bytes) -> Any:
+def _interned(part: bytes) -> Any:
     """Return the same object for equal parts of specs: most jobs have nearly all parts in common."""
     return marshal.loads(part)
 
 
-def _written(log: str) -> float:
+def _write_time(log: str) -> float:
     """Return when a log was last written; 0 if there is none."""
     try:
         return os.stat(log).st_mtime

@@ -26,19 +26,19 @@ class Liveness:
 
     def __init__(self, job: JobDirectory) -> None:
         self._job = job
-        self._known: tuple[tuple[int, int], Process] | None = None  # with the file that it was read from
+        self._supervisor: tuple[tuple[int, int], Process] | None = None  # with the file it was read from
 
     def why(self) -> str | None:
         """Explain as :func:`why` does."""
-        if self._known is not None:
-            file, supervisor = self._known
+        if self._supervisor is not None:
+            file, supervisor = self._supervisor
             with suppress(OSError):
                 if self._which() == file and supervisor.alive():
                     return None
-        reason, self._known = why(self._job), None
+        reason, self._supervisor = why(self._job), None
         if reason is None and (supervising := self._job.supervisor()) is not None:
             with suppress(OSError):
-                self._known = self._which(), supervising
+                self._supervisor = self._which(), supervising
         return reason
 
     def _which(self) -> tuple[int, int]:

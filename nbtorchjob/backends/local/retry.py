@@ -30,7 +30,7 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
     has locked or limited since, and ``SubmitError``.
     """
     info = job.info()
-    profiles.admitted(info.asked)
+    profiles.admitted(info.jobspec)
     texts = swaps.texts(swaps.as_swapped(state), info.name)
     if resume:
         name, files = job.path.name, [path for path in job.checkpoints.rglob("*") if path.is_file()]
@@ -43,7 +43,7 @@ def retry(job: JobDirectory, state: JobState, *, resume: bool = False) -> JobInf
                 f"the checkpoints of {name} take {words.size(needs)}, and only {words.size(free)} are free "
                 f"in {job.path.parent}"
             )
-    for name in naming.again(naming.stem(info.name), info.asked.name):
+    for name in naming.again(naming.stem(info.name), info.jobspec.name):
         new = info.sent_again(name).swapped(texts)
         with suppress(NameTakenError):
             pool_client.begin(new, lambda folder: _fill(folder, job, resume=resume), pool_client.as_before)

@@ -226,8 +226,8 @@ class _Scan:
         self._guarded = guarded
         self._names = flow.Names()
 
-    def code(self, code: CodeType, known: int = 0, *, nested: bool = False) -> None:
-        """Note the names that ``code`` reads and may not have set; ``known`` ones were set before it."""
+    def code(self, code: CodeType, outer_names: int = 0, *, nested: bool = False) -> None:
+        """Note the names that ``code`` reads and may not have set; ``outer_names`` were set before it."""
         lines, line = dict(dis.findlinestarts(code)), code.co_firstlineno
         # Annotations are evaluated on first use (PEP 649).
         lazy = code.co_name == "__annotate__"
@@ -238,12 +238,12 @@ class _Scan:
             steps = flow.walk(code, self._names)
         for instruction, own_names in steps:
             line = lines.get(instruction.offset) or line
-            sure = known | own_names
+            sure = outer_names | own_names
             if instruction.opname in _LOADS and not sure & self._names.bit(instruction.argval):
                 self.reads.append(Read(instruction.argval, line, lazy or line in self._guarded))
             if isinstance(instruction.argval, CodeType):
                 # A class body's names are not visible to the functions in it.
-                self.code(instruction.argval, known if nested else sure, nested=True)
+                self.code(instruction.argval, outer_names if nested else sure, nested=True)
             elif instruction.opname == "STORE_GLOBAL" or (instruction.opname == "STORE_NAME" and not nested):
                 self.sets.add(instruction.argval)
 

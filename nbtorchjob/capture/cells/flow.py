@@ -46,7 +46,7 @@ class _Block:
     sets: int = 0
     follows: list[int] = field(default_factory=list)
     handlers: list[int] = field(default_factory=list)
-    known: int = -1  # all names, until it is known to be reached
+    start_names: int = -1  # all names, until it is known to be reached
 
 
 def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
@@ -57,20 +57,20 @@ def walk(code: CodeType, names: Names) -> Iterator[tuple[dis.Instruction, int]]:
     blocks = _blocks(code, names)
     # Find the names that are set at the beginning of each block, whichever way it is reached.
     waiting = [min(blocks)]
-    blocks[waiting[0]].known = 0
+    blocks[waiting[0]].start_names = 0
     while waiting:
         block = blocks[heappop(waiting)]
         # A block may raise before it has set anything.
-        ways = [(at, block.known | block.sets) for at in block.follows]
-        ways += [(at, block.known) for at in block.handlers]
+        ways = [(at, block.start_names | block.sets) for at in block.follows]
+        ways += [(at, block.start_names) for at in block.handlers]
         for offset, bits in ways:
             target = blocks[offset]
-            if target.known & bits != target.known:
-                target.known &= bits
+            if target.start_names & bits != target.start_names:
+                target.start_names &= bits
                 if offset not in waiting:
                     heappush(waiting, offset)
     for block in blocks.values():
-        bits = block.known
+        bits = block.start_names
         if bits < 0:
             continue
         for instruction in block.code:

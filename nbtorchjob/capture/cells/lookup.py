@@ -39,7 +39,7 @@ _IMPORTS = {
 class RankNames(FrozenDataclass):
     """The names that a lab's ranks have, among those looked up; ``why`` says why they lack another name.
 
-    ``known`` gives names that the lab's cells have set, to correct misspelled ones. ``push`` are values
+    ``suggestions`` gives names that the lab's cells have set, to correct misspelled ones. ``push`` are values
     that replace those on the ranks; ``lab`` is the lab's name.
     """
 
@@ -47,7 +47,7 @@ class RankNames(FrozenDataclass):
     why: Callable[[str], str] = lambda name: ""
     push: Mapping[str, Any] = field(default_factory=dict)
     lab: str = ""
-    known: Callable[[], Iterable[str]] = tuple
+    suggestions: Callable[[], Iterable[str]] = tuple
 
 
 NOTHING = RankNames()
@@ -213,22 +213,22 @@ def _listed(cell: Cell) -> Iterator[str]:
                     yield f"on ranks, {name}() (line {child.lineno}) has only what the cell reads and sets"
 
 
-def computed(code: CodeType, whose: str) -> Iterator[str]:
-    """Note where the code of ``whose`` looks up or imports something by a computed name, which isn't seen."""
+def computed(code: CodeType, owner: str) -> Iterator[str]:
+    """Note where the code of ``owner`` looks up or imports something by a computed name, which isn't seen."""
     steps = [item for item in dis.get_instructions(code) if item.opname not in _NO_STEPS]
     for this, key, then in zip(steps, steps[1:], steps[2:], strict=False):
         method = key.opname in ("LOAD_ATTR", "LOAD_METHOD")  # globals().get(…)
         subscript = then.opname in ("BINARY_SUBSCR", "BINARY_OP") and _variable(key)
         if this.argval == "globals" and (subscript or (method and _variable(then))):
-            yield f"{whose} looks up a computed name in globals(): {_NAMED}"
+            yield f"{owner} looks up a computed name in globals(): {_NAMED}"
         named = any(map(module_in, codenames.texts(code)))
         if this.argval in ("import_module", "__import__") and _variable(key) and not named:
-            yield f"{whose} imports a module by a computed name: {_NAMED_MODULES}"
+            yield f"{owner} imports a module by a computed name: {_NAMED_MODULES}"
     if "entry_points" in code.co_names or "iter_entry_points" in code.co_names:
-        yield f"{whose} asks for entry points: a cluster's ranks have those of packages installed there"
+        yield f"{owner} asks for entry points: a cluster's ranks have those of packages installed there"
     for item in code.co_consts:
         if isinstance(item, CodeType):
-            yield from computed(item, whose)
+            yield from computed(item, owner)
 
 
 def _variable(step: dis.Instruction) -> bool:
@@ -266,7 +266,7 @@ def _why(read: Read, names: set[str], former: Container[str], rank_names: RankNa
         )
     if read.name in _IMPORTS:
         return f"{where} isn't imported: add `{_IMPORTS[read.name]}`"
-    near = difflib.get_close_matches(read.name, sorted({*names, *rank_names.known()}), 1)
+    near = difflib.get_close_matches(read.name, sorted({*names, *rank_names.suggestions()}), 1)
     hint = f": did you mean {near[0]!r}?" if near else ": set it in one of them"
     places = f"in the cell, nor on the lab {rank_names.lab}" if rank_names.lab else "in the cell"
     return f"{where} is neither defined in the notebook nor {places}{hint}"

@@ -127,14 +127,14 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
 # A stream is None where the shell has closed it (``>&-``).
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is not None:
-        with _taken(stream):
+        with _handle_errors(stream):
             stream.write((_log.end() if shows(stream) else "") + shown(text, stream))
             stream.flush()
 
 
 def _write_bytes(stream: TextIO | None, piece: bytes) -> None:
     if stream is not None:
-        with _taken(stream):
+        with _handle_errors(stream):
             if shows(stream):
                 stream.write(_log.feed(piece))
                 stream.flush()
@@ -145,7 +145,7 @@ def _write_bytes(stream: TextIO | None, piece: bytes) -> None:
 
 
 @contextmanager
-def _taken(stream: TextIO) -> Iterator[None]:
+def _handle_errors(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:

@@ -136,7 +136,7 @@ class Target(NamedTuple):
         parameters = rows(lambda expression: eval(expression, dict(space)))
         first = parameters[0] if parameters else {}
         args, kwargs = arguments(fn, words, first)
-        return capture.from_function(fn, args, kwargs, root=self.path.parent, given=first), parameters
+        return capture.from_function(fn, args, kwargs, root=self.path.parent, run_values=first), parameters
 
 
 def load(path: Path) -> ModuleType:
@@ -221,21 +221,21 @@ class Stream:
         self._tell = tell
         self._request = request
         self._splitters: dict[int, Splitter] = {}  # by rank
-        self._there: set[tuple[int, int]] = set()  # rank and round, on the requested node
+        self._node_ranks: set[tuple[int, int]] = set()  # rank and round, on the requested node
         self._line_open = False
         self._phase: Phase | None = None
         self._stops = Stops()
-        job.listen(self._heard)
+        job.listen(self._on_event)
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Closed | Lost):
             self._put(line for splitter in self._splitters.values() for line in splitter.end())
         if isinstance(event, WorkersStarted) and event.node == self._request.node:
-            self._there |= {(rank, event.round) for rank in event.ranks}
+            self._node_ranks |= {(rank, event.round) for rank in event.ranks}
         if not isinstance(event, LogChunk):
             return
         by_rank = self._request.rank in (None, event.rank)
-        if not (by_rank if self._request.node is None else (event.rank, event.round) in self._there):
+        if not (by_rank if self._request.node is None else (event.rank, event.round) in self._node_ranks):
             return
         if self._request.as_written:
             if data := b"".join(data for _, data in of_stream(event, self._request.stream)):
@@ -246,7 +246,7 @@ class Stream:
             self._put(self._splitters.setdefault(event.rank, splitter).feed(event))
 
     def _put(self, lines: Iterable[LogLine]) -> None:
-        if shown := b"".join(map(self._request.shown, filter(self._request.wanted.has, lines))):
+        if shown := b"".join(map(self._request.shown, filter(self._request.selection.has, lines))):
             self._write(shown)
 
     def draw(self, state: JobState) -> None:
@@ -257,7 +257,7 @@ class Stream:
         if stops := self._stops.new(state):
             self._tell(stops.rstrip("\n"))
 
-    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+    def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Print how the job ended, or if it continues, its status."""
         self._say(state)
 

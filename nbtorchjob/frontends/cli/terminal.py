@@ -31,7 +31,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.frontends.cli import commands, output
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS, command, help_of, overview
 from nbtorchjob.machine import processes
-from nbtorchjob.spec.options import CellOptions, apart, by_flag
+from nbtorchjob.spec.options import CellOptions, by_flag, split_words
 from nbtorchjob.state import JobState, Origin
 from nbtorchjob.text import hints
 from nbtorchjob.text.hints import hint
@@ -70,7 +70,7 @@ class Terminal:
     def called(self, words: Sequence[str]) -> RunRequest:
         """Capture a call of a script's function."""
         ahead, behind = parted(words)
-        alone, flags = apart(ahead)
+        alone, flags = split_words(ahead)
         try:
             spec, options = verbs.parse(shlex.join(flags), self.say)
         except SpecError as exc:
@@ -150,10 +150,10 @@ class Terminal:
     @contextmanager
     def sending(self, request: RunRequest) -> Iterator[Sending]:
         """Write, once, what is sent."""
-        from nbtorchjob.ui.card.sending import Output, Sending, said  # late: most verbs send nothing
+        from nbtorchjob.ui.card.sending import Output, Sending, announce  # late: most verbs send nothing
 
         sending = Sending(request.call, Output())
-        with nullcontext() if request.options.quiet else said(sending, self.say):
+        with nullcontext() if request.options.quiet else announce(sending, self.say):
             yield sending
 
     def view(self, job: Job[Any], options: CellOptions, place: Output | None) -> view.View:

@@ -31,7 +31,7 @@ from nbtorchjob.state.facts.logs import ALL
 from nbtorchjob.text import safe, words
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui.card import view
-from nbtorchjob.ui.card.sending import Output, Sending, drawn, said
+from nbtorchjob.ui.card.sending import Output, Sending, announce, drawn
 from nbtorchjob.ui.runs import view as view_runs
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class TorchJobMagics:
                 root=working(),
                 former=self._former,
                 rank_names=on.answer.rank_names if on is not None else NOTHING,
-                given=rows[0] if rows else {},
+                run_values=rows[0] if rows else {},
             )
         except SyntaxError as exc:
             drawn = "".join(traceback.format_exception_only(exc)).rstrip("\n")
@@ -225,7 +225,7 @@ class TorchJobMagics:
         rows = running.rows(cell_options, self._look_up, self)
         parameters = rows[0] if rows else {}
         call = capture.from_expression(
-            expression, self.shell.user_ns, root=working(), rank_names=rank_names, given=parameters
+            expression, self.shell.user_ns, root=working(), rank_names=rank_names, run_values=parameters
         )
         return RunRequest(call, spec, cell_options, self.origin(call), on, rows)
 
@@ -245,7 +245,7 @@ class TorchJobMagics:
         """Print the log; only the command follows one, as a cell that follows a job shows its card."""
         who = "the ranks" if request.rank is None else f"rank {request.rank}"
         has = "have" if request.rank is None else "has"
-        wrote = "nothing" if request.wanted == ALL else "no such line"
+        wrote = "nothing" if request.selection == ALL else "no such line"
         wrote += f" to {request.stream}" if request.stream else ""
         none = "" if request.tail == 0 else f"{who} of {job.name} {has} written {wrote}\n"
         view.say(b"".join(request.of(job)).decode(errors="replace") or none, end="")
@@ -254,7 +254,7 @@ class TorchJobMagics:
     def sending(self, request: RunRequest) -> Iterator[Sending]:
         """Show the sending where the card will be, or in a terminal as text."""
         sending = Sending(request.call, Output())
-        shown = drawn(sending) if self._page else said(sending, view.say)
+        shown = drawn(sending) if self._page else announce(sending, view.say)
         with nullcontext() if request.options.quiet else shown:
             yield sending
 

@@ -33,11 +33,11 @@ _Verb: TypeAlias = Callable[[JobSpec], Callable[[], None]]
 
 
 class Actions:
-    """Buttons that act on the spec that ``wanted`` returns, and the output of the last one."""
+    """Buttons that act on the spec that ``get_spec`` returns, and the output of the last one."""
 
-    def __init__(self, wanted: Callable[[], JobSpec | None]) -> None:
+    def __init__(self, get_spec: Callable[[], JobSpec | None]) -> None:
         self.job: Job[Any] | None = None
-        self._wanted = wanted
+        self._get_spec = get_spec
         self.call = widgets.Combobox(
             description="call",
             placeholder="the function defined last, without arguments",
@@ -60,7 +60,7 @@ class Actions:
 
     def _button(self, text: str, tooltip: str, verb: _Verb) -> Any:
         def act(_: Any) -> None:
-            spec = self._wanted()
+            spec = self._get_spec()
             if spec is None:
                 return
             self._say("\u2026")
@@ -131,7 +131,7 @@ class _Card:
         """Show ``state``."""
         self.close(state)
 
-    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+    def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Show the final state."""
         data = view.mimebundle(state, OFFERS, value)
         self._output.outputs = ({"output_type": "display_data", "data": data, "metadata": {}},)

@@ -263,9 +263,9 @@ def show(widget: Any, *, shown: bool) -> None:
 class Copyable:
     """A literal text with a button that copies it; ``beside`` makes HTML of it to put next to the button."""
 
-    def __init__(self, what: str, beside: Callable[[str], str] | None = None) -> None:
+    def __init__(self, name: str, beside: Callable[[str], str] | None = None) -> None:
         self._beside = beside
-        self._button = f'<button type="button" aria-label="Copy {escape(what)}" onclick="{escape(_COPY)}">'
+        self._button = f'<button type="button" aria-label="Copy {escape(name)}" onclick="{escape(_COPY)}">'
         self.widget = widgets.HTML().add_class("nbtorchjob-text")
         self.text = ""
 
@@ -284,14 +284,14 @@ class Field:
     def __init__(self, control: Control, help: str) -> None:
         self.control = control
         self._help = f'<div class="nbtorchjob-help">{escape(help)}</div>'
-        self._told = widgets.HTML()
-        self.box = widgets.VBox([control.widget, self._told]).add_class("nbtorchjob-field")
+        self._message = widgets.HTML()
+        self.box = widgets.VBox([control.widget, self._message]).add_class("nbtorchjob-field")
         self.judge("")
 
     def judge(self, error: str) -> None:
         """Show an error; "" removes it."""
         wrong = f'<div class="nbtorchjob-error">\u26a0 {escape(error)}</div>' if error else ""
-        self._told.value = wrong + self._help
+        self._message.value = wrong + self._help
         (self.box.add_class if error else self.box.remove_class)("nbtorchjob-wrong")
 
 

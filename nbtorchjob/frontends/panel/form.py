@@ -121,17 +121,17 @@ def entry(o: Option, value: Any) -> Entry:
     return "" if value is None else str(value.value if isinstance(value, Enum) else value)
 
 
-def shows(o: Option, held: Entries) -> bool:
+def shows(o: Option, entries: Entries) -> bool:
     """Whether the option can be set, given the other entries."""
     if o.home == CLUSTER:
-        return PLACES[str(held["backend"])].has_pods
+        return PLACES[str(entries["backend"])].has_pods
     if o.home in (ELASTIC, WORKER):
-        return held[LAUNCH] == (Elastic if o.home == ELASTIC else PyTorch).__name__
+        return entries[LAUNCH] == (Elastic if o.home == ELASTIC else PyTorch).__name__
     return True
 
 
 def judge(
-    held: Entries, base: JobSpec, check: Callable[[JobSpec], Sequence[str]] = submission.cautions
+    entries: Entries, base: JobSpec, check: Callable[[JobSpec], Sequence[str]] = submission.cautions
 ) -> Verdict:
     """Return the spec that the entries make, or each field's error.
 
@@ -142,15 +142,15 @@ def judge(
     values: dict[Option, Any] = {}
     errors: dict[str, str] = {}
     for key, option in ENTRY_KEYS.items():
-        if held[key] and shows(option, held):
+        if entries[key] and shows(option, entries):
             try:
-                values[option] = _value(option, held[key])
+                values[option] = _value(option, entries[key])
             except SpecError as exc:
                 errors[key] = _message(exc)
     default, secrets = JobSpec(), values.get(ENTRY_KEYS["secret-env"], ())
     blank = replace(
         base,
-        launch=_unexpressed(base.launch, elastic=held[LAUNCH] == Elastic.__name__),
+        launch=_unexpressed(base.launch, elastic=entries[LAUNCH] == Elastic.__name__),
         cluster=default.cluster,
         retry=default.retry,
         hidden={name: text for name, text in base.hidden.items() if name in secrets},

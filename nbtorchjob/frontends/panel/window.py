@@ -35,8 +35,8 @@ class Profiles:
     ``default`` is the default profile, which a magic's line overrides in a new session.
     """
 
-    def __init__(self, wanted: Callable[[], JobSpec | None], put: Callable[[JobSpec], None]) -> None:
-        self._wanted, self._put = wanted, put
+    def __init__(self, get_spec: Callable[[], JobSpec | None], put: Callable[[JobSpec], None]) -> None:
+        self._get_spec, self._put = get_spec, put
         self.name = widgets.Combobox(description="profile", placeholder="NAME")
         self.load = widgets.Button(description="Load", tooltip="Load this profile into the form")
         self.save = widgets.Button(description="Save", tooltip="Save the form as this profile")
@@ -59,7 +59,7 @@ class Profiles:
         return f"Loaded {name}."
 
     def _save(self) -> str:
-        spec, name = self._wanted(), self.name.value.strip()
+        spec, name = self._get_spec(), self.name.value.strip()
         if spec is None:
             return "Not saved: fix the invalid settings first."
         path = profiles.save(name, spec)
@@ -92,7 +92,7 @@ def table(spec: JobSpec, namespace: Mapping[str, Any]) -> str:
             parts.append(text_line("This notebook hasn't imported any package yet."))
             continue
         text = comparison.summary
-        if comparison.there is None:
+        if comparison.target is None:
             text += f": run a job with the image, or {hint('doctor', '--probe')}"
         parts += [text_line(f"{text[0].upper()}{text[1:]}."), grid(comparison.table(), _MOST)]
     return "".join(parts)
@@ -113,13 +113,13 @@ class Window:
         self.actions = Actions(lambda: self.verdict.spec)
         self._status = widgets.HTML().add_class("nbtorchjob-status")
         self._lookup, self._dry_run = Latest(), Latest()
-        self._asked: tuple[str, ...] = ()
+        self._target: tuple[str, ...] = ()
         self._offered: Mapping[str, Sequence[Choice]] = {}
         # Choices arrive in another thread, maybe while a section is built; each field must get the newest.
         self._offering = threading.Lock()
         self._fields: dict[str, Field] = {}  # of the sections that have been opened
         self._filling = False
-        self._base, self._held = spec, form.entries(spec)
+        self._base, self._entries = spec, form.entries(spec)
         self._sections = [
             (section, Fold(section.title, partial(self._build, section))) for section in form.advanced()
         ]
@@ -144,10 +144,10 @@ class Window:
 
     def put(self, spec: JobSpec) -> None:
         """Show ``spec`` in place of the current settings."""
-        self._base, self._held = spec, form.entries(spec)
+        self._base, self._entries = spec, form.entries(spec)
         self._filling = True
         for key, field in self._fields.items():
-            field.control.put(self._held[key])
+            field.control.put(self._entries[key])
         self._filling = False
         self._changed()
 
@@ -160,7 +160,7 @@ class Window:
             for key, field in fields.items():
                 field.control.offer(self._offered.get(key, ()))
         for key, field in fields.items():
-            field.control.put(self._held[key])
+            field.control.put(self._entries[key])
             field.control.watch(self._changed)
         self._judge_fields()
         return [field.box for field in fields.values()]
@@ -168,16 +168,16 @@ class Window:
     def _changed(self) -> None:
         if self._filling:
             return
-        self._held |= {key: field.control.entry for key, field in self._fields.items()}
-        self.verdict = form.judge(self._held, self._base)
+        self._entries |= {key: field.control.entry for key, field in self._fields.items()}
+        self.verdict = form.judge(self._entries, self._base)
         self._judge_fields()
         usual = form.entries(JobSpec())
         all_wrong = all_filled = 0
         for section, fold in self._sections:
-            shown = [o.key for o in section.options if form.shows(o, self._held)]
+            shown = [o.key for o in section.options if form.shows(o, self._entries)]
             wrong = sum(key in self.verdict.errors for key in shown)
-            filled = sum(self._held[key] not in (usual[key], "") for key in shown)
-            filled += section.launches and self._held[form.LAUNCH] != usual[form.LAUNCH]
+            filled = sum(self._entries[key] not in (usual[key], "") for key in shown)
+            filled += section.launches and self._entries[form.LAUNCH] != usual[form.LAUNCH]
             fold.note(_noted(wrong, filled))
             show(fold.box, shown=bool(shown) or section.launches)
             all_wrong, all_filled = all_wrong + wrong, all_filled + filled
@@ -195,20 +195,33 @@ class Window:
             if self._imports.body.children:
                 self._preview_imports()
         # Ask the cluster for choices, once for each context and namespace.
-        target = tuple(str(self._held[key]) for key in ("backend", "context", "namespace"))
+        target = tuple(str(self._entries[key]) for key in ("backend", "context", "namespace"))
         wrong_place = {"context", "namespace"} & self.verdict.errors.keys()
         # A half-typed context doesn't exist.
         choices = ("", *(choice.value for choice in self._offered.get("context", ())))
-        if not PLACES[target[0]].has_pods or target == self._asked or wrong_place or target[1] not in choices:
+        if (
+            not PLACES[target[0]].has_pods
+            or target == self._target
+            or wrong_place
+            or target[1] not in choices
+        ):
             return
-        self._asked = target
+        self._target = target
         where = Cluster(context=target[1] or None, namespace=target[2] or None)
-        self._lookup.ask(lambda: _choices(JobSpec(backend=target[0], cluster=where)), self._offer)
+
+        def choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+            try:
+                chosen = backend(spec.backend)
+                return chosen.choices(spec) if isinstance(chosen, Images) else {}
+            except (NBTorchJobError, ImportError):  # the doctor reports these
+                return {}
+
+        self._lookup.ask(lambda: choices(JobSpec(backend=target[0], cluster=where)), self._offer)
 
     def _judge_fields(self) -> None:
         for key, field in self._fields.items():
             field.judge(self.verdict.errors.get(key, ""))
-            show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._held))
+            show(field.box, shown=key not in KEYS or form.shows(KEYS[key], self._entries))
 
     def _preview_imports(self) -> list[Any]:
         """Look up the imports, and return the widgets that show them."""
@@ -242,14 +255,6 @@ class Window:
 def _noted(wrong: int, filled: int) -> str:
     """Say how many fields of a section are wrong, or if none is, how many are set."""
     return f"{wrong} wrong" if wrong else f"{filled} set" if filled else ""
-
-
-def _choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
-    try:
-        chosen = backend(spec.backend)
-        return chosen.choices(spec) if isinstance(chosen, Images) else {}
-    except (NBTorchJobError, ImportError):  # the doctor reports these
-        return {}
 
 
 def _status(verdict: form.Verdict) -> str:

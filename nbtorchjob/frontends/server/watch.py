@@ -28,10 +28,12 @@ from nbtorchjob.ui.record import Record, as_of, below, record
 
 
 class Poller:
-    """Does ``work`` at an interval while it is ``wanted``, never twice at a time."""
+    """Does ``work`` at an interval while it is ``is_wanted``, never twice at a time."""
 
-    def __init__(self, work: Callable[[], Awaitable[None]], every: float, wanted: Callable[[], bool]) -> None:
-        self._work, self._every, self._wanted = work, every, wanted
+    def __init__(
+        self, work: Callable[[], Awaitable[None]], every: float, is_wanted: Callable[[], bool]
+    ) -> None:
+        self._work, self._every, self._is_wanted = work, every, is_wanted
         self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
         self._ended = asyncio.Event()  # a new event each time
@@ -69,7 +71,7 @@ class Poller:
 
     async def _run(self) -> None:
         try:
-            while self._wanted() and not self._stopped:
+            while self._is_wanted() and not self._stopped:
                 self._again.clear()
                 await self._work()
                 self.fresh = not self._again.is_set()
@@ -124,9 +126,9 @@ class Changes(FrozenDataclass):
 
 
 class Look(FrozenDataclass):
-    """What a look saw: records by id, as the backend made them and as pages get them."""
+    """What a look saw: records by id, ``originals`` as the backend made them, and as pages get them."""
 
-    made: Mapping[str, Record] = field(default_factory=dict)
+    originals: Mapping[str, Record] = field(default_factory=dict)
     records: Mapping[str, Record] = field(default_factory=dict)
 
     def again(self, scope: BackendScope, roots: Sequence[str]) -> tuple[Look, Changes]:
@@ -134,7 +136,7 @@ class Look(FrozenDataclass):
         jobs = {job["id"]: job for job in backend(scope.backend).summaries(record, scope=scope.name)}
         # This machine returns the same record of an ended job each time, and there may be thousands.
         records = {
-            id_: self.records[id_] if self.made.get(id_) is job else below(job, roots)
+            id_: self.records[id_] if self.originals.get(id_) is job else below(job, roots)
             for id_, job in jobs.items()
         }
         changed = []
@@ -187,10 +189,10 @@ class History:
         while len(self._removed) > _MOST_REMOVED:
             self._forgotten = self._removed.pop(next(iter(self._removed)))
 
-    def since(self, known: str, records: Sequence[Record]) -> News:
-        """Return which of ``records``, all present jobs, are new to a page with the mark ``known``."""
+    def since(self, page_mark: str, records: Sequence[Record]) -> News:
+        """Return which of ``records``, all present jobs, are new to a page with the mark ``page_mark``."""
         mark = f"{self._born}.{self._number}"
-        born, _, number = known.partition(".")
+        born, _, number = page_mark.partition(".")
         newest = int(number) if born == self._born and number.isdecimal() and len(number) < 16 else -1
         if not self._forgotten <= newest <= self._number:
             return News(records, (), whole=True, mark=mark)
@@ -239,21 +241,21 @@ class Watch:
         self._lanes, self._every, self._tell = lanes, every, tell
         self._roots, self._clock, self._patience = roots, clock, patience
         self.history = History()
-        self._asked = float("-inf")
+        self._last_request = float("-inf")
         self._answered = False  # whether any page has had an answer
         self._watched: dict[BackendScope, _Watched] = {}
         # By lane. Jobs may be there that this server has never seen.
         self._notes = {_finds(name): Note(f"{name}:", f"jobs ({name}) aren't listed yet") for name in every}
         self._logged: dict[str, str] = {}  # by lane: what went wrong at the last look
         # The scopes of a new kernel's jobs are unknown until it sends one.
-        self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._wanted) for name in every}
+        self._finding = {name: Poller(partial(self._find, name), _FIND_S, self._is_wanted) for name in every}
 
     async def jobs(self) -> tuple[list[Record], list[Note]]:
         """Return the records of all jobs, oldest first, and why some may be missing or outdated.
 
         It reflects whatever was done through this server. A cluster has ``patience`` seconds to answer.
         """
-        self._asked = self._clock()
+        self._last_request = self._clock()
         for poller in (*self._finding.values(), *(watched.poller for watched in self._watched.values())):
             poller.begin()
         await asyncio.gather(*map(self._caught_up, self._finding))
@@ -284,8 +286,8 @@ class Watch:
         every = (*self._finding.values(), *(watched.poller for watched in self._watched.values()))
         await asyncio.gather(*(poller.stop() for poller in every))
 
-    def _wanted(self) -> bool:
-        return self._clock() - self._asked < _INTEREST_S
+    def _is_wanted(self) -> bool:
+        return self._clock() - self._last_request < _INTEREST_S
 
     def _late(self, watched: _Watched) -> Note | None:
         """Return a note on a scope that hasn't answered since pages ask again, unless it has refused."""
@@ -319,7 +321,7 @@ class Watch:
             self._announce(Changes(removed=[*watched.look.records]))
 
     def _begin(self, scope: BackendScope) -> None:
-        poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._wanted)
+        poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._is_wanted)
         watched = self._watched[scope] = _Watched(scope, poller, Look())
         poller.begin()
 

@@ -210,7 +210,7 @@ class _Sender(threading.Thread, Saved):
         self._url = url
         self._every_s = every_s
         self._ended = threading.Event()
-        self._said = ""
+        self._notice = ""
 
     def run(self) -> None:
         """See the class."""
@@ -230,12 +230,12 @@ class _Sender(threading.Thread, Saved):
 
     def _send(self, *, ended: bool = False, may_place: Callable[[], bool] = lambda: True) -> None:
         try:
-            self._mirror.send(ended=ended, held=lambda: self.held, may_place=may_place)
+            self._mirror.send(ended=ended, is_held=lambda: self.held, may_place=may_place)
         except Exception as exc:  # whatever a store's library raises; the next time may be better
             text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
                 *(node_index(), self._url),
                 *(type(exc).__name__, exc),
             )
-            if text != self._said:
+            if text != self._notice:
                 emit("Notice", text=text)
-            self._said = text
+            self._notice = text

@@ -42,7 +42,7 @@ def others() -> bool:
     return os.environ.get("RANK", "0") != str(_speaker)
 
 
-def wanted() -> bool:
+def may_show() -> bool:
     """Whether the cell shows another display."""
     return bool(os.environ.get(EVENTS)) and not others() and _shown < MOST
 
@@ -56,7 +56,7 @@ def show(bundle: Dict[str, Any]) -> bool:
         data[str(mime)] = text if isinstance(text, str) else ""
     while data and sum(map(len, data.values())) > LONGEST:
         data.pop(max(data, key=lambda mime: len(data[mime])))
-    if not wanted() or not set(data) - {TEXT}:
+    if not may_show() or not set(data) - {TEXT}:
         return False
     _shown = tell("Displayed", _speaker, data=data) + 1
     return True
@@ -143,7 +143,7 @@ def _figures_in_the_cell(module: Any) -> None:
         if module.get_backend().lower() != "agg":
             return show(*args, **kwargs)
         figures = [module.figure(number) for number in module.get_fignums()]
-        if wanted():
+        if may_show():
             for figure in figures:
                 show_anew(figure)
         elif figures and not others():
@@ -182,7 +182,7 @@ def _display_in_the_cell(module: Any) -> None:
 
 def _draw(handle: Any, *objs: Any, display_id: Any = None, **options: Any) -> Any:
     for obj in objs:
-        rich = wanted() and show(obj if options.get("raw") else of(obj))
+        rich = may_show() and show(obj if options.get("raw") else of(obj))
         source = getattr(obj, "data", None) if type(obj).__module__ == "IPython.core.display" else None
         if options.get("raw"):
             source = str(obj.get(TEXT, "[%s]" % ", ".join(obj)))

@@ -67,14 +67,14 @@ class Mirror:
             fetched = False
             for name, path in self._stored(below).items():
                 was, key = records.get(name), self._fs.ukey(path)
-                stamp = _stamp(self._here(name))
+                stamp = _stamp(self._local_path(name))
                 unchanged = stamp is None or (was is not None and was["here"] == stamp)
                 if (was is None or was["there"] != key) and unchanged:
-                    target = self._here(name)
+                    target = self._local_path(name)
                     os.makedirs(os.path.dirname(target), exist_ok=True)
                     self._fs.get_file(path, target + PARTIAL)
                     os.replace(target + PARTIAL, target)
-                    records[name] = {"here": _stamp(self._here(name)), "there": key}
+                    records[name] = {"here": _stamp(self._local_path(name)), "there": key}
                     fetched = True
             if fetched:
                 time.sleep(_TICK_S)  # a rank's write to one of them then gets another time
@@ -83,20 +83,21 @@ class Mirror:
         self,
         *,
         ended: bool = False,
-        held: Callable[[], bool] = lambda: False,
+        is_held: Callable[[], bool] = lambda: False,
         may_place: Callable[[], bool] = lambda: True,
     ) -> None:
         """Send the files written since the last call, oldest first, and remove those that were removed.
 
         A file that isn't whole yet is left for the next call; none takes its place before all are there.
-        ``ended`` means that all writers have ended; before that, nothing is sent while ``held`` returns true.
-        ``may_place`` is called once all are there, beside their places. Raises whatever the store raises.
+        ``ended`` means that all writers have ended; before that, nothing is sent while ``is_held`` returns
+        true. ``may_place`` is called once all are there, beside their places.
+        Raises whatever the store raises.
         """
         if not os.path.isdir(self._folder):
             return  # no rank has requested it yet
         with self._turn() as records:
             stamps = self._stamps()
-            if held() and not ended:
+            if is_held() and not ended:
                 return  # checked after listing: the list may have half of what belongs together
             new = [name for name in stamps if name not in records or records[name]["here"] != stamps[name]]
             # Files that are written last, such as a list of the files before them, come last.
@@ -106,7 +107,7 @@ class Mirror:
                 return
             for name in sent:
                 self._place(name, records)
-                records[name] = {"here": stamps[name], "there": self._fs.ukey(self._there(name))}
+                records[name] = {"here": stamps[name], "there": self._fs.ukey(self._store_path(name))}
             removed = records.keys() - stamps.keys()
             # The file that took its place may be too new to be sent now, but not at the next call.
             due = removed if ended else removed & self._removed
@@ -148,7 +149,7 @@ class Mirror:
 
     def _stored(self, below: str) -> Dict[str, str]:
         """Return the store's paths by name."""
-        top = self._there(below) if below else self._root
+        top = self._store_path(below) if below else self._root
         self._fs.invalidate_cache()
         try:
             # fsspec's `find` treats a store that can't be reached as an empty one (2026.9).
@@ -181,13 +182,13 @@ class Mirror:
 
     def _open(self, name: str, files: ExitStack) -> Optional[BinaryIO]:
         try:
-            return files.enter_context(open(self._here(name), "rb", buffering=0))
+            return files.enter_context(open(self._local_path(name), "rb", buffering=0))
         except FileNotFoundError:  # removed meanwhile
             return None
 
     def _put(self, name: str, file: BinaryIO, stamp: _Stamp, *, ended: bool) -> bool:
         """Put a file beside its place in the store, if it is whole; return whether it is."""
-        target = self._there(name)
+        target = self._store_path(name)
         quiet_s = 0.0 if ended else self._quiet_s
         time.sleep(max(0.0, _TICK_S - _age(stamp)))
         is_written = _is_written(file)
@@ -203,9 +204,9 @@ class Mirror:
             return False
         return True
 
-    def _place(self, name: str, known: _Known) -> None:
+    def _place(self, name: str, records: _Known) -> None:
         """Move a file that was put beside its place into its place."""
-        target = self._there(name)
+        target = self._store_path(name)
         if not self._renames:
             # As fsspec's own `mv` does (2026.9), which also treats names as patterns, and puts a file into a
             # folder of its name.
@@ -213,25 +214,25 @@ class Mirror:
             self._fs.rm_file(target + PARTIAL)
             return
         if self._fs.isdir(target):  # a store with folders keeps that of files which are gone
-            for inner in [other for other in known if other.startswith(name + "/")]:
-                self._remove(inner, known)
+            for inner in [other for other in records if other.startswith(name + "/")]:
+                self._remove(inner, records)
             for folder in sorted({target, *self._fs.find(target, withdirs=True)}, reverse=True):
                 self._fs.rmdir(folder)
         self._fs.mv(target + PARTIAL, target)
 
-    def _remove(self, name: str, known: _Known) -> None:
-        target = self._there(name)
+    def _remove(self, name: str, records: _Known) -> None:
+        target = self._store_path(name)
         try:
-            if self._fs.ukey(target) == known[name]["there"]:  # else another node has sent it since
+            if self._fs.ukey(target) == records[name]["there"]:  # else another node has sent it since
                 self._fs.rm_file(target)
         except FileNotFoundError:
             pass
-        del known[name]
+        del records[name]
 
-    def _here(self, name: str) -> str:
+    def _local_path(self, name: str) -> str:
         return os.path.join(self._folder, *name.split("/"))
 
-    def _there(self, name: str) -> str:
+    def _store_path(self, name: str) -> str:
         return "%s/%s" % (self._root.rstrip("/"), name)
 
 

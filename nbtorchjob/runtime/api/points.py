@@ -148,13 +148,13 @@ class Point:
         self.kind = kind
         self.calls = 0
         self._numbers: Any = None
-        self._mine = self._halt = 0
+        self._count = self._halt = 0
 
     def begin(self, page: Optional[Page], rank: int) -> None:
         """Restart the count on a page; without a page, calls do nothing."""
         self.calls = 0
         self._numbers = None if page is None else page.numbers
-        self._mine, self._halt = CALLS + rank * BLOCK + self.kind, HALT + self.kind
+        self._count, self._halt = CALLS + rank * BLOCK + self.kind, HALT + self.kind
 
     def passed(self) -> bool:
         """Count a call, and do whatever is due at it; return whether there may be more to look at."""
@@ -162,7 +162,7 @@ class Point:
         if numbers is None:
             return False
         self.calls = calls = self.calls + 1
-        numbers[self._mine] = calls
+        numbers[self._count] = calls
         if calls < numbers[self._halt]:
             return False
         _hold(self)
@@ -200,10 +200,10 @@ def _forget() -> None:
         point.begin(None, 0)
 
 
-def tell_ready(what: int) -> None:
+def tell_ready(progress: int) -> None:
     """Tell the node how far this rank is with a swap."""
     if page is not None:
-        page[CALLS + rank * BLOCK + READY] = what
+        page[CALLS + rank * BLOCK + READY] = progress
 
 
 def _hold(point: Point) -> None:

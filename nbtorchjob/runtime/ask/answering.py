@@ -50,8 +50,8 @@ class Question(Dict[str, Any]):
     Once a handler calls ``hear``, its answer may be of any length and take any time.
     """
 
-    def __init__(self, asked: Dict[str, Any], talk: "_Talk") -> None:
-        super().__init__(asked)
+    def __init__(self, fields: Dict[str, Any], talk: "_Talk") -> None:
+        super().__init__(fields)
         self._talk = talk
         self._goes_on = False
 
@@ -203,14 +203,14 @@ class _Talk:
             else:
                 self._say({"end": self._answered(handlers, question)})
 
-    def _answered(self, handlers: Mapping[str, Handler], asked: Dict[str, Any]) -> str:
+    def _answered(self, handlers: Mapping[str, Handler], fields: Dict[str, Any]) -> str:
         """Send the records; return why there are no more, "" if they are complete."""
-        handler = handlers.get(str(asked.get("question")))
+        handler = handlers.get(str(fields.get("question")))
         if handler is None:
-            return "it knows no question %.40r" % asked.get("question")
-        questions.add_modules(asked.get(MODULES, {}))
+            return "it knows no question %.40r" % fields.get("question")
+        questions.add_modules(fields.get(MODULES, {}))
         until, room = time.monotonic() + _ANSWERING_S, ANSWER_BYTES
-        question = Question(asked, self)
+        question = Question(fields, self)
         # So errors from the call of the handler surface in the loop, like those from its records.
         records = chain.from_iterable(map(handler, (question,)))
         while question.goes_on or (room >= RECORD_BYTES and time.monotonic() < until):

@@ -190,9 +190,9 @@ def pass_on(seconds: int) -> None:
         writes += [node.fileno()] if to_node else []
         ready, free, _ = select.select(reads, writes, [])
         if 1 in free:
-            del to_asker[: _written(1, to_asker)]
+            del to_asker[: _write(1, to_asker)]
         if node.fileno() in free:
-            del to_node[: _written(node.fileno(), to_node)]
+            del to_node[: _write(node.fileno(), to_node)]
         if node.fileno() in ready:
             data = node.recv(_CHUNK)
             if not data:
@@ -211,7 +211,7 @@ def pass_on(seconds: int) -> None:
             to_node += chunk
 
 
-def _written(fd: int, data: bytearray) -> int:
+def _write(fd: int, data: bytearray) -> int:
     try:
         return os.write(fd, data)
     except BlockingIOError:  # select has reported room, but not for this much

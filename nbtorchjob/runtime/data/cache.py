@@ -55,7 +55,7 @@ def use(path: str) -> Optional[IO[str]]:
     if not os.path.isdir(path):
         return None
     try:
-        file = _held(path + _USED, fcntl.LOCK_SH)
+        file = _open_locked(path + _USED, fcntl.LOCK_SH)
     except OSError:  # a cache that can't be written to, or without locks: nothing is removed there
         return open(os.devnull) if os.path.isdir(path) else None
     if not os.path.isdir(path):
@@ -72,11 +72,11 @@ def alone(path: str, waits: Callable[[], None]) -> Iterator[IO[str]]:
 
     ``waits`` is called once if another process is fetching it.
     """
-    with _held(path + _LOCK, fcntl.LOCK_EX, waits) as file:
+    with _open_locked(path + _LOCK, fcntl.LOCK_EX, waits) as file:
         yield file
 
 
-def _held(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[str]:
+def _open_locked(path: str, how: int, waits: Callable[[], None] = lambda: None) -> IO[str]:
     """Open and lock a file that the previous holder of the lock may have removed."""
     announced = False
     while True:

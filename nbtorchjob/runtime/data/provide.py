@@ -153,7 +153,7 @@ class _Fetch:
             needs = (look.size - self._had + _MIB - 1) // _MIB
             raise DataError(text % (needs, self._cache, self._place, free // _MIB), _no_room())
         with self._telling(look.size, partial):
-            _each(self._source, left, partial)
+            _fetch_all(self._source, left, partial)
         if self._source.notes and not any(file.name.startswith(self._source.notes) for file in look.files):
             notes = os.path.join(partial, self._source.notes)
             shutil.rmtree(notes, ignore_errors=True)
@@ -216,7 +216,7 @@ def _no_room() -> int:
     return exits.INFRASTRUCTURE_ERROR if STREAM in os.environ else exits.CONFIG_ERROR
 
 
-def _each(source: Source, files: List[File], folder: str) -> None:
+def _fetch_all(source: Source, files: List[File], folder: str) -> None:
     """Fetch files, several at once; after the first error no more are begun."""
     left = list(reversed(files))
     errors: List[BaseException] = []

@@ -88,7 +88,7 @@ class Debugger:
         self._alone = threading.Lock()  # one thread at a time stops
         self._stopped: Optional[int] = None  # the id of the stopped thread
         self._own = threading.local()  # each thread's innermost pdb
-        self._told = False
+        self._notice_sent = False
 
     def install(self) -> None:
         """Have ``breakpoint()``, ``pdb.set_trace()`` and ``torch.distributed.breakpoint()`` stop here."""
@@ -147,7 +147,7 @@ class Debugger:
         while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
             frame = frame.f_back
         if not hasattr(self._own, "pdb"):
-            self._own.pdb = self._made()
+            self._own.pdb = self._make_pdb()
         if not self.is_here:  # otherwise a typed line led here, where no other rank comes
             self._own.then = then
         self._own.pdb.set_trace(frame)
@@ -156,10 +156,10 @@ class Debugger:
         """Call what had to wait until this thread goes on."""
         self._own.__dict__.pop("then", lambda: None)()
 
-    def _made(self) -> Any:
+    def _make_pdb(self) -> Any:
         # Tell the peers first: on half a CPU, importing IPython's debugger takes longer than many time-outs.
         with self._patience.stopped(self._rank):
-            return _made(self)
+            return _make_pdb(self)
 
     def over(self) -> None:
         """Stop tracing this thread, as the code has returned."""
@@ -178,7 +178,7 @@ class Debugger:
         traceback = users_traceback(exc)
         if traceback is None or os.getpid() != self._pid:
             return
-        pdb = self._own.pdb = self._made()
+        pdb = self._own.pdb = self._make_pdb()
         libraries: List[Tuple[str, int, str]] = []
         own: List[Tuple[str, int, str]] = []
         entry: Optional[TracebackType] = traceback
@@ -252,8 +252,8 @@ class Debugger:
         with suppress(OSError):
             os.close(os.open(self._mark, os.O_CREAT | os.O_WRONLY, 0o600))
         emit("RankStops", **fields, filename=filename, lineno=lineno, function=function, why=why)
-        if self._patience.installed and not self._told and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            self._told = True
+        if self._patience.installed and not self._notice_sent and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            self._notice_sent = True
             emit("Notice", text="time-outs of collectives are put off while rank %d is stopped" % self._rank)
         sampler.held = HELD
         self._line.how = CONTINUES
@@ -295,7 +295,7 @@ class _Line:
         self._listener: Optional[socket.socket] = None
         self._peer: Optional[socket.socket] = None
         self._came = b""
-        self._said = ""  # output that hasn't been sent yet
+        self._output = ""  # output that hasn't been sent yet
         self.until = 0.0
         self.how = CONTINUES  # how the rank goes on after the last command
         self.over = ""  # how the rank goes on, whatever is typed
@@ -303,10 +303,10 @@ class _Line:
 
     def write(self, text: str) -> None:
         """Collect pdb's output."""
-        self._said += text
-        if len(self._said) > _MOST_HELD:
-            self.say({"out": self._said})
-            self._said = self._said[-_MOST_HELD:] if self._peer is None else ""
+        self._output += text
+        if len(self._output) > _MOST_HELD:
+            self.say({"out": self._output})
+            self._output = self._output[-_MOST_HELD:] if self._peer is None else ""
 
     def flush(self) -> None:
         """Do nothing: output is sent with the next prompt."""
@@ -342,10 +342,10 @@ class _Line:
             self.say({"out": text})
             self.say({"prompt": prompt})
             text = ""
-            message = self._heard()
+            message = self._hear()
             while message is not None and "complete" in message:
                 self.say({"words": _completions(pdb, message)})
-                message = self._heard()
+                message = self._hear()
             if message is not None:
                 return str(message.get("line", ""))
 
@@ -360,7 +360,7 @@ class _Line:
                 self._accept(listener)
 
     def _parted(self) -> Tuple[str, str]:
-        output, self._said = self._said, ""
+        output, self._output = self._output, ""
         text, new, prompt = output.rpartition("\n")
         return text + new, prompt
 
@@ -441,7 +441,7 @@ class _Line:
         except (OSError, ValueError, AttributeError):
             peer.close()
 
-    def _heard(self) -> Optional[Dict[str, Any]]:
+    def _hear(self) -> Optional[Dict[str, Any]]:
         """Return the user's next message; None once the user has left, or the stop is over."""
         while self._peer is not None:
             line, new, rest = self._came.partition(b"\n")
@@ -472,7 +472,7 @@ class _Line:
     again = 0.0  # seconds to wait for a user to come back
 
 
-def _made(debugger: Debugger) -> Any:
+def _make_pdb(debugger: Debugger) -> Any:
     """Return a pdb: IPython's, if it is installed and works here."""
     try:
         module = importlib.import_module("IPython.core.debugger")

@@ -33,17 +33,17 @@ def handlers(folder: str) -> "Mapping[str, Handler]":
 class _Bridge:
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._there: Dict[int, Tuple[str, float]] = {}  # by rank: who is attached, and since when
+        self._users: Dict[int, Tuple[str, float]] = {}  # by rank: who is attached, and since when
 
-    def debug(self, asked: Question) -> "Iterator[dict[str, Any]]":
+    def debug(self, question: Question) -> "Iterator[dict[str, Any]]":
         """Connect the user to a rank, until either end leaves."""
-        rank, by = int(asked["rank"]), str(asked.get("by", ""))[:_MAX_BY]
+        rank, by = int(question["rank"]), str(question.get("by", ""))[:_MAX_BY]
         me = by, time.time()
         until = time.monotonic() + _LEAVING_S
-        user = self._there.setdefault(rank, me)
+        user = self._users.setdefault(rank, me)
         while user is not me and time.monotonic() < until:
             time.sleep(_EVERY_S)
-            user = self._there.setdefault(rank, me)
+            user = self._users.setdefault(rank, me)
         if user is not me:
             who, since = user
             at = time.strftime("%H:%M", time.localtime(since))
@@ -57,11 +57,11 @@ class _Bridge:
                     yield {"trouble": "rank %d isn't stopped in the debugger" % rank}
                     return
                 peer.sendall(json.dumps({"by": by}).encode() + b"\n")
-                yield from _passed_on(asked, peer)
+                yield from _passed_on(question, peer)
         finally:
-            del self._there[rank]
+            del self._users[rank]
 
-    def release(self, asked: Question) -> "Iterator[dict[str, Any]]":
+    def release(self, question: Question) -> "Iterator[dict[str, Any]]":
         """Release all ranks that are held."""
         released = []
         for name in os.listdir(self._folder):

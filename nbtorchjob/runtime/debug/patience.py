@@ -54,7 +54,7 @@ class Patience:
         self._begun: Dict[Tuple[str, int, float], float] = {}  # when the pending calls were seen first
         self._since = 0.0  # no rank was stopped from then on
         self._changes = 0
-        self._said = False
+        self._notice_shown = False
         self._meeting = threading.Lock()
         self.installed = False
 
@@ -129,8 +129,8 @@ class Patience:
 
         return set_timeout
 
-    def _limit(self, group: str, asked: timedelta) -> None:
-        self._limits[group] = recorder.LIMITS[group, _NEVER.total_seconds()] = asked.total_seconds()
+    def _limit(self, group: str, timeout: timedelta) -> None:
+        self._limits[group] = recorder.LIMITS[group, _NEVER.total_seconds()] = timeout.total_seconds()
 
     @contextmanager
     def _within(self, name: str, limit: timedelta) -> Iterator[None]:
@@ -226,10 +226,10 @@ class Patience:
             who = store.get(self._word % _WHO).decode() if stopped > 0 else ""
         if stopped <= 0 and changes == self._changes:
             return False
-        if stopped > 0 and not self._said:
+        if stopped > 0 and not self._notice_shown:
             text = "nbtorchjob: rank %s is stopped in the debugger: the time-out of %s, %g s, is put off"
             print(text % (who, late[0], late[2]), file=sys.__stderr__)
-        self._said, self._changes, self._since = stopped > 0, changes, time.monotonic()
+        self._notice_shown, self._changes, self._since = stopped > 0, changes, time.monotonic()
         return True
 
 

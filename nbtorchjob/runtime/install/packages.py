@@ -257,17 +257,17 @@ def _beside(
 
 
 class _Installer:
-    """A program that installs ``what``, in words; its own files are in the folder ``work``."""
+    """A program that installs ``names``, in words; its own files are in the folder ``work``."""
 
     name = ""
     command: Sequence[str] = ()
 
-    def __init__(self, what: str, work: str) -> None:
-        self._what, self._work = what, work
+    def __init__(self, names: str, work: str) -> None:
+        self._names, self._work = names, work
         self._within = float(os.environ.get(WITHIN) or _WITHIN_S)
         self._until = time.monotonic() + self._within
 
-    def missing(self, asked: Sequence[str]) -> List[_Missing]:
+    def missing(self, requirements: Sequence[str]) -> List[_Missing]:
         """Return what is requested, and what that needs, as far as it isn't installed."""
         raise NotImplementedError
 
@@ -309,7 +309,7 @@ class _Installer:
                 words.append("this node has Python %(python)s on %(platform)s" % environment.description())
             text = _SECRET.sub("//", "\n".join(words))
             raise InstallError(
-                "%s couldn't install %s: %s" % (self.name, self._what, text), again=bool(_TROUBLES(text))
+                "%s couldn't install %s: %s" % (self.name, self._names, text), again=bool(_TROUBLES(text))
             )
         return output
 
@@ -325,7 +325,7 @@ class _Installer:
                 )
                 raise InstallError(
                     "%s didn't install %s within %g s (--env %s=S allows more)%s"
-                    % (self.name, self._what, self._within, WITHIN, last),
+                    % (self.name, self._names, self._within, WITHIN, last),
                     again=True,
                 )
             chunk = os.read(pipe, 1 << 16)
@@ -342,14 +342,14 @@ def _last(output: str) -> List[str]:
 class _Pip(_Installer):
     name = "pip"
 
-    def __init__(self, what: str, work: str) -> None:
-        super().__init__(what, work)
+    def __init__(self, names: str, work: str) -> None:
+        super().__init__(names, work)
         options = ("--no-input", "--disable-pip-version-check", "--log", self._path("log"))
         self.command = (*environment.command("pip"), "install", *options)
 
-    def missing(self, asked: Sequence[str]) -> List[_Missing]:
+    def missing(self, requirements: Sequence[str]) -> List[_Missing]:
         report = self._path("report")
-        self.run("--dry-run", "--report", report, "-c", self._path(_BOUNDS), "--", *asked)
+        self.run("--dry-run", "--report", report, "-c", self._path(_BOUNDS), "--", *requirements)
         with open(report, encoding="utf-8") as file:
             decided: List[_Missing] = []
             for item in json.load(file)["install"]:
@@ -407,9 +407,9 @@ class _Uv(_Installer):
             return {"SSL_CERT_DIR" if os.path.isdir(trusted) else "SSL_CERT_FILE": trusted}
         return {"SSL_CERT_DIR": paths.capath} if paths.capath and os.listdir(paths.capath) else {}
 
-    def missing(self, asked: Sequence[str]) -> List[_Missing]:
+    def missing(self, requirements: Sequence[str]) -> List[_Missing]:
         python = ("--python", sys.executable, "--break-system-packages")  # a dry run breaks nothing
-        output = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *asked)
+        output = self.run("--dry-run", *python, "-c", self._path(_BOUNDS), "--", *requirements)
         decisions = (line.groups("") for line in _DECIDED.finditer(output))
         return [_Missing(name, version, at or of_old) for name, version, at, of_old in decisions]
 

@@ -149,9 +149,9 @@ class Keeper(NodeAgent):
             raise terminated()
         super()._on_sigterm(number, frame)
 
-    def leave(self, asked: Any) -> Iterator[Dict[str, Any]]:
+    def leave(self, question: Any) -> Iterator[Dict[str, Any]]:
         """See the base class."""
         if self._lab.idle:
             yield {"leaves": False}
         else:
-            yield from super().leave(asked)
+            yield from super().leave(question)

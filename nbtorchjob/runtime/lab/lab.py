@@ -20,8 +20,8 @@ Whether turns are taken is ``_why``, the reason why not:
     _ENDS        the ranks return          refused; waiting turns run first, then all ranks return
 
 A turn on the lead is *coming* (its payload is on its way), then in the *line*, then *running*, with the nodes
-that are ``left``; on each node it is ``_here``, with the ranks that are ``left``. All of this changes in one
-thread (``Standing``), to which the agent and the threads of questions post.
+that are ``left``; on each node it is ``_current``, with the ranks that are ``left``. All of this changes in
+one thread (``Standing``), to which the agent and the threads of questions post.
 
     from    to     message                    leads to
     ------  -----  -------------------------  -------------------------------------------------------------
@@ -124,7 +124,7 @@ class _Turn(NamedTuple):
     left: Set[int]  # nodes that aren't through yet
 
 
-class _Here(NamedTuple):
+class _LocalTurn(NamedTuple):
     """A turn on this node."""
 
     round: int
@@ -158,12 +158,12 @@ class Lab:
         self._base: Optional[Base] = None
         self._why = NOT_YET  # why no turn is taken
         self._since = 0.0  # when the last turn was over
-        self._here: Optional[_Here] = None
+        self._current: Optional[_LocalTurn] = None
         self._wake_at: Optional[float] = None  # when to wake the agent for the turn
         self._running: Dict[int, _Turn] = {}  # by round
         self._line: Deque[_Turn] = deque()
         self._unwritten: Deque[Tuple[str, Dict[str, Any]]] = deque()  # facts that a full disk had no room for
-        self._taken: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # answers, by a turn's id
+        self._old_answers: "OrderedDict[str, Dict[str, Any]]" = OrderedDict()  # answers, by a turn's id
         self._numbers = itertools.count(1)
         self._coming: List[int] = []  # payloads
         self._brought: Dict[str, float] = {}  # when payloads came that the lead has yet to name
@@ -172,7 +172,7 @@ class Lab:
         self._pids: Dict[int, int] = {}
         self._page: Any = None
         self._relay: Any = None
-        self._standing = Standing(folder, self._heard, self._due)
+        self._standing = Standing(folder, self._hear_rank, self._due)
 
     # The agent's thread
 
@@ -215,21 +215,21 @@ class Lab:
         }
 
     def _answer(
-        self, act: Callable[[Dict[str, Any]], Dict[str, Any]], asked: Question
+        self, act: Callable[[Dict[str, Any]], Dict[str, Any]], question: Question
     ) -> Iterator[Dict[str, Any]]:
-        yield self._standing.done(partial(act, asked))
+        yield self._standing.done(partial(act, question))
 
-    def lacks(self, asked: Question) -> Iterator[Dict[str, Any]]:
+    def lacks(self, question: Question) -> Iterator[Dict[str, Any]]:
         """Yield which modules this node lacks: no fact records what a cell has installed."""
         importlib.invalidate_caches()
-        yield {"lacks": [module for module in asked["of"] if environment.find(module) is None]}
+        yield {"lacks": [module for module in question["of"] if environment.find(module) is None]}
 
-    def turn(self, asked: Question) -> Iterator[Dict[str, Any]]:
+    def turn(self, question: Question) -> Iterator[Dict[str, Any]]:
         """Take a turn, whose payload the client sends next.
 
         Before the answer, a first record names the nodes to which the client has to bring the payload, too.
         """
-        old_answer = self._standing.done(partial(self._known, asked))
+        old_answer = self._standing.done(partial(self._old_answer, question))
         if old_answer is not None:
             yield old_answer
             return
@@ -238,17 +238,17 @@ class Lab:
         try:
             path = path_of(self._folder, number)
             try:
-                payload = received(asked, path, self._key)
+                payload = received(question, path, self._key)
                 relay = self._relay
                 if isinstance(relay, Lead):
                     yield {"bring": list(relay.others)}
                     message: Any = b""
                     while isinstance(message, bytes):  # keep-alives
-                        message = asked.hear(HEAR_S)
+                        message = question.hear(HEAR_S)
                     if message is None:
                         raise Refused("the payload didn't reach all nodes within %d s" % HEAR_S)
-                    relay.all_have(number, name_of(asked["id"]))
-                answer, new = self._standing.done(partial(self._take, asked, number, payload))
+                    relay.all_have(number, name_of(question["id"]))
+                answer, new = self._standing.done(partial(self._take, question, number, payload))
             except BaseException:
                 self._forget(number)
                 raise
@@ -259,12 +259,12 @@ class Lab:
             self._standing.post(lambda: None)  # it may be idle from now on
         yield answer
 
-    def bring(self, asked: Question) -> Iterator[Dict[str, Any]]:
+    def bring(self, question: Question) -> Iterator[Dict[str, Any]]:
         """Receive the payload of a turn that is being sent to the lead."""
-        name = name_of(asked["id"])
+        name = name_of(question["id"])
         path = brought(self._folder, "%s-%d" % (name, next(self._numbers)))
         try:
-            received(asked, path, self._key)
+            received(question, path, self._key)
             os.replace(path, brought(self._folder, name))
         finally:
             with suppress(FileNotFoundError):
@@ -304,7 +304,7 @@ class Lab:
         own_ranks = [rank for rank, node in base.where.items() if node == self._node]
         order: Dict[str, Any] = {"path": self._path, "round": base.round, "speaker": 0, "files": False}
         order.update((name, self._header[name]) for name in ("all_ranks", "locals"))
-        self._here = _Here(base.round, 0, base.round if base.first else 0, set(own_ranks), [])
+        self._current = _LocalTurn(base.round, 0, base.round if base.first else 0, set(own_ranks), [])
         if lead:
             self._since = time.monotonic()
             ranks, nodes = sorted(base.where), sorted(base.nodes)
@@ -316,12 +316,12 @@ class Lab:
                 self._tell_taken(base, own, "", {**words, "pushed": []})
         if base.connect is not None and lead:
             others = base.nodes[1:]
-            self._relay = Lead(base.connect, base.round, others, self._heard_node, self.agent.distrust)
+            self._relay = Lead(base.connect, base.round, others, self._hear_node, self.agent.distrust)
             self._relay.expect(base.round, others)
         elif base.connect is not None:
             args = self._node, self._folder
             self._relay = Follower(
-                base.connect, base.round, *args, partial(self._heard_lead, base), self.agent.distrust
+                base.connect, base.round, *args, partial(self._hear_lead, base), self.agent.distrust
             )
         if base.first:
             for rank in own_ranks:
@@ -347,7 +347,7 @@ class Lab:
 
     def _leave(self) -> None:
         self._drop_all()
-        self._base = self._here = None
+        self._base = self._current = None
         self._standing.enter(-1)
         if self._relay is not None:
             self._relay.close()
@@ -356,8 +356,8 @@ class Lab:
     def _drop_all(self) -> None:
         for turn in (*self._line, *self._running.values()):
             self._unlink(turn.number)
-        if self._here is not None:
-            self._unlink(self._here.number)
+        if self._current is not None:
+            self._unlink(self._current.number)
         self._line.clear()
         self._running.clear()
 
@@ -370,12 +370,12 @@ class Lab:
 
     # Messages from ranks and nodes
 
-    def _heard(self, rank: int, record: Dict[str, Any]) -> None:
+    def _hear_rank(self, rank: int, record: Dict[str, Any]) -> None:
         self._pids[rank] = int(record["pid"])
         if "names" in record:
             self._names[rank] = self._marks(record["names"])
             self._news[str(rank)] = sorted(self._names[rank])
-        turn = self._here
+        turn = self._current
         if turn is None or record["done"] != turn.done or rank not in turn.left:
             return
         turn.left.discard(rank)
@@ -385,28 +385,28 @@ class Lab:
             tear()
             self._tell_failed(self._node, turn.round, [rank], record["error"])
         if not turn.left:
-            self._here = None
+            self._current = None
             self._over_here(turn)
 
-    def _over_here(self, here: _Here) -> None:
+    def _over_here(self, turn: _LocalTurn) -> None:
         self.agent.leave_turn()
-        if here.done:
-            self._tell_over(here)
-        self._end_here(here)
+        if turn.done:
+            self._tell_over(turn)
+        self._end_here(turn)
 
-    def _tell_over(self, here: _Here) -> None:
-        self._tell("TurnEnded", node=self._node, round=here.round, failed=sorted(here.failed))
+    def _tell_over(self, turn: _LocalTurn) -> None:
+        self._tell("TurnEnded", node=self._node, round=turn.round, failed=sorted(turn.failed))
 
-    def _end_here(self, here: _Here, **more: Any) -> None:
+    def _end_here(self, turn: _LocalTurn, **more: Any) -> None:
         """Tell the lead, so that the next turn begins once all nodes have done so."""
-        self._unlink(here.number)
+        self._unlink(turn.number)
         news, self._news = self._news, {}
         if isinstance(self._relay, Follower):
-            self._relay.done(here.round, {"names": news, **more})
+            self._relay.done(turn.round, {"names": news, **more})
         else:
-            self._through(self._node, here.round)
+            self._through(self._node, turn.round)
 
-    def _heard_node(self, node: int, round_: int, record: Dict[str, Any]) -> None:
+    def _hear_node(self, node: int, round_: int, record: Dict[str, Any]) -> None:
         def take() -> None:
             for rank, names in record["names"].items():
                 self._names[int(rank)] = frozenset(names)
@@ -414,7 +414,7 @@ class Lab:
 
         self._standing.post(take)
 
-    def _heard_lead(self, base: Base, message: Dict[str, Any]) -> None:
+    def _hear_lead(self, base: Base, message: Dict[str, Any]) -> None:
         self._standing.post(partial(self._do, base, message))
 
     def _do(self, base: Base, message: Dict[str, Any]) -> None:
@@ -422,7 +422,7 @@ class Lab:
             return
         if "through" in message:
             self.first_is_over = True
-            self.idle = message["idle"] and self._here is None
+            self.idle = message["idle"] and self._current is None
         elif "taken" in message:
             self.newest = max(self.newest, message["taken"])
         elif "run" in message:
@@ -491,17 +491,17 @@ class Lab:
         path = path_of(self._folder, number)
         self.idle = False
         if own_ranks:
-            self._here = _Here(round_, number, round_, set(own_ranks), [])
+            self._current = _LocalTurn(round_, number, round_, set(own_ranks), [])
         try:
             if order["files"]:
                 Payload(path).extract(self._files)
             self._enter(own_ranks, order)
         except (OSError, PayloadError) as exc:
-            if self._here is None:
+            if self._current is None:
                 return
             self._fail(self._node, round_, own_ranks, exc)
-            self._here.failed.extend(own_ranks)
-            left, self._here = self._here, None
+            self._current.failed.extend(own_ranks)
+            left, self._current = self._current, None
             self._over_here(left)
             return
         if not own_ranks:
@@ -510,8 +510,8 @@ class Lab:
             self._standing.tell(rank, {**self._order_of(rank, order), "path": path})
         self._wake_at = time.monotonic() + _SHORT_S
 
-    def _enter(self, here: Sequence[int], order: Dict[str, Any]) -> None:
-        self.agent.enter_turn(order["round"], here)
+    def _enter(self, own_ranks: Sequence[int], order: Dict[str, Any]) -> None:
+        self.agent.enter_turn(order["round"], own_ranks)
 
     def _order_of(self, rank: int, order: Dict[str, Any]) -> Dict[str, Any]:
         """Return the order that a rank receives for a turn that it runs."""
@@ -566,7 +566,7 @@ class Lab:
 
         Waking it for every turn would take time from the ranks, mostly for nothing.
         """
-        if self._wake_at is None or self._here is None:
+        if self._wake_at is None or self._current is None:
             self._wake_at = None
             return None
         left = self._wake_at - time.monotonic()
@@ -589,8 +589,8 @@ class Lab:
 
     # Answers
 
-    def _check(self, asked: Dict[str, Any]) -> Base:
-        base, base_round = self._base, asked.get("base")
+    def _check(self, question: Dict[str, Any]) -> Base:
+        base, base_round = self._base, question.get("base")
         if base is not None and base.nodes[0] != self._node:
             raise Refused(ELSEWHERE % base.nodes[0])
         if self._why or base is None:
@@ -599,8 +599,8 @@ class Lab:
             raise Refused(ANEW)
         return base
 
-    def _ranks(self, base: Base, asked: Dict[str, Any]) -> List[int]:
-        ranks = sorted(set(base.where if asked.get("ranks") is None else asked["ranks"]))
+    def _ranks(self, base: Base, question: Dict[str, Any]) -> List[int]:
+        ranks = sorted(set(base.where if question.get("ranks") is None else question["ranks"]))
         missing = [rank for rank in ranks if rank not in base.where]
         if missing or not ranks:
             span = "ranks 0 to %d" % max(base.where) if len(base.where) > 1 else "rank 0 only"
@@ -615,43 +615,43 @@ class Lab:
         first = self._base is not None and self._base.first
         return [*(turn for turn in self._running.values() if turn.number or first), *self._line]
 
-    def _has(self, asked: Dict[str, Any]) -> Dict[str, Any]:
-        base = self._check(asked)
-        ranks = self._ranks(base, asked)
+    def _has(self, question: Dict[str, Any]) -> Dict[str, Any]:
+        base = self._check(question)
+        ranks = self._ranks(base, question)
         has = frozenset.intersection(*(self._names.get(rank, frozenset()) for rank in ranks))
         for turn in self._ahead():
             if set(ranks) <= set(turn.ranks):
                 has |= turn.sets
         return {
-            "has": [name for name in asked["of"] if self._mark(name) in has],
+            "has": [name for name in question["of"] if self._mark(name) in has],
             "base": base.round,
             "ahead": _words(self._ahead()),
         }
 
-    def _known(self, asked: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    def _old_answer(self, question: Dict[str, Any]) -> Optional[Dict[str, Any]]:
         """Return the answer of a turn that was taken before; raises ``Refused``."""
-        answer = self._taken.get(asked["id"])
+        answer = self._old_answers.get(question["id"])
         if answer is None:
-            self._ranks(self._check(asked), asked)
+            self._ranks(self._check(question), question)
         return answer
 
-    def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
-        old_answer = self._known(asked)
+    def _take(self, question: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
+        old_answer = self._old_answer(question)
         if old_answer is not None:
             return old_answer, False
-        base = self._check(asked)
+        base = self._check(question)
         if len(self._line) >= _WAITING:
             raise Refused("%d others are already waiting" % _WAITING)
-        ranks = self._ranks(base, asked)
+        ranks = self._ranks(base, question)
         nodes = self._nodes_for(base, ranks)
         self.newest += 1
         ahead = _words(self._ahead())
         header = payload.header
         words = {**header["turn"], "pushed": header["push"]}
-        words.update((name, asked[name]) for name in _OF_JOBS if name in asked)
+        words.update((name, question[name]) for name in _OF_JOBS if name in question)
         order = {"all_ranks": header["all_ranks"], "locals": header["locals"]}
         order["files"] = any(name.startswith(FILES) for name in payload.checksums())
-        order = {**order, "round": self.newest, "speaker": ranks[0], "id": asked["id"]}
+        order = {**order, "round": self.newest, "speaker": ranks[0], "id": question["id"]}
         sets = self._marks(_set_by(words["text"]) | frozenset(words["pushed"]))
         turn = _Turn(
             *(number, self.newest, ranks, nodes, words["label"], words["by"], sets, order),
@@ -660,18 +660,18 @@ class Lab:
         answer = {"round": turn.round, "base": base.round, "ahead": ahead}
         self._say({"taken": turn.round})  # if this node is lost, the number isn't used again
         with room_for(self._folder):
-            self._tell_taken(base, turn, asked["id"], words)
-        self._taken[asked["id"]] = answer
-        while len(self._taken) > _KNOWN:
-            self._taken.popitem(last=False)
+            self._tell_taken(base, turn, question["id"], words)
+        self._old_answers[question["id"]] = answer
+        while len(self._old_answers) > _KNOWN:
+            self._old_answers.popitem(last=False)
         self._line.append(turn)
         self._standing.post(self._next)  # after the answer, on which the client can go on meanwhile
         return answer, True
 
-    def _interrupt(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+    def _interrupt(self, question: Dict[str, Any]) -> Dict[str, Any]:
         if self._why != _ENDS:
-            self._check(asked)
-        round_ = asked.get("round")
+            self._check(question)
+        round_ = question.get("round")
         for waiting in self._line:
             if waiting.round == round_:
                 self._line.remove(waiting)
@@ -700,7 +700,7 @@ class Lab:
         self._tell("TurnEnded", node=node, round=round_, failed=ranks)
 
     def _interrupt_here(self, round_: int) -> None:
-        turn = self._here
+        turn = self._current
         if turn is None or turn.round != round_:
             return
         self._page[turns.ROUND] = round_
@@ -709,9 +709,9 @@ class Lab:
             with suppress(KeyError, ProcessLookupError):  # a rank that hasn't connected yet reads the page
                 os.kill(self._pids[rank], turns.SIGNAL)
 
-    def _ask_to_end(self, asked: Dict[str, Any]) -> Dict[str, Any]:
+    def _ask_to_end(self, question: Dict[str, Any]) -> Dict[str, Any]:
         if self._why != _ENDS:
-            self._check(asked)
+            self._check(question)
             self._why = _ENDS
             self._tell("LabEnds", node=self._node, why="asked")
             self._next()

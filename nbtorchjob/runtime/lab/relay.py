@@ -116,29 +116,29 @@ class _Waits:
 
 
 class Lead(_Waits):
-    """The lead's end, which sends to the nodes ``others``; ``heard`` is called when a node is through."""
+    """The lead's end, which sends to the nodes ``others``; ``on_done`` is called when a node is through."""
 
     def __init__(
         self,
         connect: Connect,
         base: int,
         others: Sequence[int],
-        heard: Callable[[int, int, Dict[str, Any]], None],
+        on_done: Callable[[int, int, Dict[str, Any]], None],
         distrust: Callable[[PeersEnded], None],
     ) -> None:
         super().__init__(partial(_below, connect, base), distrust)
         self.others = others
-        self._heard = heard
+        self._on_done = on_done
         self._log, self._haves = self._open(), self._open()
         self._saying, self._asking = threading.Lock(), threading.Lock()
-        self._said = self._deleted = 0
+        self._newest = self._deleted = 0
 
     def say(self, message: Dict[str, Any]) -> None:
         """Send a message to all other nodes, after the earlier ones."""
         with self._saying:
-            self._said += 1
-            self._log.set("say/%d" % self._said, json.dumps(message))
-            if self._said % _TIDY == 0:
+            self._newest += 1
+            self._log.set("say/%d" % self._newest, json.dumps(message))
+            if self._newest % _TIDY == 0:
                 keys = ["at/%d" % node for node in self.others]
                 if self._log.check(keys):
                     least = min(map(int, self._log.multi_get(keys)))
@@ -166,7 +166,7 @@ class Lead(_Waits):
             keys = ["done/%d/%d" % (round_, node) for node in nodes]
             if self.wait(store, keys):
                 for node, record in zip(nodes, store.multi_get(keys)):
-                    self._heard(node, round_, json.loads(record.decode()))
+                    self._on_done(node, round_, json.loads(record.decode()))
                 for key in keys:
                     store.delete_key(key)
 
@@ -174,7 +174,7 @@ class Lead(_Waits):
 
 
 class Follower(_Waits):
-    """Another node's end; ``heard`` is called with each message, except those on payloads in ``folder``."""
+    """Another node's end; ``on_message`` gets each message, except those on payloads in ``folder``."""
 
     def __init__(
         self,
@@ -182,13 +182,13 @@ class Follower(_Waits):
         base: int,
         node: int,
         folder: str,
-        heard: Callable[[Dict[str, Any]], None],
+        on_message: Callable[[Dict[str, Any]], None],
         distrust: Callable[[PeersEnded], None],
     ) -> None:
         super().__init__(partial(_below, connect, base), distrust)
         self._node = node
         self._folder = folder
-        self._heard = heard
+        self._on_message = on_message
         self._store = self._open()
         self._start(self._hear)
 
@@ -213,4 +213,4 @@ class Follower(_Waits):
                     trouble = str(exc)
                 store.set("have/%d/%d" % (number, self._node), trouble)
             else:
-                self._heard(message)
+                self._on_message(message)

@@ -32,14 +32,17 @@ T = TypeVar("T")
 class Standing:
     """Exchanges messages with the ranks that connect to a socket in ``folder``, the node's.
 
-    ``heard`` is called with a rank and its message; ``due`` returns in how many seconds it has to be called
-    again, if at all. Both are called in this object's thread.
+    ``on_message`` is called with a rank and its message; ``due`` returns in how many seconds it has to be
+    called again, if at all. Both are called in this object's thread.
     """
 
     def __init__(
-        self, folder: str, heard: Callable[[int, Dict[str, Any]], None], due: Callable[[], Optional[float]]
+        self,
+        folder: str,
+        on_message: Callable[[int, Dict[str, Any]], None],
+        due: Callable[[], Optional[float]],
     ) -> None:
-        self._heard = heard
+        self._on_message = on_message
         self._due = due
         self._base = -1
         self._open: Dict[int, Dict[str, Any]] = {}  # by rank: the last order, until it is done
@@ -141,20 +144,20 @@ class Standing:
         buffer: List[bytes] = [b""]
         self._selector.register(rank, selectors.EVENT_READ, lambda: self._hear(rank, buffer))
 
-    def _hear(self, rank: socket.socket, held: List[bytes]) -> None:
+    def _hear(self, rank: socket.socket, buffer: List[bytes]) -> None:
         try:
             data = rank.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        *lines, held[0] = (held[0] + data).split(b"\n")
+        *lines, buffer[0] = (buffer[0] + data).split(b"\n")
         try:
             for line in lines:
                 self._take(rank, json.loads(line.decode()))
         except (ValueError, TypeError, KeyError, AttributeError):  # the user's code wrote there
             data = b""
-        if not data or len(held[0]) > _LONGEST:
+        if not data or len(buffer[0]) > _LONGEST:
             self._drop(rank)
 
     def _take(self, connection: socket.socket, record: Dict[str, Any]) -> None:
@@ -171,7 +174,7 @@ class Standing:
             del self._open[rank]
         elif order is not None and again:
             self._send(rank)
-        self._heard(rank, record)
+        self._on_message(rank, record)
 
     def _drop(self, connection: socket.socket) -> None:
         self._ranks = {rank: other for rank, other in self._ranks.items() if other is not connection}

@@ -343,10 +343,10 @@ class Line:
     def __init__(self, folder: str, hello: Dict[str, Any]) -> None:
         self._folder = folder
         self._hello = hello
-        self._said = b""
+        self._last_message = b""
         self._node: Optional[socket.socket] = None
         self._inode = 0
-        self._held = b""
+        self._buffer = b""
 
     def fileno(self) -> int:
         """Return the file descriptor, so that it can be waited for together with others."""
@@ -360,10 +360,10 @@ class Line:
 
     def say(self, record: Dict[str, Any]) -> None:
         """Send a message to the node."""
-        self._said = json.dumps({**self._hello, **record}).encode() + b"\n"
+        self._last_message = json.dumps({**self._hello, **record}).encode() + b"\n"
         try:
             if self._node is not None and self._is_there(self._node):
-                self._node.sendall(self._said, socket.MSG_NOSIGNAL)
+                self._node.sendall(self._last_message, socket.MSG_NOSIGNAL)
                 return
         except OSError:
             pass
@@ -371,13 +371,13 @@ class Line:
 
     def hear(self) -> Dict[str, Any]:
         """Return the node's next message; raises ``OSError`` once the node is gone."""
-        while b"\n" not in self._held:
+        while b"\n" not in self._buffer:
             assert self._node is not None
             data = self._node.recv(1 << 16)
-            self._held += data
+            self._buffer += data
             if not data:
                 self._connect()
-        line, _, self._held = self._held.partition(b"\n")
+        line, _, self._buffer = self._buffer.partition(b"\n")
         message: Dict[str, Any] = json.loads(line.decode())
         return message
 
@@ -386,13 +386,13 @@ class Line:
             self._node.detach()  # its descriptor belongs to another file now
         elif self._node is not None:
             self._node.close()
-        until, self._held = time.monotonic() + _CONNECT_S, b""
+        until, self._buffer = time.monotonic() + _CONNECT_S, b""
         while True:
             self._node = socket.socket(socket.AF_UNIX)
             self._inode = os.fstat(self._node.fileno()).st_ino
             try:
                 within(self._folder, SOCKET, self._node.connect)
-                self._node.sendall(self._said, socket.MSG_NOSIGNAL)
+                self._node.sendall(self._last_message, socket.MSG_NOSIGNAL)
                 return
             except OSError:
                 self._node.close()

@@ -50,31 +50,31 @@ class _Line:
         connection.setblocking(False)
         self.hello: Dict[str, int] = {}
         self.answer: Dict[str, Any] = {}
-        self.at = self.asked = 0
-        self.broken = self._taken = False
+        self.at = self.number = 0
+        self.broken = self._is_read = False
         self.text = ""  # faulthandler's
         self.place: Dict[str, Any] = {}  # where the rank was in the user's code at its last pulse
         self.last: Dict[str, Any] = {}  # the sample that the rank sent as it ended
-        self.heard = 0.0
+        self.arrival = 0.0
         self._connection = connection
-        self._held = b""
+        self._rest = b""
 
     @property
     def is_silent(self) -> bool:
         """Whether the rank hasn't had Python's lock since the last question."""
-        return self.at != self.asked and not self.broken
+        return self.at != self.number and not self.broken
 
     @property
     def waits_for_lock(self) -> bool:
         """Whether the rank's thread has read the last question, but hasn't had Python's lock since."""
         if self.is_silent and not any(fcntl.ioctl(self.fileno(), termios.TIOCOUTQ, bytes(4))):
-            self._taken = True
-        return self.is_silent and self._taken
+            self._is_read = True
+        return self.is_silent and self._is_read
 
     @property
     def is_done(self) -> bool:
         """Whether nothing more will come."""
-        is_written = bool(self.text) and time.monotonic() >= self.heard + _PAUSE_S
+        is_written = bool(self.text) and time.monotonic() >= self.arrival + _PAUSE_S
         return bool(self.answer) or self.broken or is_written
 
     def fileno(self) -> int:
@@ -84,8 +84,8 @@ class _Line:
         self._connection.close()
 
     def ask(self, question: str, number: int) -> None:
-        self._taken = self.waits_for_lock
-        self.answer, self.asked, self.text = {}, number, ""
+        self._is_read = self.waits_for_lock
+        self.answer, self.number, self.text = {}, number, ""
         try:
             self._connection.send(("%s %d\n" % (question, number)).encode(), socket.MSG_NOSIGNAL)
         except OSError:  # it is gone, or has too many unread questions
@@ -95,7 +95,7 @@ class _Line:
         """Read what has come."""
         try:
             data = self._connection.recv(1 << 16)
-            *lines, self._held = (self._held + data).split(b"\n")
+            *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 if not line.startswith(b"{"):
                     self.text += line.decode(errors="replace") + "\n"
@@ -106,14 +106,14 @@ class _Line:
                     self.at = record.get("at", self.at)
                     self.place = record.get("place", self.place)
                     self.last = dict(record.get("last", self.last))
-                    if record.get("of") == self.asked:
+                    if record.get("of") == self.number:
                         self.answer = record
         except BlockingIOError:
             return
         except (OSError, ValueError, TypeError, AttributeError):  # the user's code closed it, or wrote to it
             data = b""
-        self.heard = time.monotonic()
-        self.broken = not data or len(self._held) + len(self.text) > LONGEST_FACT
+        self.arrival = time.monotonic()
+        self.broken = not data or len(self._rest) + len(self.text) > LONGEST_FACT
 
 
 class Inquiry:
@@ -248,7 +248,7 @@ class Inquiry:
         while True:
             left = {line.fileno(): line for line in lines if not line.is_done}
             now = time.monotonic()
-            pauses = [line.heard + _PAUSE_S for line in left.values() if line.text]
+            pauses = [line.arrival + _PAUSE_S for line in left.values() if line.text]
             if not left or now >= until:
                 return
             poll = select.poll()

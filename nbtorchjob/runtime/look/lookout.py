@@ -52,8 +52,8 @@ class Lookout:
         self._peers = Alone()
         self._round = 0
         self._stall = _Stall([])
-        self._taken: Dict[str, float] = {}  # when a sample was last taken for each reason
-        self._wanted = ""  # why another node asks for a sample
+        self._times: Dict[str, float] = {}  # when a sample was last taken for each reason
+        self._reason = ""  # why another node asks for a sample
         self._wake = threading.Event()
         self._closed = self._rests = self._sleeps = False
         self._lock = threading.Lock()
@@ -68,12 +68,12 @@ class Lookout:
         self._peers = peers
 
         def want(why: str) -> None:
-            self._wanted = why
+            self._reason = why
             self._wake.set()
 
         def give(tell: "Callable[[dict[str, Any]], None]") -> None:
             # In another thread: it takes seconds, for which it would block the thread that reads news.
-            threading.Thread(target=lambda: tell(self._asked()), daemon=True).start()
+            threading.Thread(target=lambda: tell(self._own_sample()), daemon=True).start()
 
         peers.on_sample_wanted, peers.on_end, peers.on_gather = want, self._answer_wish, give
         self.go_on(round_, folder, pids)
@@ -81,7 +81,7 @@ class Lookout:
     def go_on(self, round_: int, folder: str, ranks: Iterable[int]) -> None:
         """Watch the same ranks in another round."""
         self._round = round_
-        self._taken = {}
+        self._times = {}
         self._stall = _Stall([os.path.join(folder, "rank-%d.log" % rank) for rank in ranks])
         self._rests = False
         if self._sleeps:  # otherwise it looks within a second anyway
@@ -112,10 +112,10 @@ class Lookout:
         that this node gathers them, and then those samples, as they were sent.
         """
         if "all" not in request:
-            yield self._asked()
+            yield self._own_sample()
             return
         own: List[Dict[str, Any]] = []
-        taking = threading.Thread(target=lambda: own.append(self._asked()), daemon=True)
+        taking = threading.Thread(target=lambda: own.append(self._own_sample()), daemon=True)
         taking.start()
         yield {"gathers": True}
         for node, data in self._peers.gather(float(request["all"])):
@@ -123,8 +123,8 @@ class Lookout:
         taking.join()
         yield from own
 
-    def _asked(self) -> "dict[str, Any]":
-        return self.sample(QUIET if self._taken.get(QUIET, -1.0) >= self._stall.since else ASKED)
+    def _own_sample(self) -> "dict[str, Any]":
+        return self.sample(QUIET if self._times.get(QUIET, -1.0) >= self._stall.since else ASKED)
 
     def profile(self, request: Dict[str, Any]) -> "Iterator[dict[str, Any]]":
         """Yield the requested profile of a rank (``profiling.py``)."""
@@ -145,7 +145,7 @@ class Lookout:
         with self._lock:
             if self._began > start and self._newest["why"] == why:
                 return self._newest
-            self._began = self._taken[why] = time.monotonic()
+            self._began = self._times[why] = time.monotonic()
             end = time.time()
             samples = self._inquiry.samples()
             fields = {"node": self._node, "round": self._round, "why": why, "samples": samples, "time": end}
@@ -164,7 +164,7 @@ class Lookout:
     def _answer_wish(self) -> None:
         """Take the sample that another node has asked for, if it hasn't been taken yet."""
         with self._wishes:
-            reason, self._wanted = self._wanted, ""
+            reason, self._reason = self._reason, ""
             if reason and self._is_old(reason):
                 self._take(reason)
 
@@ -177,7 +177,7 @@ class Lookout:
             self._sleeps = self._rests
             woken = self._wake.wait(None if self._sleeps else self._stall.pause(self._hang_after))
             self._wake.clear()
-            if woken and not self._wanted:
+            if woken and not self._reason:
                 continue  # a round that has just begun can't stall before a pause, and may be over by then
             try:
                 self._look(self._stall)
@@ -191,7 +191,7 @@ class Lookout:
         stall.look(self._inquiry.pulses())
         for why in stall.reasons(self._hang_after):
             # Another node may have asked for it in this very stall.
-            if self._taken.get(why, -_SAME_S) < stall.since if why == QUIET else self._is_old(why):
+            if self._times.get(why, -_SAME_S) < stall.since if why == QUIET else self._is_old(why):
                 self._peers.want_sample(why)
                 self._take(why)
 
@@ -202,7 +202,7 @@ class Lookout:
             self._peers.show_sample(sample)
 
     def _is_old(self, why: str) -> bool:
-        return time.monotonic() > self._taken.get(why, -_SAME_S) + _SAME_S
+        return time.monotonic() > self._times.get(why, -_SAME_S) + _SAME_S
 
 
 class _Stall:
@@ -217,12 +217,12 @@ class _Stall:
         self._waits = False
         self._ends: Dict[float, float] = {}  # when a call is nearly out of time, by when it began
         self._looked: Set[float] = set()  # the calls for which a sample was taken
-        self._told = False  # whether one was taken because nothing moves
+        self._is_sampled = False  # whether one was taken because nothing moves
 
     def pause(self, hang_after: float) -> float:
         """Return for how many seconds there is nothing to do."""
         ends = [end for began, end in self._ends.items() if began not in self._looked]
-        quiet = [self.since + hang_after] if self._waits and hang_after and not self._told else []
+        quiet = [self.since + hang_after] if self._waits and hang_after and not self._is_sampled else []
         return max(_SHORTEST_S, min([_EVERY_S, *(at - time.monotonic() for at in (*ends, *quiet))]))
 
     def look(self, pulses: "dict[int, dict[str, Any]]") -> None:
@@ -237,7 +237,7 @@ class _Stall:
         counts = {rank: (pulse["counts"], pulse["reports"]) for rank, pulse in pulses.items()}
         if sizes != self._sizes or any(counts[rank] != self._counts.get(rank) for rank in counts):
             self.since = time.monotonic()
-            self._told = False
+            self._is_sampled = False
         self._sizes = sizes
         self._counts.update(counts)
         self._pending.update((rank, pulse["pending"]) for rank, pulse in pulses.items())
@@ -262,6 +262,6 @@ class _Stall:
         if due:
             self._looked |= due
             yield TIMEOUT
-        elif hang_after and self._waits and not self._told and now >= self.since + hang_after:
-            self._told = True
+        elif hang_after and self._waits and not self._is_sampled and now >= self.since + hang_after:
+            self._is_sampled = True
             yield QUIET

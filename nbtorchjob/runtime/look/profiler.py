@@ -185,7 +185,7 @@ _LOGS, _QUIET = "KINETO_LOG_LEVEL", "99"
 _Stack = Tuple[Tuple[str, int, str], ...]
 
 
-def written(folder: str, name: str, rank: int) -> str:
+def profile_path(folder: str, name: str, rank: int) -> str:
     """Return the path of a file that a rank writes."""
     return os.path.join(folder, "profile-%d.%s" % (rank, name))
 
@@ -227,7 +227,7 @@ class Profiler:
         self, folder: str, rank: int, seconds: float, take: Callable[[str, float], Dict[str, Any]]
     ) -> None:
         try:
-            path, report = written(folder, TRACE, rank), written(folder, TOLD, rank)
+            path, report = profile_path(folder, TRACE, rank), profile_path(folder, TOLD, rank)
             try:
                 record = take(path, seconds)
             except Exception as exc:
@@ -287,7 +287,7 @@ class Profiler:
             # This profile ends when the user's code starts torch's profiler: there can be only one.
             prepare = torch_versions.PREPARE.get()
 
-            def theirs(*args: Any, **named: Any) -> Any:
+            def stop_and_prepare(*args: Any, **named: Any) -> Any:
                 if threading.current_thread() is threading.main_thread():
                     self._record_no_more()
                     self._wait_for_gloo(_HELD_UP_S)
@@ -295,7 +295,7 @@ class Profiler:
                     self._result = RefusedError(_THEIRS)
                 return prepare(*args, **named)
 
-            torch_versions.PREPARE.replace(theirs)
+            torch_versions.PREPARE.replace(stop_and_prepare)
             self._restore = partial(torch_versions.PREPARE.replace, prepare)
             before = os.environ.get(_LOGS)
             os.environ.setdefault(_LOGS, _QUIET)  # otherwise it prints to the rank's log that it starts

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Dict, Iterator
 
 from nbtorchjob.runtime.look.inquiry import Inquiry
-from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_S, written
+from nbtorchjob.runtime.look.profiler import AWAY, LONGEST_S, TOLD, TRACE, TURN_S, profile_path
 
 ENDING_S = 60.0  # for a trace to be ended and written
 _PIECE = 1 << 19  # bytes, which fit into a record
@@ -56,7 +56,7 @@ class Profiling:
     def _waited(self, rank: int, seconds: float) -> str:
         """Wait for the rank's report; return why there is none, else ""."""
         until = time.monotonic() + seconds + 2 * TURN_S + ENDING_S
-        record, trace = (written(self._folder, name, rank) for name in (TOLD, TRACE))
+        record, trace = (profile_path(self._folder, name, rank) for name in (TOLD, TRACE))
         while not os.path.exists(record):
             if not self._inquiry.is_there(rank):
                 return "it ended meanwhile"
@@ -72,7 +72,7 @@ class Profiling:
     def _records(self, rank: int) -> "Iterator[dict[str, Any]]":
         room = _MOST
         for name in (TOLD, TRACE):
-            for piece in _pieces(written(self._folder, name, rank)):
+            for piece in _pieces(profile_path(self._folder, name, rank)):
                 room -= len(piece)
                 if room < 0:
                     yield {"trouble": _TOO_LONG}
@@ -82,7 +82,7 @@ class Profiling:
     def _remove(self, rank: int) -> None:
         for name in (TOLD, TRACE):
             with suppress(OSError):
-                os.unlink(written(self._folder, name, rank))
+                os.unlink(profile_path(self._folder, name, rank))
 
 
 def _pieces(path: str) -> Iterator[bytes]:

@@ -66,7 +66,7 @@ def groups(*, left: bool = False) -> "tuple[Group, ...]":
                 rows.append((name, calls[-1]["process_group"][1], backend, ()))
     for name, label, backend, ranks in rows:
         calls = entries.get(name, [])
-        last = tuple(_collective(entry, ranks, gone=not ranks) for entry in calls[-MAX_CALLS:])
+        last = tuple(_collective(entry, ranks, destroyed=not ranks) for entry in calls[-MAX_CALLS:])
         described.append(Group(name, ranks, last, backend, "" if label == "undefined" else label))
     described.sort(
         key=lambda group: (
@@ -101,7 +101,7 @@ def sequence_numbers() -> "dict[str, list[int]]":
     return numbers
 
 
-def given(place: FrameType) -> "tuple[tuple[str, str], ...]":
+def call_arguments(place: FrameType) -> "tuple[tuple[str, str], ...]":
     """Return the arguments of a function of torch.distributed whose frame this is (``Thread.given``)."""
     values = place.f_locals
     world = torch_versions.WORLD.get()
@@ -276,7 +276,7 @@ def _entries(recorders: "Sequence[torch_versions.Detail]" = (_GLOO, _NCCL)) -> "
         yield from json.loads(dump(True, False).decode()).get("entries", ())
 
 
-def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, gone: bool = False) -> Collective:
+def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, destroyed: bool = False) -> Collective:
     p2p, seq = _number(entry)
     # "nccl:all_reduce"; for a send or receive "nccl:send 0->1", "nccl:recv 1<-0", with ranks of the group.
     op, _, way = (entry["profiling_name"].partition(":")[2] or entry["profiling_name"]).partition(" ")
@@ -287,7 +287,7 @@ def _collective(entry: Dict[str, Any], ranks: "Sequence[int]" = (), *, gone: boo
         op=op,
         since=entry["time_created_ns"] / 1e9,
         # A retired call has completed, or timed out; gloo's calls stay "scheduled".
-        done=gone or bool(entry["retired"]) or entry["state"] == "completed",
+        done=destroyed or bool(entry["retired"]) or entry["state"] == "completed",
         sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
         dtypes=tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in entry["input_dtypes"]),
         timeout=LIMITS.get((entry["process_group"][0], timeout), timeout),

@@ -167,7 +167,7 @@ class Sampler:
                 # The user's code may have asked for SIGPIPE.
                 node.sendall(json.dumps(record).encode() + b"\n", socket.MSG_NOSIGNAL)
 
-    def _profile(self, what: str, seconds: float, until: float) -> str:
+    def _profile(self, kind: str, seconds: float, until: float) -> str:
         """Begin a profile; return why it can't, else ""."""
         if self._returned:
             return "it has returned"
@@ -178,7 +178,7 @@ class Sampler:
             from nbtorchjob.runtime.look.profiler import Profiler  # late: it comes with the question
 
             self._profiler = Profiler()
-        why: str = self._profiler.start(self._folder, self._rank, seconds, memory=what == "memory")
+        why: str = self._profiler.start(self._folder, self._rank, seconds, memory=kind == "memory")
         return why
 
     def _pulse(self) -> Dict[str, Any]:
@@ -230,7 +230,7 @@ def _threads() -> Iterator[Thread]:
     stacks, arguments = {}, {}
     for ident, frame in sys._current_frames().items():
         if ident != me:
-            stacks[ident], arguments[ident] = _places(frame), _given(frame)
+            stacks[ident], arguments[ident] = _places(frame), _arguments(frame)
             if stacks[ident][-1:] and stacks[ident][-1].filename.endswith("selectors.py"):
                 stacks[ident] += _awaited(frame)
     del frame
@@ -268,7 +268,7 @@ def _awaited(frame: Any) -> "list[Frame]":
     return places
 
 
-def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
+def _arguments(frame: Any) -> "tuple[tuple[str, str], ...]":
     """Return the arguments of the outermost function of torch.distributed on a stack."""
     called = None
     while frame is not None:
@@ -277,7 +277,7 @@ def _given(frame: Any) -> "tuple[tuple[str, str], ...]":
     if called is None:
         return ()
     try:
-        return recorder.given(called)
+        return recorder.call_arguments(called)
     except Exception:  # another version of torch, or the user's code has replaced the function
         return ()
 

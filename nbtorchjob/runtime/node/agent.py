@@ -158,7 +158,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._woken, self._wake = os.pipe()  # ends a wait, which is long when there is nothing to do
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
-        self._gone = False  # whether all of its ranks have left or returned, and what they saved was sent
+        self._ranks_gone = False  # whether all have left or returned, and what they saved was sent
         self._meter = Meter(node)
         self._watchdog = Watchdog(self._on_stuck, self._every_second)
 
@@ -188,7 +188,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
 
     def _start_workers(self, worker_group: WorkerGroup) -> Dict[int, Any]:
         self._broken_at = None
-        self._torn = self._gone = self.saved.held = False
+        self._torn = self._ranks_gone = self.saved.held = False
         self._enter_round(worker_group)
         folder = self._folder_of(self._round)
         os.makedirs(folder, exist_ok=True)
@@ -244,7 +244,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         """The questions that the agent answers."""
         return {"leave": self.leave, **(self.swaps.questions if self.swaps is not None else {})}
 
-    def leave(self, asked: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+    def leave(self, question: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
         """Have ranks save ahead of SIGTERM, and end; yield whether they do. The caller passes ``why``.
 
         Ranks that never call ``leaving()`` are left alone: they have nothing to do before SIGTERM.
@@ -252,7 +252,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         departure = self._departure
         leaves = departure is not None and (departure.own or departure.may_begin)
         if departure is not None and leaves:
-            departure.begin(str(asked.get("why", ""))[:_WHY])
+            departure.begin(str(question.get("why", ""))[:_WHY])
         yield {"leaves": leaves}
 
     def _enter_round(self, worker_group: WorkerGroup) -> None:
@@ -325,7 +325,12 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
                 self._peers.check()
             except PeersEnded as exc:
                 departure = self._departure
-                saves = departure is not None and departure.agreed and departure.under_way and not self._gone
+                saves = (
+                    departure is not None
+                    and departure.agreed
+                    and departure.under_way
+                    and not self._ranks_gone
+                )
                 if not saves or exc.code != exits.INFRASTRUCTURE_ERROR:
                     raise
             # Before torch looks: it ends the other ranks first, and names an arbitrary rank that failed.
@@ -409,10 +414,10 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         if len(returned) == len(self._worker_group.workers):
             return False  # they were done before they were told
         stay = any(rank not in codes and local not in returned for rank, local in asking.items())
-        if stay or not (asking or self._gone or departure.others_gone()):
+        if stay or not (asking or self._ranks_gone or departure.others_gone()):
             return not self._peers.peer_lost or departure.agreed
-        if not self._gone:
-            self._gone = True
+        if not self._ranks_gone:
+            self._ranks_gone = True
             departure.say_gone()
             self.saved.send(departure.all_have_sent)  # before any node ends: others may go on from it at once
         everywhere = departure.have_left()

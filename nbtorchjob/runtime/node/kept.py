@@ -28,12 +28,12 @@ from nbtorchjob.runtime.store.payload import FILES, SWAPS, Payload, PayloadError
 HEAR_S = 60.0  # for the next chunk of a payload to arrive
 
 
-def received(asked: Question, path: str, key: bytes) -> Payload:
+def received(question: Question, path: str, key: bytes) -> Payload:
     """Write a payload to ``path`` as it comes, and check it; raises ``Refused``."""
-    left = int(asked["size"])
+    left = int(question["size"])
     with room_for(path), open(path, "xb") as file:
         while left > 0:
-            chunk = asked.hear(HEAR_S)
+            chunk = question.hear(HEAR_S)
             if not isinstance(chunk, bytes):
                 raise Refused("the payload didn't arrive: nothing came for %d s" % HEAR_S)
             left -= len(chunk)
@@ -67,7 +67,7 @@ class Kept:
     """
 
     def __init__(self, node: int, place: str, files: str, key: bytes) -> None:
-        self.made = 0  # the number of the newest one
+        self.newest = 0  # the number of the newest one
         self._node = node
         self.place = place
         self._files = files
@@ -104,7 +104,7 @@ class Kept:
         for number in range(1, most + 1):
             payload = Payload(self._path(number))
             lay(payload, self._files, payload.differing(self._files))
-        self._first, self.made = place == 0, max(self.made, most)
+        self._first, self.newest = place == 0, max(self.newest, most)
         return most
 
     def begin_with(self, payload: Payload) -> None:
@@ -165,9 +165,9 @@ class Kept:
 
     def keep(self) -> None:
         """Keep what was staged, as one more swap."""
-        self.made += 1
+        self.newest += 1
         for place in self._places:
-            os.replace(self._staged(place), os.path.join(place, "%d.payload" % self.made))
+            os.replace(self._staged(place), os.path.join(place, "%d.payload" % self.newest))
 
 
 def lay(payload: Payload, folder: str, files: Iterable[str]) -> None:

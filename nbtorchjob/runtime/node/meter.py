@@ -124,7 +124,7 @@ class Meter:
         self._gpus = Gpus(library)
         self._round = -1
         self._ranks: Mapping[int, int] = {}
-        self._began = self._told = clock()
+        self._began = self._reported_at = clock()
         self._seq = 0
         self._ticks: Dict[int, Dict[str, int]] = {}  # by rank: each thread's CPU time at the last report
         self._memory: Optional[Memory] = None
@@ -133,7 +133,7 @@ class Meter:
     def begin(self, round_: int, pids: Mapping[int, int]) -> None:
         """Measure these processes from now on, by rank: a round has begun."""
         self._ranks = {}  # another thread may be in ``look``
-        self._began = self._told = self._clock()
+        self._began = self._reported_at = self._clock()
         self._memory, self._last, self._seq, self._ticks = None, 0, 0, {}
         self._round = round_
         self._ranks = dict(pids)
@@ -148,10 +148,10 @@ class Meter:
                 self._memory = self._memory or Memory(self._roots)
                 used, limit = self._memory.read()
                 self._last = self._last or used
-                due = now - self._told >= (self.every if self._seq else _FIRST)
+                due = now - self._reported_at >= (self.every if self._seq else _FIRST)
                 least = _SMALL_RISE if used > _FULL * limit else _RISE
                 if due or used - self._last > least * limit:
-                    uses = [*self._uses(_WORKED * (now - self._told))]
+                    uses = [*self._uses(_WORKED * (now - self._reported_at))]
                     if not uses:
                         return
                     shm, shm_limit = _filled(self._roots.shm)
@@ -169,7 +169,7 @@ class Meter:
                         uses=[asdict(use) for use in uses],
                         gpus=[asdict(use) for use in self._gpus.uses],
                     )
-                    self._told, self._last = now, used
+                    self._reported_at, self._last = now, used
                     self._seq += 1
 
     def _uses(self, least: float) -> Iterator[RankUse]:
@@ -179,11 +179,11 @@ class Meter:
                 yield rank_use(rank, folder, self._ticks.setdefault(rank, {}), least)
 
 
-def rank_use(rank: int, folder: str, known: Dict[str, int], least: float) -> RankUse:
+def rank_use(rank: int, folder: str, last_ticks: Dict[str, int], least: float) -> RankUse:
     """Return what the process whose folder in /proc this is uses.
 
-    ``known`` holds the CPU time of its threads at the last call, and is updated; a thread has worked if that
-    grew by more than ``least`` seconds.
+    ``last_ticks`` holds the CPU time of its threads at the last call, and is updated; a thread has worked if
+    that grew by more than ``least`` seconds.
     """
     fields = _stat(os.path.join(folder, "stat"))
     tasks = os.path.join(folder, "task")
@@ -193,9 +193,9 @@ def rank_use(rank: int, folder: str, known: Dict[str, int], least: float) -> Ran
             of = _stat(os.path.join(tasks, task, "stat"))
             running += of[0] == "R"
             ticks[task] = int(of[11]) + int(of[12])
-    worked = sum(ticks[task] - known.get(task, 0) > least * second for task in ticks)
-    known.clear()
-    known.update(ticks)
+    worked = sum(ticks[task] - last_ticks.get(task, 0) > least * second for task in ticks)
+    last_ticks.clear()
+    last_ticks.update(ticks)
     seconds = (int(fields[11]) + int(fields[12])) / second
     resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
     return RankUse(rank, seconds, resident, int(fields[17]), running, worked)

@@ -111,7 +111,7 @@ class _Request:
         self.id = known_as
         self.path = path
         self.words = words
-        self.tried = False  # from then on it is completed even if the client goes away
+        self.binding = False  # from then on it is completed even if the client goes away
         self.left = False  # whether the client has gone away
         self.answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
 
@@ -162,12 +162,12 @@ class Swaps:
 
     # In one thread for each question
 
-    def swap(self, asked: Question) -> Iterator[Dict[str, Any]]:
+    def swap(self, question: Question) -> Iterator[Dict[str, Any]]:
         """Receive a payload, which the client sends next, and answer once the swap's outcome is known."""
-        known_as = str(asked["id"])
+        known_as = str(question["id"])
         path = os.path.join(self._home, "swap-%s" % hashlib.sha256(known_as.encode()).hexdigest()[:32])
         try:
-            payload = received(asked, path, self._key)
+            payload = received(question, path, self._key)
             words = payload.header.get("swap") or {}
             if words.get("id") != known_as:
                 raise Refused("it isn't the payload of that swap")
@@ -178,7 +178,7 @@ class Swaps:
                 time.sleep(_PAUSE_S)
             self.wake()
             yield {"has": True}
-            yield self._answer(asked, request)
+            yield self._answer(question, request)
         finally:
             with self._lock:
                 self._requests.pop(known_as, None)
@@ -191,19 +191,19 @@ class Swaps:
                 self._requests[request.id] = request
             return self._ranks is not None
 
-    def _answer(self, asked: Question, request: _Request) -> Dict[str, Any]:
+    def _answer(self, question: Question, request: _Request) -> Dict[str, Any]:
         while True:
             try:
                 return request.answers.get(timeout=_LOOK_S)
             except queue.Empty:
                 pass
             try:
-                while asked.hear(1e-3) is not None:
+                while question.hear(1e-3) is not None:
                     pass
             except Exception:  # the client is gone
                 with self._lock:
                     request.left = True
-                    if not request.tried:
+                    if not request.binding:
                         return {}
 
     # In the agent's thread
@@ -231,11 +231,11 @@ class Swaps:
         """Whether there is anything to do."""
         return self._try is not None or bool(self._requests) or self._unsettled > 0
 
-    def look(self, gone: Set[int], leaves: bool) -> bool:
+    def look(self, ended_ranks: Set[int], leaves: bool) -> bool:
         """Take the next step; return whether there is more to do at once.
 
-        ``gone`` are this node's local ranks that have ended or returned, and ``leaves`` says that a node is
-        about to end.
+        ``ended_ranks`` are this node's local ranks that have ended or returned, and ``leaves`` says that a
+        node is about to end.
         """
         with self._lock:
             if self._ranks is None:
@@ -243,7 +243,9 @@ class Swaps:
             ranks = self._ranks
             if self._unsettled:
                 settled = self._unsettled * STEP + SETTLED
-                if all(ranks.page.ready(rank) >= settled for rank in ranks.numbers if rank not in gone):
+                if all(
+                    ranks.page.ready(rank) >= settled for rank in ranks.numbers if rank not in ended_ranks
+                ):
                     self._unsettled = 0
                     ranks.page.watch(False)
             if self._try is None and self._requests:
@@ -252,17 +254,17 @@ class Swaps:
             if current is None:
                 return False
             if not current.verdict:
-                self._follow(current, ranks.peers.heard(self._word(current, "verdict")))
+                self._follow(current, ranks.peers.decision(self._word(current, "verdict")))
             if not current.verdict:
                 assert self._ranks is not None
                 request, now = current.request, time.monotonic()
                 if leaves:
                     self._decide(current, LEAVES)
-                elif gone.intersection(self._ranks.numbers):
+                elif ended_ranks.intersection(self._ranks.numbers):
                     self._decide(current, OVER)
                 elif request is not None and now > current.began + float(request.words["within"]):
                     self._decide(current, LATE)
-            current.phase(current, ranks, gone)
+            current.phase(current, ranks, ended_ranks)
             return True
 
     def _word(self, current: _Try, word: str) -> str:
@@ -282,7 +284,7 @@ class Swaps:
         if verdict:
             current.verdict, current.phase = verdict, self._conclude
 
-    def _agree(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+    def _agree(self, current: _Try, ranks: Ranks, ended_ranks: Set[int]) -> None:
         """Agree on the swap, wait until all nodes have it, and agree on a call that all ranks will make."""
         if current.meeting is not None:
             ranks.page[AT + SWAP] = current.meeting.look()
@@ -301,7 +303,7 @@ class Swaps:
             if now > current.began + _HAVE_S:
                 self._decide(current, ABSENT)
             return
-        request.tried = True
+        request.binding = True
         passed = [kind for kind in points.KINDS if all(self._calls(kind))]
         if not passed and now < current.began + min(_FIRST_S, float(request.words["within"]) / 2):
             return
@@ -344,14 +346,16 @@ class Swaps:
         self.kept.unstage()
         remove(self._files, current.files)
 
-    def _states(self, current: _Try, gone: Set[int]) -> Dict[int, int]:
-        """Return how far each local rank that isn't gone has come with this swap."""
+    def _states(self, current: _Try, ended_ranks: Set[int]) -> Dict[int, int]:
+        """Return how far each local rank that hasn't ended has come with this swap."""
         assert self._ranks is not None
-        ready = {rank: self._ranks.page.ready(rank) for rank in self._ranks.numbers if rank not in gone}
+        ready = {
+            rank: self._ranks.page.ready(rank) for rank in self._ranks.numbers if rank not in ended_ranks
+        }
         pairs = {rank: divmod(number, STEP) for rank, number in ready.items()}
         return {rank: state if number == current.number else 0 for rank, (number, state) in pairs.items()}
 
-    def _prepare(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+    def _prepare(self, current: _Try, ranks: Ranks, ended_ranks: Set[int]) -> None:
         """Wait for the ranks to reach the call, and to find out there what they would change."""
         states = self._states(current, set()).values()
         assert current.request is not None
@@ -368,7 +372,7 @@ class Swaps:
             if self._say(current, "ready", "1") is not None:
                 self._decide(current, GOES)
 
-    def _conclude(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+    def _conclude(self, current: _Try, ranks: Ranks, ended_ranks: Set[int]) -> None:
         """Tell the ranks what was decided; where that isn't GO, the try is over."""
         goes = current.verdict == GOES
         if current.meeting is not None:
@@ -379,9 +383,9 @@ class Swaps:
         self._forget(current)
         self._end(current, ranks, {"outcome": "", "why": current.verdict})
 
-    def _trial(self, current: _Try, ranks: Ranks, gone: Set[int]) -> None:
+    def _trial(self, current: _Try, ranks: Ranks, ended_ranks: Set[int]) -> None:
         """Wait until all ranks have made the change and tried it; if one of them can't, all undo it."""
-        request, meeting, states = current.request, current.meeting, self._states(current, gone)
+        request, meeting, states = current.request, current.meeting, self._states(current, ended_ranks)
         assert request is not None
         assert meeting is not None
         word, or_back = self._word(current, "trial"), request.words["or_back"]
@@ -399,7 +403,7 @@ class Swaps:
         elif changed and (late or (well and self._say(current, "well", "1") is not None)):
             outcome = ranks.peers.decide(word, "stays")
         else:
-            outcome = ranks.peers.heard(word)
+            outcome = ranks.peers.decision(word)
         if not outcome:
             return
         back = outcome.startswith(_BACK)
@@ -413,12 +417,12 @@ class Swaps:
                 lay(payload, self._files, payload.differing(self._files))
             except _UNFIT as exc:
                 text = "node %d can't keep swap %d, so that later attempts may begin without it: %s"
-                emit("Notice", text=text % (self._node, self.kept.made, exc))
+                emit("Notice", text=text % (self._node, self.kept.newest, exc))
         self._record(current, ranks, request, outcome[len(_BACK) :] if back else "")
         self._unsettled = current.number
         ranks.page.watch(True)
         ranks.page[TRIAL] = current.number * STEP + (BACK if back else STAYS)
-        self._end(current, ranks, {"outcome": "back" if back else "swapped", "number": self.kept.made})
+        self._end(current, ranks, {"outcome": "back" if back else "swapped", "number": self.kept.newest})
 
     def _end(self, current: _Try, ranks: Ranks, record: Dict[str, Any]) -> None:
         """End a try, and answer its client."""
@@ -471,7 +475,7 @@ class Swaps:
             "Swapped",
             node=self._node,
             round=ranks.round,
-            number=self.kept.made,
+            number=self.kept.newest,
             id=request.id,
             by=request.words["by"],
             text=request.words["text"],

@@ -55,10 +55,10 @@ def route(module: Any) -> Union[str, Tuple[Any, str], None]:
         for step in steps[:-1]:
             holder = getattr(holder, step, None)
         held_by_parent = (holder, steps[-1]) if attributes(holder).get(steps[-1]) is module else None
-    return held_by_parent or _held(module)
+    return held_by_parent or _holder_of(module)
 
 
-def _held(module: Any) -> Optional[Tuple[Any, str]]:
+def _holder_of(module: Any) -> Optional[Tuple[Any, str]]:
     """Return the imported module and its variable that hold ``module``: in extensions and lazy imports."""
     if type(module) is types.ModuleType:
         own = attributes(module)
@@ -150,7 +150,7 @@ def sentinels(type_: type) -> Dict[int, Tuple[Any, str]]:
     }
 
 
-def held(type_: type) -> Dict[int, Tuple[Any, str]]:
+def locations(type_: type) -> Dict[int, Tuple[Any, str]]:
     """Return where a class's own library holds objects of the class, by ``id``.
 
     That is in the module of the class or in its top-level package, as with loguru's ``logger``.
@@ -160,7 +160,7 @@ def held(type_: type) -> Dict[int, Tuple[Any, str]]:
     return {id(value): (module, name) for module, name, value in _held_by(homes, type_)}
 
 
-def held_anywhere(type_: type) -> Dict[int, Tuple[Any, str]]:
+def all_locations(type_: type) -> Dict[int, Tuple[Any, str]]:
     """Return where any module holds objects of a class, by ``id``."""
     return {id(value): (module, name) for module, name, value in _held_by(_everywhere(), type_)}
 

@@ -134,7 +134,7 @@ class _Region:
         self._data = memoryview(data)
         self._view: Any = None
         self._storage: Any = None
-        self._there: Dict[str, Any] = {}  # copies on devices
+        self._copies: Dict[str, Any] = {}  # copies on devices
 
     @property
     def view(self) -> memoryview:
@@ -166,14 +166,14 @@ class _Region:
         """
         import torch
 
-        if device not in self._there:
+        if device not in self._copies:
             tensor = torch.empty(0, dtype=torch.uint8).set_(self.storage)
             try:
-                self._there[device] = tensor.to(device, copy=True).untyped_storage()
+                self._copies[device] = tensor.to(device, copy=True).untyped_storage()
             except (RuntimeError, AssertionError) as exc:  # the latter from a torch without CUDA
                 reason = str(exc).partition("\n")[0]
                 raise RuntimeError("it was on %s, which isn't here: %s" % (device, reason)) from exc
-        return self._there[device]
+        return self._copies[device]
 
 
 @contextlib.contextmanager
@@ -339,9 +339,9 @@ def reduce_view(view: memoryview) -> Any:
 _HOLDERS = ("bytes", "bytearray", "array", "ndarray")  # that can be pickled
 
 
-def make_view(held: Any, form: str, shape: Any, readonly: bool) -> memoryview:
+def make_view(base: Any, form: str, shape: Any, readonly: bool) -> memoryview:
     """Return a view of memory as :func:`reduce_view` found it."""
-    view = memoryview(held)
+    view = memoryview(base)
     if (view.format, view.shape) != (form, shape):
         view = view.cast("B").cast(form, shape)  # type: ignore[call-overload]
     return view.toreadonly() if readonly else view

@@ -315,11 +315,11 @@ class Pickler(pickle.Pickler):
         cls = opened.cls
         # The attributes of a class, without those that Python adds when it makes one
 
-        def made(value: Any) -> bool:
+        def is_added(value: Any) -> bool:
             types_ = (types.GetSetDescriptorType, types.MemberDescriptorType)
             return isinstance(value, types_) and value.__objclass__ is cls
 
-        state = {"".join(name): value for name, value in vars(cls).items() if not made(value)}
+        state = {"".join(name): value for name, value in vars(cls).items() if not is_added(value)}
         state.pop("__slotnames__", None)  # pickle caches it in a class when it pickles an instance
         lazy = _ANNOTATIONS.intersection(state)
         if lazy:
@@ -347,7 +347,7 @@ class Pickler(pickle.Pickler):
         maker = next(item for item in type_.__mro__ if by_name(item))
         args = (rebuilt.tag(cls), type_, maker, "".join(cls.__name__), cls.__bases__, own)
         for method in generated.methods(cls):
-            self.codes.made(method.__code__)
+            self.codes.add_generated(method.__code__)
         late: Dict[str, Any] = {}
         if not issubclass(cls, enum.Enum):  # an enum's members are made with it
             # What Python's class makers write is read right away by the class makers of another Python.
@@ -461,7 +461,7 @@ class Pickler(pickle.Pickler):
 
     def reduce_context_variable(self, variable: Any) -> Any:
         """Reduce a context variable: by name if a module holds it, since the module's code reads that one."""
-        module, name = importable.held_anywhere(type(variable)).get(id(variable), (None, ""))
+        module, name = importable.all_locations(type(variable)).get(id(variable), (None, ""))
         if module is None or _registered(importable.name_of(module)):
             return threads.reduce_variable(variable)
         return getattr, (module, name)

@@ -123,7 +123,7 @@ class Codes:
     def __init__(self) -> None:
         self._codes: List[types.CodeType] = []
         self._inner: Set[int] = set()  # ids of code that is part of other code
-        self._made: Set[int] = set()  # ids of code that class makers generated, and generate again
+        self._generated: Set[int] = set()  # ids of code that class makers generated, and generate again
 
     def add(self, code: types.CodeType) -> int:
         """Record code that is pickled; return its number."""
@@ -133,15 +133,15 @@ class Codes:
         )
         return len(self._codes) - 1
 
-    def made(self, code: types.CodeType) -> None:
+    def add_generated(self, code: types.CodeType) -> None:
         """Record the code of a method that another Python's class makers generate anew (``generated.py``)."""
-        self._made.add(id(code))
+        self._generated.add(id(code))
 
     def table(self, *cells: Tuple[str, str]) -> Dict[str, Any]:
         """Return the table as JSON data; ``cells`` are the names and texts of cells that are sent as text."""
         together: Dict[Tuple[str, Tuple[str, ...]], List[int]] = {}
         for number, code in enumerate(self._codes):
-            if id(code) not in self._made:
+            if id(code) not in self._generated:
                 features = tuple(
                     name
                     for name in __future__.all_feature_names
@@ -179,7 +179,7 @@ class Codes:
             % (getattr(code, "co_qualname", code.co_name), code.co_firstlineno, code.co_filename)
             for code, place in zip(self._codes, places)
             if place is None
-            and (not (id(code) in self._inner or id(code) in self._made or code.co_name == ANCHOR))
+            and (not (id(code) in self._inner or id(code) in self._generated or code.co_name == ANCHOR))
         }
         return {"python": HERE, "files": files, "places": places, "lacking": sorted(lacking)}
 

@@ -23,13 +23,13 @@ counted from 0.
 
 When all ranks of a node are through with a turn, the turn is cleared; after that the node is free:
 
-    _here.done   until                       then
-    -----------  --------------------------  ---------------------------------------------------------------
-    round        its ranks are through       zygotes end what is left of the job
-    clear-R      all zygotes have done so    one of them sends the job's artifacts
-    send-R       it has                      the agent sends what is left of its checkpoints, ``TurnEnded``,
+    _current.done  until                     then
+    -------------  ------------------------  ---------------------------------------------------------------
+    round          its ranks are through     zygotes end what is left of the job
+    clear-R        all zygotes have done so  one of them sends the job's artifacts
+    send-R         it has                    the agent sends what is left of its checkpoints, ``TurnEnded``,
                                              and the agent puts the files back (``ground.py``)
-    restore-R    it has                      ``_end_here``: the lead hears that this node is through
+    restore-R      it has                    ``_end_here``: the lead hears that this node is through
 
 A node where a rank has failed stops the others through the nodes' store ("stop" in ``relay.py``): in a
 collective their ranks would wait for ever.
@@ -57,7 +57,7 @@ from nbtorchjob.runtime.ask.answering import Refused
 from nbtorchjob.runtime.facts import emit, exits, injected
 from nbtorchjob.runtime.lab import ANEW
 from nbtorchjob.runtime.lab.keeper import Keeper
-from nbtorchjob.runtime.lab.lab import Base, Lab, _Here, _Turn
+from nbtorchjob.runtime.lab.lab import Base, Lab, _LocalTurn, _Turn
 from nbtorchjob.runtime.node.agent import NodeAgent
 from nbtorchjob.runtime.node.departure import Departure
 from nbtorchjob.runtime.node.meter import EVERY
@@ -92,8 +92,8 @@ class Pool(Lab):
         self._due_at, self._worn = {}, set()
         super()._begin(base._replace(first=False))  # the pool's own call does nothing
 
-    def _ranks(self, base: Base, asked: Dict[str, Any]) -> List[int]:
-        ranks, many = super()._ranks(base, asked), asked["nodes"]
+    def _ranks(self, base: Base, question: Dict[str, Any]) -> List[int]:
+        ranks, many = super()._ranks(base, question), question["nodes"]
         if many > len(base.nodes):
             raise Refused("it has %d nodes, not %d" % (len(base.nodes), many))
         return ranks[: len(ranks) * many // len(base.nodes)]
@@ -101,15 +101,15 @@ class Pool(Lab):
     def _nodes_for(self, base: Base, ranks: Sequence[int]) -> List[int]:
         return sorted(base.nodes)  # any of them, until it is placed
 
-    def _take(self, asked: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
+    def _take(self, question: Dict[str, Any], number: int, payload: Payload) -> "tuple[Dict[str, Any], bool]":
         if payload.checksums().get(_MODULES) != self._program:
             raise Refused(_OTHER)
-        answer, new = super()._take(asked, number, payload)
+        answer, new = super()._take(question, number, payload)
         if new:
             turn = self._line.pop()
             order = turn.order
-            order["deadline"], order["attempt"] = payload.header["deadline"], asked.get("attempt", 1)
-            order["nodes"], order["number"] = asked["nodes"], asked.get("number", 0)
+            order["deadline"], order["attempt"] = payload.header["deadline"], question.get("attempt", 1)
+            order["nodes"], order["number"] = question["nodes"], question.get("number", 0)
             place = order["number"] or inf
             later = (at for at, other in enumerate(self._line) if (other.order["number"] or inf) > place)
             self._line.insert(next(later, len(self._line)), turn)
@@ -147,9 +147,9 @@ class Pool(Lab):
             self._relay.watch(order["round"], partial(self._standing.post, stopped))
         super()._run_here(number, ranks, order)
 
-    def _enter(self, here: Sequence[int], order: Dict[str, Any]) -> None:
+    def _enter(self, own_ranks: Sequence[int], order: Dict[str, Any]) -> None:
         id_ = order["id"].partition(".")[0]
-        self.agent.enter_job(order["round"], here, order["ranks"], order["nodes"], id_)
+        self.agent.enter_job(order["round"], own_ranks, order["ranks"], order["nodes"], id_)
 
     def _order_of(self, rank: int, order: Dict[str, Any]) -> Dict[str, Any]:
         base, nodes = self._base, order["nodes"]
@@ -189,8 +189,8 @@ class Pool(Lab):
         self._ended[round_] = why.get("deadline", 0)
         super()._interrupt_all(round_, **why)
 
-    def _heard(self, rank: int, record: Dict[str, Any]) -> None:
-        turn = self._here
+    def _hear_rank(self, rank: int, record: Dict[str, Any]) -> None:
+        turn = self._current
         if turn is not None and "rank pid" in record and rank in turn.left:
             self._processes[self._ranks_of.index(rank)] = int(record["rank pid"])
             if self._processes.keys() >= set(map(self._ranks_of.index, turn.left)):
@@ -200,7 +200,7 @@ class Pool(Lab):
             if how:
                 where = {"node": self._node, "rank": self._ranks_of.index(rank), "restart": 0}
                 self._tell("RankExited", **where, round=turn.round, **how, stays=True)
-        super()._heard(rank, record)
+        super()._hear_rank(rank, record)
         if turn is not None and record.get("failed") and record["done"] == turn.round:
             self._stop(turn.round)
 
@@ -211,47 +211,47 @@ class Pool(Lab):
     def _tell_failed(self, node: int, round_: int, ranks: Sequence[int], error: Dict[str, Any]) -> None:
         super()._tell_failed(node, round_, [*map(self._ranks_of.index, ranks)], error)
 
-    def _over_here(self, here: _Here) -> None:
+    def _over_here(self, turn: _LocalTurn) -> None:
         assert self._base is not None
         zygotes = [rank for rank, node in self._base.where.items() if node == self._node]
-        if here.done == here.round:
+        if turn.done == turn.round:
             self.agent.leave_turn()
-            self._order(here, CLEAR % here.round, zygotes)
-        elif here.done == CLEAR % here.round:
-            self._order(here, SEND % here.round, [min(zygotes)])
-        elif here.done == SEND % here.round:
-            waits = self._here = here._replace(done=_RESTORE % here.round)
+            self._order(turn, CLEAR % turn.round, zygotes)
+        elif turn.done == CLEAR % turn.round:
+            self._order(turn, SEND % turn.round, [min(zygotes)])
+        elif turn.done == SEND % turn.round:
+            waits = self._current = turn._replace(done=_RESTORE % turn.round)
 
             def restored(worn: bool) -> None:
-                if self._here is waits:  # its ranks haven't begun anew since
-                    self._here = None
+                if self._current is waits:  # its ranks haven't begun anew since
+                    self._current = None
                     if worn:
                         self._worn.add(self._node)
                     self._end_here(waits, worn=worn)
 
             self.agent.restore(
-                partial(self._standing.post, partial(self._tell_over, here)),
+                partial(self._standing.post, partial(self._tell_over, turn)),
                 lambda worn: self._standing.post(partial(restored, worn)),
             )
         else:
-            super()._over_here(here)
+            super()._over_here(turn)
 
-    def _order(self, here: _Here, what: str, zygotes: Sequence[int]) -> None:
+    def _order(self, turn: _LocalTurn, step: str, zygotes: Sequence[int]) -> None:
         """Give zygotes one more order before the turn is through on this node."""
-        self._here = here._replace(done=what, left=set(zygotes))
+        self._current = turn._replace(done=step, left=set(zygotes))
         for rank in zygotes:
-            self._standing.tell(rank, {"round": what})
+            self._standing.tell(rank, {"round": step})
 
-    def _tell_over(self, here: _Here) -> None:
-        deadline = self._ended.pop(here.round, None)
+    def _tell_over(self, turn: _LocalTurn) -> None:
+        deadline = self._ended.pop(turn.round, None)
         self._tell(
             "TurnEnded",
             node=self._node,
-            round=here.round,
-            failed=sorted(map(self._ranks_of.index, here.failed)),
+            round=turn.round,
+            failed=sorted(map(self._ranks_of.index, turn.failed)),
             cancelled=deadline == 0,
             deadline=deadline or 0,
-            early=self._early.pop(here.round, ""),
+            early=self._early.pop(turn.round, ""),
         )
 
     def _drop_all(self) -> None:
@@ -263,20 +263,20 @@ class Pool(Lab):
         early = self._early.get(round_, "")
         self._tell("TurnEnded", node=node, round=round_, failed=ranks, cancelled=True, early=early)
 
-    def _interrupt(self, asked: Dict[str, Any]) -> Dict[str, Any]:
-        early, turn = asked.get("early"), self._running.get(asked.get("round", -1))
+    def _interrupt(self, question: Dict[str, Any]) -> Dict[str, Any]:
+        early, turn = question.get("early"), self._running.get(question.get("round", -1))
         if early:
-            self._early[asked["round"]] = early
-        answer = super()._interrupt(asked)
+            self._early[question["round"]] = early
+        answer = super()._interrupt(question)
         if early and turn is not None and self._node not in turn.nodes:
             ends = {"failed": [], "cancelled": True, "early": self._early.pop(turn.round)}
             self._tell("TurnEnded", node=self._node, round=turn.round, **ends)
         return answer
 
-    def _heard_node(self, node: int, round_: int, record: Dict[str, Any]) -> None:
+    def _hear_node(self, node: int, round_: int, record: Dict[str, Any]) -> None:
         if record.get("worn"):
             self._standing.post(partial(self._worn.add, node))
-        super()._heard_node(node, round_, record)
+        super()._hear_node(node, round_, record)
 
     def _through(self, node: int, round_: int) -> None:
         turn = self._running.get(round_)

@@ -85,8 +85,8 @@ class Ground:
         roots = dict.fromkeys(map(os.path.realpath, [*self._places(), *empty]))
         self._roots = [root for root in roots if self._goes_with_the_pod(root)]
         self._of_system_v = self._look_at_system_v()
-        self._known: Dict[str, _State] = {}
-        self._known.update(self._look(self._mounts))
+        self._states: Dict[str, _State] = {}
+        self._states.update(self._look(self._mounts))
 
     def restore(self) -> List[str]:
         """Remove what was created since; return what changed, is gone or remains, and can't be put back."""
@@ -102,13 +102,13 @@ class Ground:
         now = dict(self._look(mounts, opens=True))
         changed = {
             path
-            for path, state in self._known.items()
+            for path, state in self._states.items()
             if now.get(path) != state and not any(_is_below(path, mount) for mount in mounted)
         }
         compiled = {path for path in changed if os.path.basename(os.path.dirname(path)) == _BYTECODE}
         for path in compiled:
-            del self._known[path]
-        additions = [path for path in now if path not in self._known]
+            del self._states[path]
+        additions = [path for path in now if path not in self._states]
         for path in reversed(additions):  # a folder's contents come after it
             with suppress(OSError):
                 if stat.S_ISDIR(now[path][0]):
@@ -182,7 +182,7 @@ class Ground:
                     folders.append(entry.path)
 
     def _open(self, folder: str, status: os.stat_result, opens: bool) -> None:
-        if opens and folder not in self._known and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        if opens and folder not in self._states and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
             with suppress(OSError):
                 os.chmod(folder, stat.S_IRWXU)
 

@@ -111,10 +111,10 @@ class _Zygote:
                     self._signalled()
                 elif fd == self._returned_r:
                     self._returned()
-                elif self._told(self._line.hear()):
+                elif self._obey(self._line.hear()):
                     return
 
-    def _told(self, order: Dict[str, Any]) -> bool:
+    def _obey(self, order: Dict[str, Any]) -> bool:
         """Carry out the node's order; return whether this process is to end."""
         if "end" in order:
             return True

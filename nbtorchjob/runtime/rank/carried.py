@@ -33,21 +33,21 @@ class _Setting:
     def __init__(self, module: str) -> None:
         self.module = module
 
-    def read(self, there: Any) -> Any:
-        """Return its value in the module ``there``."""
+    def read(self, module: Any) -> Any:
+        """Return its value in ``module``."""
         raise NotImplementedError
 
-    def set(self, there: Any, value: Any) -> None:
+    def set(self, module: Any, value: Any) -> None:
         """Set it to a value that was read."""
         raise NotImplementedError
 
-    def default(self, there: Any) -> Any:
+    def default(self, module: Any) -> Any:
         """Return its value while it isn't set."""
         return {}
 
-    def before(self, there: Any, value: Any) -> Any:
+    def before(self, module: Any, value: Any) -> Any:
         """Return what to pass to :meth:`set` later, to restore what setting ``value`` changes."""
-        return self.read(there)
+        return self.read(module)
 
 
 _Kind = Type[_Setting]
@@ -66,13 +66,13 @@ def _of(module: str, name: str) -> Callable[[_Kind], _Kind]:
 
 @_of("sys", "sys.setrecursionlimit")
 class _Recursion(_Setting):
-    def read(self, there: Any) -> int:
-        return max(1000, int(there.getrecursionlimit()))
+    def read(self, module: Any) -> int:
+        return max(1000, int(module.getrecursionlimit()))
 
-    def set(self, there: Any, value: int) -> None:
-        there.setrecursionlimit(value)
+    def set(self, module: Any, value: int) -> None:
+        module.setrecursionlimit(value)
 
-    def default(self, there: Any) -> int:
+    def default(self, module: Any) -> int:
         return 1000
 
 
@@ -104,31 +104,31 @@ _laid_filters: List[Any] = []  # those that this process got from the notebook
 
 @_of("warnings", "warnings.filterwarnings")
 class _Filters(_Setting):
-    def read(self, there: Any) -> List[Tuple[str, str, str, str, int]]:
+    def read(self, module: Any) -> List[Tuple[str, str, str, str, int]]:
         """Return the filters that the notebook has set, in order, with patterns and category as strings."""
         filters = []
-        for action, message, category, module, line in there.filters:
+        for action, message, category, origin, line in module.filters:
             name = "%s.%s" % (category.__module__, category.__qualname__)
-            patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, module)]
+            patterns = [getattr(pattern, "pattern", pattern) or "" for pattern in (message, origin)]
             key = (action, name, *patterns)
             # A class defined in the notebook isn't the same class on a rank.
             if key not in _FILTERS and category.__module__ != "__main__":
                 filters.append((action, name, *patterns, line))
         return filters
 
-    def set(self, there: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
+    def set(self, module: Any, value: List[Tuple[str, str, str, str, int]]) -> None:
         for item in _laid_filters:
-            if item in there.filters:
-                there.filters.remove(item)
+            if item in module.filters:
+                module.filters.remove(item)
         _laid_filters.clear()
         for item in reversed(value):
             home = item[1].rpartition(".")[0]
             _once_imported(home, functools.partial(_add_filter, item))
 
-    def default(self, there: Any) -> Any:
+    def default(self, module: Any) -> Any:
         return []
 
-    def before(self, there: Any, value: Any) -> Any:
+    def before(self, module: Any, value: Any) -> Any:
         return []  # the other filters have stayed
 
 
@@ -142,16 +142,18 @@ def _add_filter(item: Tuple[str, str, str, str, int], home: Any) -> None:
 
 @_of("_locale", "locale.setlocale")  # C functions follow it, too: not only code that imports Python's module
 class _Locales(_Setting):
-    def read(self, there: Any) -> Dict[str, str]:
-        names = [name for name in dir(there) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")]
-        locales = {name: there.setlocale(getattr(there, name)) for name in names}
+    def read(self, module: Any) -> Dict[str, str]:
+        names = [
+            name for name in dir(module) if name.startswith("LC_") and name not in ("LC_ALL", "LC_CTYPE")
+        ]
+        locales = {name: module.setlocale(getattr(module, name)) for name in names}
         return {name: value for name, value in locales.items() if value != "C"}
 
-    def set(self, there: Any, value: Dict[str, str]) -> None:
-        for name in self.read(there):
-            there.setlocale(getattr(there, name), "C")
+    def set(self, module: Any, value: Dict[str, str]) -> None:
+        for name in self.read(module):
+            module.setlocale(getattr(module, name), "C")
         for name, category in value.items():
-            there.setlocale(getattr(there, name), category)
+            module.setlocale(getattr(module, name), category)
 
 
 _ARITHMETIC = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
@@ -159,44 +161,44 @@ _ARITHMETIC = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
 @_of("decimal", "decimal.setcontext")
 class _Context(_Setting):
-    def read(self, there: Any) -> Dict[str, Any]:
-        context = there.getcontext()
+    def read(self, module: Any) -> Dict[str, Any]:
+        context = module.getcontext()
         values = {name: getattr(context, name) for name in _ARITHMETIC}
         values["traps"] = sorted(trap.__name__ for trap, on in context.traps.items() if on)
         return values
 
-    def set(self, there: Any, value: Dict[str, Any]) -> None:
-        traps = [getattr(there, name) for name in value["traps"]]
-        there.setcontext(there.Context(**{**value, "traps": traps}))
+    def set(self, module: Any, value: Dict[str, Any]) -> None:
+        traps = [getattr(module, name) for name in value["traps"]]
+        module.setcontext(module.Context(**{**value, "traps": traps}))
 
-    def default(self, there: Any) -> Dict[str, Any]:
-        with there.localcontext(there.DefaultContext):
-            return self.read(there)
+    def default(self, module: Any) -> Dict[str, Any]:
+        with module.localcontext(module.DefaultContext):
+            return self.read(module)
 
 
 @_of("multiprocessing", "multiprocessing.set_start_method")
 class _StartMethod(_Setting):
-    def read(self, there: Any) -> Optional[str]:
+    def read(self, module: Any) -> Optional[str]:
         """Return the method that the notebook chose; not the default, which starting a process also sets."""
-        method: Optional[str] = there.get_start_method(allow_none=True)
-        return None if method == there.get_all_start_methods()[0] else method
+        method: Optional[str] = module.get_start_method(allow_none=True)
+        return None if method == module.get_all_start_methods()[0] else method
 
-    def set(self, there: Any, value: Optional[str]) -> None:
-        there.set_start_method(value, force=True)
+    def set(self, module: Any, value: Optional[str]) -> None:
+        module.set_start_method(value, force=True)
 
-    def default(self, there: Any) -> None:
+    def default(self, module: Any) -> None:
         return None
 
 
 @_of("numpy", "numpy.seterr")
 class _Errors(_Setting):
-    def read(self, there: Any) -> Any:
-        return there.geterr()
+    def read(self, module: Any) -> Any:
+        return module.geterr()
 
-    def set(self, there: Any, value: Any) -> None:
-        there.seterr(**value)
+    def set(self, module: Any, value: Any) -> None:
+        module.seterr(**value)
 
-    def default(self, there: Any) -> Dict[str, str]:
+    def default(self, module: Any) -> Dict[str, str]:
         return {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 
@@ -215,13 +217,13 @@ _NUMPY_PRINTS: Dict[str, Any] = {
 
 @_of("numpy", "numpy.set_printoptions")
 class _NumpyPrints(_Setting):
-    def read(self, there: Any) -> Dict[str, Any]:
-        return {k: v for k, v in there.get_printoptions().items() if k in _NUMPY_PRINTS}
+    def read(self, module: Any) -> Dict[str, Any]:
+        return {k: v for k, v in module.get_printoptions().items() if k in _NUMPY_PRINTS}
 
-    def set(self, there: Any, value: Dict[str, Any]) -> None:
-        there.set_printoptions(**value)
+    def set(self, module: Any, value: Dict[str, Any]) -> None:
+        module.set_printoptions(**value)
 
-    def default(self, there: Any) -> Dict[str, Any]:
+    def default(self, module: Any) -> Dict[str, Any]:
         return _NUMPY_PRINTS
 
 
@@ -230,48 +232,48 @@ _PRINTED = {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, 
 
 @_of("torch", "torch.set_printoptions")
 class _TorchPrints(_Setting):
-    def read(self, there: Any) -> Dict[str, Any]:
+    def read(self, module: Any) -> Dict[str, Any]:
         return {k: v for k, v in vars(torch_versions.PRINT_OPTIONS.get()).items() if k in _PRINTED}
 
-    def set(self, there: Any, value: Dict[str, Any]) -> None:
-        there.set_printoptions(**value)
+    def set(self, module: Any, value: Dict[str, Any]) -> None:
+        module.set_printoptions(**value)
 
-    def default(self, there: Any) -> Dict[str, Any]:
+    def default(self, module: Any) -> Dict[str, Any]:
         return _PRINTED
 
 
 @_of("matplotlib", "matplotlib.rcParams")
 class _Rc(_Setting):
-    def read(self, there: Any) -> Dict[str, Any]:
-        default = there.rcParamsOrig
-        own = dict.items(there.rcParams)  # reading it the usual way would choose a backend
+    def read(self, module: Any) -> Dict[str, Any]:
+        default = module.rcParamsOrig
+        own = dict.items(module.rcParams)  # reading it the usual way would choose a backend
         skipped = ("backend", "backend_fallback", "interactive")
         return {name: value for name, value in own if name not in skipped and value != default.get(name)}
 
-    def set(self, there: Any, value: Dict[str, Any]) -> None:
-        there.rcParams.update(value)
+    def set(self, module: Any, value: Dict[str, Any]) -> None:
+        module.rcParams.update(value)
 
-    def before(self, there: Any, value: Any) -> Dict[str, Any]:
-        return {name: option for name, option in dict.items(there.rcParams) if name in value}
+    def before(self, module: Any, value: Any) -> Dict[str, Any]:
+        return {name: option for name, option in dict.items(module.rcParams) if name in value}
 
 
 @_of("pandas", "pandas.set_option")
 class _Options(_Setting):
-    def read(self, there: Any) -> Dict[str, Any]:
+    def read(self, module: Any) -> Dict[str, Any]:
         registered = sys.modules["pandas._config.config"]._registered_options
         with _unwarned():
-            options = {name: there.get_option(name) for name in registered}
+            options = {name: module.get_option(name) for name in registered}
         return {name: value for name, value in options.items() if value != registered[name].defval}
 
-    def set(self, there: Any, value: Dict[str, Any]) -> None:
+    def set(self, module: Any, value: Dict[str, Any]) -> None:
         with _unwarned():
             for name, option in value.items():
-                there.set_option(name, option)
+                module.set_option(name, option)
 
-    def before(self, there: Any, value: Any) -> Dict[str, Any]:
+    def before(self, module: Any, value: Any) -> Dict[str, Any]:
         registered = sys.modules["pandas._config.config"]._registered_options
         with _unwarned():
-            return {name: there.get_option(name) for name in value if name in registered}
+            return {name: module.get_option(name) for name in value if name in registered}
 
 
 @contextlib.contextmanager

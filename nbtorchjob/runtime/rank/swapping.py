@@ -141,7 +141,7 @@ class _Trial:
     def __init__(self, number: int, change: Change, record: Dict[str, Any]) -> None:
         self._number = number
         self._change = change
-        self._said = record
+        self._record = record
         self._page = points.page
         self._new: List[types.FunctionType] = []
         self._calling = False
@@ -184,7 +184,7 @@ class _Trial:
         try:
             value = new(*args, **kwargs)
         except (Exception, SystemExit) as exc:
-            _tell(self._number, RAISED, {**self._said, **_described(exc)})
+            _tell(self._number, RAISED, {**self._record, **_described(exc)})
             if self.wait() == STAYS:
                 raise
         else:

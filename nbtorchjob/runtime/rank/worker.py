@@ -88,7 +88,7 @@ def run_rank(
         except Exception:  # raised by the handler of an earlier signal
             mute_handlers()
         retry_on = header["retry"]["retry_on"]
-        if errors.is_a(exc, SystemExit) and not errors.named(exc, retry_on) and not _said(exc):
+        if errors.is_a(exc, SystemExit) and not errors.named(exc, retry_on) and not _exit_message(exc):
             code = errors.exit_code(exc)
             _end(code if isinstance(code, int) else 1)
         streams.flush()
@@ -225,7 +225,7 @@ def _end_program() -> None:
     streams.flush_files()
 
 
-def _said(exc: BaseException) -> str:
+def _exit_message(exc: BaseException) -> str:
     """Return a program's message when it ended itself: the text of ``sys.exit``, or argparse's error.
 
     An exit code that a rank can't end with becomes such a message.
@@ -274,7 +274,7 @@ def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Err
     missed = spawned.notes(exc, log)
     if missed:
         errors.add_notes(exc, missed)
-    error, text = errors.from_exception(exc, retry_on=header["retry"]["retry_on"]), _said(exc)
+    error, text = errors.from_exception(exc, retry_on=header["retry"]["retry_on"]), _exit_message(exc)
     return replace(error, message=text) if text else error, text
 
 

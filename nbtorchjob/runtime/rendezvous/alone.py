@@ -103,7 +103,7 @@ class Alone:
         """Write a word for all nodes of this round, unless another node has; return its value."""
         return value
 
-    def heard(self, word: str) -> str:
+    def decision(self, word: str) -> str:
         """Return the word written for all nodes of this round; "" until a node has written it."""
         return ""
 

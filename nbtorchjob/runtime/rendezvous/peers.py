@@ -113,7 +113,7 @@ class Peers(Alone):
         self._node = node
         self._ended: Optional[PeersEnded] = None
         self._ended_at = 0.0
-        self._heeded = self._told = False
+        self._heeded = self._has_told = False
         self._settled = False  # whether this node's end is decided, even if the store goes away
         self._connected = False
         self._looks, self._looks_seen, self._unanswered = 0, 0, 0
@@ -164,7 +164,7 @@ class Peers(Alone):
 
     def tell(self, code: int) -> int:
         """See the base class; the first word that ends the job stands."""
-        self._told = True
+        self._has_told = True
         with store_may_be_gone(PeersEnded):  # raised if a stranger writes there
             if code in (*exits.FINAL, exits.RECOVERABLE_ERROR):
                 return self._tell_end(code)
@@ -267,9 +267,9 @@ class Peers(Alone):
         return None
 
     def _say_once(self, ring: Ring, word: str, value: str) -> None:
-        if word not in ring.said:
+        if word not in ring.own_words:
             self._store.set(ring.key(word, ring.node), value)
-            ring.said.add(word)
+            ring.own_words.add(word)
 
     def have_said(self, word: str) -> "list[bool]":
         """See the base class."""
@@ -286,7 +286,7 @@ class Peers(Alone):
             return str(self._store.compare_set(self._ring.key(word), "", value).decode())
         return ""
 
-    def heard(self, word: str) -> str:
+    def decision(self, word: str) -> str:
         """See the base class."""
         assert self._ring is not None
         key = self._ring.key(word)
@@ -315,9 +315,9 @@ class Peers(Alone):
                 if len(ring.nodes) <= _FEW or look % _EVERY == 0:
                     all_done = bool(self._store.check(ring.keys("done")))
                 else:
-                    if "over" not in ring.said and (not ring.below or self._store.check(ring.below)):
+                    if "over" not in ring.own_words and (not ring.below or self._store.check(ring.below)):
                         self._store.set(ring.key("over", ring.node) if ring.above else ring.key("over"), "1")
-                        ring.said.add("over")
+                        ring.own_words.add("over")
                     all_done = bool(self._store.check([ring.key("over")]))
                 if all_done:
                     break
@@ -385,7 +385,7 @@ class Peers(Alone):
                 ring = self._ring
                 # A node may be killed between a word and its news; a round may have words as it begins.
                 # Even before the first round, the host of the store may vanish.
-                if self._looks % _UNHEARD == 0 or (ring is not None and not ring.heard):
+                if self._looks % _UNHEARD == 0 or (ring is not None and not ring.is_read):
                     self._hear(store)
                 if ring is not None and self._ended is None and not self._settled:
                     self._beat(store, ring)
@@ -426,7 +426,7 @@ class Peers(Alone):
                     self._tell_samples(ring, store)
                 # Once the ranks of all nodes have returned, the end can be ignored; of many nodes, the root
                 # has usually written that for all.
-                if self._told or (
+                if self._has_told or (
                     ring is not None
                     and (
                         (len(ring.nodes) > _FEW and store.check([ring.key("over")]))
@@ -440,7 +440,7 @@ class Peers(Alone):
                     store.set(ring.key("bye", ring.node), "1")
                 return True
             if ring is not None:
-                ring.heard = True
+                ring.is_read = True
                 ring.lost = ring.lost or store.check([ring.key("lost")])
                 # torch lets the others begin anew without a node whose heartbeats are late, and doesn't tell
                 # that node.

@@ -54,7 +54,7 @@ class Endpoint:
 
     def __init__(self, text: str, timeout: timedelta, key: bytes) -> None:
         host, _, port = text.rpartition(":")
-        self._where = self._found = (host.strip("[]"), int(port))
+        self._where = self._server = (host.strip("[]"), int(port))
         self._timeout = timeout
         self._key = key
         self.address = ""
@@ -66,7 +66,7 @@ class Endpoint:
         if not self.address:
             text = "node 0 listens at all addresses of its machine: set %s to its own" % groups.ADDRESS
             emit("Notice", text=text)
-        self._found = (self.address or "127.0.0.1", port)
+        self._server = (self.address or "127.0.0.1", port)
         return SignedStore(groups.serve_store(self.address, port, self._timeout), self._key)
 
     def join(self, limit: float, enter: Callable[[SignedStore], _Met]) -> _Met:
@@ -83,7 +83,7 @@ class Endpoint:
         began = time.monotonic()
         until = began + limit
         while True:
-            self._found, self.address = _await(*self._where, until - time.monotonic())
+            self._server, self.address = _await(*self._where, until - time.monotonic())
             try:
                 store = self.connect()
                 # If the store isn't this job's: the code that makes it wait for another node 0, or
@@ -109,7 +109,7 @@ class Endpoint:
 
     def connect(self) -> SignedStore:
         """Open a new connection: on a shared one, writes would wait behind a blocking read."""
-        store: Any = TCPStore(*self._found, is_master=False, timeout=self._timeout, wait_for_workers=False)
+        store: Any = TCPStore(*self._server, is_master=False, timeout=self._timeout, wait_for_workers=False)
         return SignedStore(store, self._key)
 
 

@@ -90,7 +90,7 @@ class Ring:
         self._next_beats = Beats(self.key("beat", self.next), self._every, silence)
         self._own_beats = 0
         self._beat_in = 0.0  # seconds
-        self.heard = False  # whether its words were read
+        self.is_read = False  # whether its words were read
         self.lost = False  # whether a node of it is gone
         self.sampled = b""  # the newest word ``sample``
         self.gathered = b""  # the name under which this node last gave what it does
@@ -100,7 +100,7 @@ class Ring:
         self.asks = False
         self.leaves: Optional[float] = None
         self.joins = False
-        self.said: Set[str] = set()
+        self.own_words: Set[str] = set()
         self.above = place > 0  # whether a node is above this one in the tree
         self.below = [self.key("over", other) for other in nodes[2 * place + 1 : 2 * place + 3]]
 

@@ -172,7 +172,7 @@ class Pump(threading.Thread):
         events: str,
         output: str,
         out: int,
-        heard: Sequence[Callable[[Dict[str, Any]], None]],
+        listeners: Sequence[Callable[[Dict[str, Any]], None]],
     ) -> None:
         super().__init__(daemon=True, name="pump")
         self._folder = folder
@@ -180,7 +180,7 @@ class Pump(threading.Thread):
         self._output = Lines(output)
         self._logs: Dict[Tuple[int, int], RankLog] = {}  # by round and rank
         self._out = out
-        self._heard = heard
+        self._listeners = listeners
         self._ended = threading.Event()
 
     def finish(self) -> None:
@@ -241,11 +241,11 @@ class Pump(threading.Thread):
                 with open(path, "rb") as file:
                     out.extend(frames.value(record[of[0]], record[of[1]], file.read()))
                 os.unlink(path)
-            for hear in self._heard:
+            for hear in self._listeners:
                 hear(record)
         except Exception:  # any process of a rank may write there: the host may refuse the event
             pass
         out.append(frames.fact(line))
 
-    def _path(self, round_: int, rank: int, what: str) -> str:
-        return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, what))
+    def _path(self, round_: int, rank: int, extension: str) -> str:
+        return os.path.join(self._folder, "round-%d" % round_, "rank-%d.%s" % (rank, extension))

@@ -224,7 +224,7 @@ class Cluster:
         return parsed
 
 
-def given(cluster: Cluster) -> list[str]:
+def changed_fields(cluster: Cluster) -> list[str]:
     """Return the names of the fields that differ from their defaults."""
     default = Cluster()
     return [f.name for f in fields(cluster) if getattr(cluster, f.name) != getattr(default, f.name)]

@@ -62,8 +62,8 @@ The first of these that applies:
     nothing is known of those that may be absent            those                        no    ``_perhaps``
     all have entered the call                               none                         no    ``_complete``
     some wait in a call that isn't recorded                 the others                   no    ``_unrecorded``
-    none waits in a call, and one is stopped                it                           yes   ``_apart``
-    none waits in a call: they wait for data, or compute    none                         yes   ``_apart``
+    none waits in a call, and one is stopped                it                           yes   ``_none_waits``
+    none waits in a call: they wait for data, or compute    none                         yes   ``_none_waits``
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from nbtorchjob.runtime.facts.samples import STOPPED, Collective
 from nbtorchjob.state.diagnosis import verdicts
 from nbtorchjob.state.diagnosis.seen import ENDS_BY_ITSELF, MEETS, MONITORED, Seen, Wait, standing
 from nbtorchjob.state.diagnosis.verdicts import Sides, Verdict
-from nbtorchjob.state.known import Known
+from nbtorchjob.state.jobfacts import Facts
 
 _ALIKE = ("all_reduce", "allreduce", "broadcast", "reduce")  # all ranks pass equally many items of one type
 _TOGETHER = frozenset(
@@ -124,14 +124,14 @@ def _rule(concludes: _Rule) -> _Rule:
     return concludes
 
 
-def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
+def diagnose(facts: Facts, *, over: bool = False) -> Diagnosis | None:
     """Return why the newest round hangs, according to its samples; None where they show no sign of that.
 
     ``over`` says that the ranks no longer exist.
     """
-    sources = known.info.sources
-    sampled = [sample for sample in known.samples.values() if known.base(sample.round) == known.round]
-    raised = {error.rank: error.error.frames for error in known.errors if error.round == known.round}
+    sources = facts.info.sources
+    sampled = [sample for sample in facts.samples.values() if facts.base(sample.round) == facts.round]
+    raised = {error.rank: error.error.frames for error in facts.errors if error.round == facts.round}
     standings = [
         standing(rank, fact.time, sources, raised.get(rank.rank, ()))
         for fact in sampled
@@ -139,7 +139,7 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
     ]
     if not standings:
         return None
-    seen = Seen(known, standings)
+    seen = Seen(facts, standings)
     finding = next((finding for rule in _RULES if (finding := rule(seen)) is not None), None)
     if finding is None:
         return None
@@ -160,7 +160,9 @@ def diagnose(known: Known, *, over: bool = False) -> Diagnosis | None:
 @_rule
 def _broken(seen: Seen) -> _Finding | None:
     for group, call in seen.broken:
-        by_rank = {rank: calls for rank in seen.members(group.name) if (calls := seen.made(rank, group.name))}
+        by_rank = {
+            rank: calls for rank in seen.members(group.name) if (calls := seen.calls(rank, group.name))
+        }
         numbered = {
             rank: next((c for c in calls if c.seq == call.seq), None) for rank, calls in by_rank.items()
         }
@@ -228,7 +230,7 @@ def _arguments(seen: Seen) -> _Finding | None:
             line = stand.place.filename, stand.place.lineno
             calls.setdefault((line, group.ranks, call.op), []).append(rank)
     for callers in calls.values():
-        sides = _sides({rank: tuple(map(seen.of[rank].given.get, _ONE_FOR_ALL)) for rank in callers})
+        sides = _sides({rank: tuple(map(seen.of[rank].arguments.get, _ONE_FOR_ALL)) for rank in callers})
         if len(sides) > 1:
             return _Finding(verdicts.OtherArguments(sides), _odd(sides))
     return None
@@ -408,7 +410,7 @@ def _unrecorded(seen: Seen) -> _Finding | None:
 
 
 @_rule
-def _apart(seen: Seen) -> _Finding | None:
+def _none_waits(seen: Seen) -> _Finding | None:
     if seen.moves:
         return None
     stopped = [rank for rank, stand in seen.of.items() if stand.state == STOPPED]

@@ -30,7 +30,7 @@ from nbtorchjob.runtime.facts.samples import (
     Thread,
 )
 from nbtorchjob.state import failure
-from nbtorchjob.state.known import Known
+from nbtorchjob.state.jobfacts import Facts
 from nbtorchjob.text.words import line
 
 # A file name -> its label ("Cell In[3]") and its text, for the notebook's own code.
@@ -119,8 +119,8 @@ class Standing(FrozenDataclass):
 
     ``place`` is the innermost frame of the user's code, ``inside`` the operation of ``torch.distributed``
     that it waits in according to its stack, ``waits`` what else it waits for, None where nothing shows that.
-    ``given`` are that operation's arguments, as in ``runtime/facts/samples.Thread``. NCCL's sends and
-    receives don't show in a stack: then ``inside`` and ``given`` come from torch's record, and ``beside``
+    ``arguments`` are that operation's, as in ``runtime/facts/samples.Thread``. NCCL's sends and
+    receives don't show in a stack: then ``inside`` and ``arguments`` come from torch's record, and ``beside``
     says that the rank may be at work meanwhile. ``recorded`` is whether its calls are known.
     """
 
@@ -129,7 +129,7 @@ class Standing(FrozenDataclass):
     time: float
     place: Frame | None = None
     inside: str = ""
-    given: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     beside: bool = False
     waits: WaitsFor | None = None
     handle: bool = False  # whether its line waits for something, such as a call made earlier
@@ -174,11 +174,11 @@ class Standing(FrozenDataclass):
     def peer(self) -> int | None:
         """The rank that it waits for in a send or receive; None if it is in neither, or accepts any rank."""
         which = POINT_TO_POINT.get(self.inside)
-        peer = self.given.get(which, "") if which is not None else ""
+        peer = self.arguments.get(which, "") if which is not None else ""
         return int(peer) if peer.isdigit() else None
 
     @property
-    def held(self) -> bool:
+    def surely_waits(self) -> bool:
         """Whether it surely waits in its call; otherwise it may be at work meanwhile."""
         return self.call is not None and bool(self.inside or self.handle)
 
@@ -208,7 +208,7 @@ def standing(sample: RankSample, time: float, sources: Sources, raised: Sequence
         time,
         place=users_frame(frames, sources) or users_frame(raised, sources),
         inside=inside,
-        given=arguments,
+        arguments=arguments,
         beside=beside,
         waits=waits,
         handle=bool(called and _HANDLE.search(_code(called[-1], sources))),
@@ -338,7 +338,7 @@ class Wait(FrozenDataclass):
 class Seen(FrozenDataclass):
     """The standing of every sampled rank, and what follows from all of them together."""
 
-    known: Known
+    facts: Facts
     standings: Sequence[Standing]
 
     @cached_property
@@ -351,29 +351,29 @@ class Seen(FrozenDataclass):
     @property
     def settled(self) -> bool:
         """Whether nothing had moved for long when the newest sample was taken: it wasn't just requested."""
-        newest = max(self.known.samples.values(), key=lambda fact: fact.time, default=None)
+        newest = max(self.facts.samples.values(), key=lambda fact: fact.time, default=None)
         return newest is not None and newest.why != ASKED
 
     @property
     def unseen(self) -> list[int]:
         """The ranks of the round without a sample."""
         # Bounded: a longer list would be unreadable, and a forged fact can claim a world of any size.
-        return [rank for rank in range(min(self.known.world_size, 1 << 13)) if rank not in self.of]
+        return [rank for rank in range(min(self.facts.world_size, 1 << 13)) if rank not in self.of]
 
     @cached_property
     def ended(self) -> Mapping[int, End]:
         """How ranks had ended when the samples were taken."""
-        last, now = max(standing.time for standing in self.standings), self.known.round
+        last, now = max(standing.time for standing in self.standings), self.facts.round
         ended: dict[int, End] = {}
         for stand in self.of.values():
             if stand.state == ENDED:
                 well = stand.note.partition(";")[0] in (HAS_RETURNED, "exit code 0")
                 ended[stand.rank] = End(End.RETURNED) if well else End(End.EXITED, line(stand.note, 80))
-        for exit_ in self.known.exits:
+        for exit_ in self.facts.exits:
             if exit_.round == now and exit_.time <= last:
                 why = failure.of_signal(exit_.signal) if exit_.signal else failure.of_exit(exit_.code or 0)
                 ended[exit_.rank] = End(End.EXITED, why.line)
-        for failed in self.known.errors:
+        for failed in self.facts.errors:
             if failed.round == now and failed.error.time <= last:
                 ended[failed.rank] = End(End.FAILED, failed.error.type.rpartition(".")[2])
         return ended
@@ -407,7 +407,7 @@ class Seen(FrozenDataclass):
                 newest.append(max(calls, key=lambda pair: pair[1].since))
         return sorted(newest, key=lambda pair: pair[1].since)
 
-    def made(self, rank: int, name: str) -> Sequence[Collective]:
+    def calls(self, rank: int, name: str) -> Sequence[Collective]:
         """Return the known calls of a rank in a group."""
         groups = self.of[rank].groups if rank in self.of else ()
         return [call for group in groups if group.name == name for call in group.calls if not call.p2p]
@@ -418,9 +418,9 @@ class Seen(FrozenDataclass):
         The newest call comes first. It goes back only as far as the rank was late by more than a moment.
         """
         begun = {
-            waiter: {c.seq: c.since for c in self.made(waiter, wait.group.name)} for waiter in wait.waiters
+            waiter: {c.seq: c.since for c in self.calls(waiter, wait.group.name)} for waiter in wait.waiters
         }
-        own_times = {call.seq: call.since for call in self.made(rank, wait.group.name)}
+        own_times = {call.seq: call.since for call in self.calls(rank, wait.group.name)}
         delays: list[float] = []
         for seq in range(wait.call.seq - 1, 0, -1):
             others = [calls[seq] for calls in begun.values() if seq in calls]
@@ -452,7 +452,7 @@ class Seen(FrozenDataclass):
             _, group, first = min(entries, key=lambda item: item[2].since)
             waiters = tuple(sorted({rank for rank, _, _ in entries}))
             presence = {
-                rank: self._there(rank, group.name, seq, first.since)
+                rank: self._has_entered(rank, group.name, seq, first.since)
                 for rank in self.members(group.name)
                 if rank not in waiters
             }
@@ -462,7 +462,7 @@ class Seen(FrozenDataclass):
             waits.append(Wait(group, first, waiters, absent, unknown, seconds))
         return next((wait for wait in waits if wait.absent or wait.unknown), waits[0])
 
-    def _there(self, rank: int, group: str, seq: int, since: float) -> bool | None:
+    def _has_entered(self, rank: int, group: str, seq: int, since: float) -> bool | None:
         """Whether a rank has entered a call that others have been in ``since``; None where unknown."""
         stand = self.of.get(rank)
         if rank in self.ended:
@@ -512,8 +512,8 @@ class Seen(FrozenDataclass):
                 return (stand.peer,)
             # If one sends what the other receives, the transfer is under way.
             # A record has no tag: NCCL doesn't have tags.
-            both = {*other.given} & {*stand.given} & {"group", "tag"}
-            alike = all(other.given[name] == stand.given[name] for name in both)
+            both = {*other.arguments} & {*stand.arguments} & {"group", "tag"}
+            alike = all(other.arguments[name] == stand.arguments[name] for name in both)
             return () if alike and other.inside != stand.inside else (stand.peer,)
         wait = self.held_in(rank)
         return wait.absent if wait is not None else ()
@@ -521,7 +521,7 @@ class Seen(FrozenDataclass):
     def held_in(self, rank: int) -> Wait | None:
         """Return the call among ``waits`` that a rank surely waits in."""
         stand = self.of.get(rank)
-        if stand is None or stand.call is None or not stand.held:
+        if stand is None or stand.call is None or not stand.surely_waits:
             return None
         name = stand.call[0].name
         return next((wait for wait in self.waits if wait.group.name == name and rank in wait.waiters), None)

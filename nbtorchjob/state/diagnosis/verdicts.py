@@ -1,7 +1,7 @@
 """The possible verdicts on a job that hangs: a class for each, which holds the facts it is based on.
 
-A verdict is data; ``state/text/hang`` words it. ``ranks`` are the ranks to look at, ``waiters`` and ``there``
-those that wait for them.
+A verdict is data; ``state/text/hang`` words it. ``ranks`` are the ranks to look at, ``waiters`` those that
+wait for them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Away(FrozenDataclass):
 
     operation: str
     ranks: Sequence[int]
-    there: Sequence[int]
+    waiters: Sequence[int]
 
 
 class Elsewhere(FrozenDataclass):
@@ -98,7 +98,7 @@ class Elsewhere(FrozenDataclass):
 
     operations: Sequence[str]
     ranks: Sequence[int]
-    there: Sequence[int]
+    waiters: Sequence[int]
     silent: bool
 
 

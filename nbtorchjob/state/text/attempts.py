@@ -256,7 +256,7 @@ def lab_lines(state: JobState, now: float) -> list[str]:
     if state.phase.terminal:
         why = WHY.get(state.lab_ends.why, "") if state.lab_ends is not None else ""
         return [f"{count(len(all_turns), noun)}{f'; it ended because {why}' if why else ''}"]
-    named = [line(turn.whose, _MAX_WHOSE) for turn in running if turn.taken.by or turn.nodes]
+    named = [line(turn.full_name, _MAX_WHOSE) for turn in running if turn.fact.by or turn.nodes]
     owners = [*named[:_MAX_NAMED], *([f"{len(named) - _MAX_NAMED} more"] if named[_MAX_NAMED:] else [])]
     parts = [f"{', '.join(owners)} run{'s' if len(running) == 1 else ''}"] if owners else []
     parts += [f"{count(len(all_turns), noun)} so far"] if all_turns else []

@@ -263,7 +263,7 @@ def condition(node: Node, state: JobState) -> str:
         return clip(_ended(life.exit, state).line, _MAX_GROUP)
     if life.disruption is not None:
         return causes.of_disruption(life.disruption).line
-    if life.gone is not None:
+    if life.gone_at is not None:
         return "gone"
     if node.workers and node.round == state.round and node.working:
         if state.phase.terminal:
@@ -472,7 +472,7 @@ def notices(state: JobState) -> list[str]:
 
 def ships(state: JobState) -> str:
     """Describe what runs and what was sent with it."""
-    parts = (line(state.info.what, 120), line(state.info.ships, _MAX_TEXT))
+    parts = (line(state.info.full_label, 120), line(state.info.ships, _MAX_TEXT))
     return DOT.join(part for part in parts if part)
 
 

@@ -122,13 +122,15 @@ class _Wording(FrozenDataclass):
                 return f"no rank waits in a collective: {self._places(everybody)}"
 
     def _other_call(self, verdict: verdicts.OtherCall) -> str:
-        entered = {rank: what(call) for rank, call in verdict.calls.items()}
+        entered = {rank: call_text(call) for rank, call in verdict.calls.items()}
         firsts = _firsts(verdict.sides)
         if verdict.ended:
             for rank, call in verdict.calls.items():
                 # ``all_gather_object (all_gather int64[1])``: what the code called, and what that called.
                 inside = self.seen.of[rank].inside
-                entered[rank] = what(call) if inside in ("", call.op) else f"{inside} ({what(call)})"
+                entered[rank] = (
+                    call_text(call) if inside in ("", call.op) else f"{inside} ({call_text(call)})"
+                )
         where = f"as call #{verdict.number} of {self._group(verdict.group)}"
         places = (
             self._lines(firsts) if verdict.ended else self._places(firsts)
@@ -141,7 +143,9 @@ class _Wording(FrozenDataclass):
         if stand.call is None:
             return stand.inside
         group, call = stand.call
-        return f"{' '.join((call.op, parties(stand.inside, stand.given))).strip()} in {self._group(group)}"
+        return (
+            f"{' '.join((call.op, parties(stand.inside, stand.arguments))).strip()} in {self._group(group)}"
+        )
 
     def _uneven(self, verdict: verdicts.Uneven) -> str:
         counts: dict[int, list[int]] = {}
@@ -149,7 +153,7 @@ class _Wording(FrozenDataclass):
             counts.setdefault(calls, []).append(rank)
         others = ", ".join(f"{ranks(side)} made {calls}" for calls, side in [*counts.items()][:_MOST_SIDES])
         leaders = f"{ranks(verdict.more)} made {verdict.last.seq} calls in {self._group(verdict.group)}"
-        last = ", ".join(filter(None, [what(verdict.last), self._lines(verdict.more)]))
+        last = ", ".join(filter(None, [call_text(verdict.last), self._lines(verdict.more)]))
         why = "the usual causes are uneven batches and a branch that some ranks skip"
         left = "returning" if all(map(self.seen.returned, verdict.fewer)) else "leaving it"
         return f"{leaders}, and {others} before {left}; the last is {last}; {why}"
@@ -220,10 +224,10 @@ class _Wording(FrozenDataclass):
             return "is still starting", ""
         if stand.state == BUSY:
             return "is held by something in C", where
-        if stand.inside or stand.held:
+        if stand.inside or stand.surely_waits:
             call = stand.call
             numbered = self._numbered(*call, ddp=stand.ddp) if call else stand.inside
-            whom = parties(stand.inside, stand.given)
+            whom = parties(stand.inside, stand.arguments)
             return f"waits in {line(f'{numbered} {whom}', 120)}".rstrip(), where and f"({self._at(rank)})"
         if stand.unrecorded:
             return "waits", where
@@ -235,7 +239,7 @@ class _Wording(FrozenDataclass):
         """Return where a rank is in the user's code; empty where that is unknown."""
         stand = self.seen.of.get(rank)
         frame = stand.place if stand is not None else None
-        return place(frame, self.seen.known.info.sources) if frame is not None else ""
+        return place(frame, self.seen.facts.info.sources) if frame is not None else ""
 
 
 def group_name(group: Group, members: Sequence[int]) -> str:
@@ -256,7 +260,7 @@ def _differ(where: str, sides: Sides, entered: Mapping[int, str]) -> str:
     return f"{where} {ranks(odd)} entered {entered[odd[0]]}, but {more}"
 
 
-def what(call: Collective) -> str:
+def call_text(call: Collective) -> str:
     """Return an operation with the types and sizes that it was called with: ``all_reduce float32[4, 8]``."""
     dtypes = [*call.dtypes, *[""] * (len(call.sizes) - len(call.dtypes))]
     shapes = [

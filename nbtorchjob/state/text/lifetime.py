@@ -50,7 +50,7 @@ def waits(state: JobState) -> list[str]:
     return [clip(f"the job: {text}. {why.hint}".rstrip(), _MAX_TEXT)]
 
 
-def held(state: JobState) -> str:
+def hold_reason(state: JobState) -> str:
     """Say what keeps the queue of a cancelled or suspended job from starting it again; "" if nothing does.
 
     Suspending it isn't enough: the queue undoes that.
@@ -282,25 +282,25 @@ def _last(times: Iterable[float]) -> float | None:
 
 
 def progress_line(state: JobState, now: float) -> str:
-    """Return :func:`far` for a running job, and how far it was for one that isn't running now."""
+    """Return :func:`describe_progress` for a running job, and how far it was for one that isn't running."""
     current = progress(state)
     if current is None:
         return ""
     if state.phase is Phase.RUNNING and not state.reforming:
-        return far(current, now)
+        return describe_progress(current, now)
     return "" if current.unit == REPORT else reached(current)
 
 
 def stillness(state: JobState, now: float) -> str:
     """State that a running job has given no sign of life for a while: ``quiet for 2 min``; else empty.
 
-    Also empty for a stalled job, as :func:`far` says so.
+    Also empty for a stalled job, as :func:`describe_progress` says so.
     """
     silence = still(state, now)
     return f"quiet for {about(now - silence.since)}" if silence is not None and not silence.stalled else ""
 
 
-def far(progress: Progress, now: float) -> str:
+def describe_progress(progress: Progress, now: float) -> str:
     """Describe how far it is, and how fast or how long silent: ``3 of 10 epochs · 5 s per epoch``."""
     if progress.unit == REPORT:
         return overdue(progress, now)

@@ -157,7 +157,7 @@ def _block(
             sinces = [
                 samples[rank][1] - _telling_calls(samples[rank][0].groups[at])[-1].since for rank in members
             ]
-            name, *shape = hang.what(call).split(" ", 1)
+            name, *shape = hang.call_text(call).split(" ", 1)
             did = "last completed" if call.done else "waits in" if not call.p2p else "isn't done with"
             peer = f" with rank {call.peer}" if call.p2p and call.peer is not None else ""
             sizes = f", {shape[0]}" if shape else ""

@@ -67,12 +67,12 @@ def parts(
             Part(f"Last lines of attempt {attempt.number}", wrote=[line(row, LINE) for row in wrote])
         )
     sections = (
-        Part("Note and tags", said=[annotation] if annotation else []),
-        Part("What runs", said=[description] if description else []),
-        Part("What it runs with", said=[*facts.environment(state), *facts.origins(state)]),
+        Part("Note and tags", sentences=[annotation] if annotation else []),
+        Part("What runs", sentences=[description] if description else []),
+        Part("What it runs with", sentences=[*facts.environment(state), *facts.origins(state)]),
         Part("What it has run", _turns(state, now), attempts.lab_lines(state, now)),
         Part("What was swapped", swaps.rows(state, now), wrote=swaps.diffs(state)),
-        Part("Why it waits", said=attempts.pending(state, now)),
+        Part("Why it waits", sentences=attempts.pending(state, now)),
         Part(
             "Why it was stopped" if state.stopped_early else "Why it failed",
             wrote=attempts.lines(state) if state.failure else [],
@@ -80,7 +80,7 @@ def parts(
         *_variables(state),
         Part(
             "Earlier failures" if state.phase.terminal else "Failures so far",
-            said=[] if state.failure else facts.beside(state),
+            sentences=[] if state.failure else facts.beside(state),
         ),
         Part(
             "Where its ranks are" if not state.phase.terminal else "Where its ranks were",
@@ -93,15 +93,15 @@ def parts(
         *last_lines,
         Part(
             "Run policy",
-            _given(state, enforced),
+            _policy_rows(state, enforced),
             [line(f"its spec can't be read ({why}): maybe another version wrote it", LINE)] if why else [],
         ),
-        Part("Who looks after it", said=_tended(state, tended, now)),
-        Part("When", said=lifetime.times(state, enforced, now)),
-        Part("Where", said=[facts.where(state.info), *lifetime.stored(state, folder)]),
-        Part("Data", said=lifetime.data(state)),
+        Part("Who looks after it", sentences=_tended(state, tended, now)),
+        Part("When", sentences=lifetime.times(state, enforced, now)),
+        Part("Where", sentences=[facts.where(state.info), *lifetime.stored(state, folder)]),
+        Part("Data", sentences=lifetime.data(state)),
     )
-    return (part for part in sections if part.rows or part.said or part.wrote)
+    return (part for part in sections if part.rows or part.sentences or part.wrote)
 
 
 def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
@@ -113,14 +113,14 @@ def _turns(state: JobState, now: float) -> list[tuple[str, ...]]:
     turn_rows = []
     for turn in lab_turns[-_MAX_TURNS:]:
         before = waiting.index(turn.number) if turn.stage is Stage.WAITS else 0
-        at = f" behind {count(before, turn.what)}" if before else f" on {turn.where}" if turn.where else ""
+        at = f" behind {count(before, turn.word)}" if before else f" on {turn.where}" if turn.where else ""
         row = (
             turn.name,
-            clock(turn.taken.time, now),
+            clock(turn.fact.time, now),
             turn.stage.value + at,
-            ranks(turn.taken.ranks).partition(" ")[2],
-            line(turn.taken.by, _MAX_HOSTS),
-            line(turn.taken.text.strip() or turn.taken.label, _MAX_VALUE),
+            ranks(turn.fact.ranks).partition(" ")[2],
+            line(turn.fact.by, _MAX_HOSTS),
+            line(turn.fact.text.strip() or turn.fact.label, _MAX_VALUE),
         )
         turn_rows.append(row)
     return [(turns.what_of(state.info), *_TURNS), *turn_rows] if turn_rows else []
@@ -159,11 +159,11 @@ def _attempts(state: JobState, now: float) -> Part:
     return Part("Attempts", [_HEAD, *attempt_rows] if attempt_rows else [], notes)
 
 
-def _given(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _policy_rows(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str, ...]]:
     """Return a head and a row for each policy that the job was given."""
     if state.info.unreadable:
         return []
-    spec = state.info.asked
+    spec = state.info.jobspec
     paused = state.info.retry_owner in ("", US)  # an operator that owns the retries has pauses of its own
     options = [o for o in TABLE if o.home in (POLICY, RETRY) and (o.name != "backoff" or paused)]
     settings = [(o, value_at(o, spec)) for o in options]

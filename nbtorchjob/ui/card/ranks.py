@@ -105,7 +105,7 @@ class Pulse(FrozenDataclass):
     at: float | None = None  # how many steps, epochs or reports it has done
     pace: float | None = None  # for one of these
     every: float | None = None  # between two reports
-    heard: float | None = None  # since its newest report
+    silence: float | None = None  # since its newest report
     word: str = ""  # one of ``_LOOKS``, where something is wrong with it
 
 
@@ -265,10 +265,10 @@ def _ends(state: JobState) -> dict[int, str]:
 
 def _pace(pulse: Pulse, usual: _Usual) -> str:
     """Return how a rank that runs stands out by what it reports."""
-    if pulse.at is None or pulse.heard is None:
+    if pulse.at is None or pulse.silence is None:
         return ""
     lag = usual.at - pulse.at
-    if pulse.heard > usual.silent:
+    if pulse.silence > usual.silent:
         # If all are silent, the rank that they wait for is the one that got least far.
         return "behind" if usual.hung and lag >= 1 else "silent"
     if pulse.pace is None:  # a rank that has just restarted may still catch up
@@ -283,7 +283,7 @@ def _usual(pulses: Sequence[Pulse]) -> _Usual:
     paces = [pulse.pace for pulse in pulses if pulse.pace is not None]
     every = [pulse.every for pulse in pulses if pulse.every is not None]
     silent = max(_SILENT_S, 5 * median(every)) if every else _SILENT_FIRST_S
-    hung = all(pulse.heard is None or pulse.heard > silent for pulse in pulses)
+    hung = all(pulse.silence is None or pulse.silence > silent for pulse in pulses)
     # With two ranks, one is the straggler: the other's pace is the usual one.
     return _Usual(median_high(ats or [0.0]), median_low(paces or [0.0]), silent, hung)
 
@@ -301,7 +301,9 @@ def _outliers(pulses: Sequence[Pulse], unit: str) -> list[str]:
         if word == "behind":
             how = f"{_many(odd, unit)}, the others {number(usual.at)}"
         elif word == "silent":
-            how = f"no report for {_span([pulse.heard for pulse in odd], duration)}, after {_many(odd, unit)}"
+            how = (
+                f"no report for {_span([pulse.silence for pulse in odd], duration)}, after {_many(odd, unit)}"
+            )
         else:
             paces = _span([pulse.pace for pulse in odd], _seconds)
             how = f"{paces} per {unit}, the others {_seconds(usual.pace)}"
@@ -336,7 +338,7 @@ def _summary(group: Sequence[Pulse], unit: str) -> str:
     parts = [who, _many(group, unit)]
     if any(pulse.pace is not None for pulse in group):
         parts.append(f"{_span([pulse.pace for pulse in group], _seconds)} per {unit}")
-    parts.append(f"last report {_span([pulse.heard for pulse in group], duration)} ago")
+    parts.append(f"last report {_span([pulse.silence for pulse in group], duration)} ago")
     silent = sum(pulse.at is None for pulse in group)
     return DOT.join([*parts, *([f"{count(silent, 'rank')} without a report"] if silent else [])])
 

@@ -262,11 +262,11 @@ def _value(state: JobState, label: str, value: str) -> str:
     return f"{label}: {line(value, _MAX_VALUE)}" if value else facts.result(state)
 
 
-def printed(state: JobState, *, gone: bool = False) -> str:
+def printed(state: JobState, *, deleted: bool = False) -> str:
     """Return rank 0's output, and a note on each other rank that printed anything."""
     name = line(state.info.name, 80)
-    lines = tails.others(state.logs, name, gone=gone)
-    own = tails.printed(state.logs.get(state.info.speaker, LogTail()), name, gone=gone)
+    lines = tails.others(state.logs, name, deleted=deleted)
+    own = tails.printed(state.logs.get(state.info.speaker, LogTail()), name, deleted=deleted)
     return own + "".join(f"{row}\n" for row in lines)
 
 

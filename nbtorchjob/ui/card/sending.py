@@ -74,7 +74,7 @@ class Sending:
         """The bytes that are sent, with wheels, files and data."""
         call = self.call
         shipped, data = (sum(item.size for item in items) for items in (call.shipped, call.data))
-        return call.size + shipped + data + sum(len(wheel.data) for wheel in call.wanted.wheels)
+        return call.size + shipped + data + sum(len(wheel.data) for wheel in call.packages.wheels)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def drawn(sending: Sending) -> Iterator[None]:
 
 
 @contextmanager
-def said(sending: Sending, say: Callable[[str], object]) -> Iterator[None]:
+def announce(sending: Sending, say: Callable[[str], object]) -> Iterator[None]:
     """Say what is sent, where an output can't be updated: once, and its progress now and then."""
     announced = False
 
@@ -124,7 +124,7 @@ def _doing() -> str:
     if activity is None:
         return ""
     done = f", {size(activity.done)} of {size(activity.total)}" if activity.total else ""
-    return line(activity.what, 80) + done
+    return line(activity.text, 80) + done
 
 
 @contextmanager

@@ -73,26 +73,26 @@ def newest(log: LogTail) -> str:
     return log_rows[-1].text(LINE).strip() if log_rows else ""
 
 
-def printed(log: LogTail, name: str, *, gone: bool = False) -> str:
+def printed(log: LogTail, name: str, *, deleted: bool = False) -> str:
     """Return the known part of a log as a cell prints it, with its last line ended."""
     text = log.text()
-    rest = "" if gone else f" all of it: {hint('logs', name)}"
+    rest = "" if deleted else f" all of it: {hint('logs', name)}"
     cut = f"[…{rest}]\n" if log.pieces and log.pieces[0].offset else ""
     return cut + text + "\n" * (bool(text) and not text.endswith("\n"))
 
 
-def others(logs: Mapping[int, LogTail], name: str, *, gone: bool = False) -> list[str]:
+def others(logs: Mapping[int, LogTail], name: str, *, deleted: bool = False) -> list[str]:
     """Say how much each other rank printed, and how to see it; empty if they printed nothing.
 
-    For a job that is ``gone``, show the last lines themselves.
+    For a job that is ``deleted``, show the last lines themselves.
     """
     notes: list[str] = []
     for rank in sorted(logs):
         many = len(_rows(logs[rank]))
         if rank and many:
-            lines = [f"  {text}" for text in text_tail(logs[rank], _OTHER_LINES)] if gone else []
-            last = f", last {count(len(lines), 'line')}" if gone and len(lines) < many else ""
-            where = "" if gone else f" {hint('logs', name, f'--rank {rank}')}"
+            lines = [f"  {text}" for text in text_tail(logs[rank], _OTHER_LINES)] if deleted else []
+            last = f", last {count(len(lines), 'line')}" if deleted and len(lines) < many else ""
+            where = "" if deleted else f" {hint('logs', name, f'--rank {rank}')}"
             notes.append("\n".join([f"rank {rank} printed {count(many, 'line')}{last}:{where}", *lines]))
     more = len(notes) - _MOST_OTHERS
     return [*notes[:_MOST_OTHERS], *([f"and {count(more, 'more rank')}"] if more > 0 else [])]

@@ -67,15 +67,15 @@ class Stops:
     """The stopped ranks that were reported."""
 
     def __init__(self) -> None:
-        self._told: set[int] = set()
+        self._ranks: set[int] = set()
 
     def new(self, state: JobState) -> str:
         """Return lines about the stopped ranks if there is a new one; else nothing."""
         stopped = {stop.rank for stop in state.stopped}
-        new = stopped - self._told
+        new = stopped - self._ranks
         # A rank that somebody steps through stops at each line.
-        steps = {rank for rank in self._told & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
-        self._told = stopped | steps
+        steps = {rank for rank in self._ranks & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
+        self._ranks = stopped | steps
         return "".join(f"{text}\n" for text in facts.stops(state, time.time())) if new else ""
 
 
@@ -102,10 +102,10 @@ class View(Protocol):
     def draw(self, state: JobState) -> None:
         """Show ``state``."""
 
-    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+    def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Show the final state; ``value`` is the value that arrived, in one line.
 
-        A job that is ``gone`` is deleted now, as a rehearsal is: the view must not refer to it.
+        A job that is ``deleted`` is deleted now, as a rehearsal is: the view must not refer to it.
         """
 
 
@@ -147,11 +147,11 @@ class Card:
                 Output().show(bundle)
             self._displayed = display.round, display.seq
 
-    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+    def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Show the end; if a cell's job ended before it was drawn, print its output, as for any cell."""
         if self._output.drawn or self._asked_for or state.failure is not None:
-            self._output.show(following(state, {} if gone else self._offers, value))
-        elif printed := render.printed(state, gone=gone):
+            self._output.show(following(state, {} if deleted else self._offers, value))
+        elif printed := render.printed(state, deleted=deleted):
             say(printed, end="")
         self._display(state)
 
@@ -221,10 +221,10 @@ class Terminal:
     def _terminal(self) -> bool:
         return self._out is None and shows(sys.stdout)
 
-    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+    def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Write the rest of the log, and how the job ended."""
         self.draw(state)
-        rest = tails.others(state.logs, state.info.name, gone=gone)
+        rest = tails.others(state.logs, state.info.name, deleted=deleted)
         if self._phase is not None:
             rest = [*rest, render.last_line(state, time.time())]
         # A progress bar leaves the line open.
@@ -259,7 +259,7 @@ class Silent:
     def _tell(self, text: str) -> None:
         (self._write or say)(text)
 
-    def close(self, state: JobState, value: str = "", *, gone: bool = False) -> None:
+    def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Show nothing."""
 
 

@@ -141,14 +141,14 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
     numbers = [words.number(reported[name]) if name in reported else "" for name in names]
     return [
         str(state.info.number),
-        *(_given(state.info.given.get(name)) for name in parameters),
+        *(_as_text(state.info.given.get(name)) for name in parameters),
         *numbers,
         status,
         "" if took is None else f"{took:.1f}",
     ]
 
 
-def _given(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -331,7 +331,7 @@ def _series(state: JobState) -> Series:
 def _legend(some: Sequence[JobState], states: Sequence[JobState], width: int) -> list[str]:
     """Return labels that tell runs apart: ``lr=0.1``, or shorter ones or just numbers if that doesn't fit."""
     names = _varying(states)
-    rows = [[_given(state.info.given.get(name)) for name in names] for state in some]
+    rows = [[_as_text(state.info.given.get(name)) for name in names] for state in some]
     long = [
         ", ".join(f"{name}={value}" for name, value in zip(names, values, strict=True)) for values in rows
     ]

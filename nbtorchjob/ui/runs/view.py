@@ -77,16 +77,16 @@ class Terminal(Silent):
 
     def __init__(self, write: Callable[[str], object]) -> None:
         super().__init__(write)
-        self._told: set[int] = set()
+        self._ended_runs: set[int] = set()
 
     def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
         """Write a line for each run that has ended since."""
         super().draw(runs, states)
         now = time.time()
         for state in states:
-            if state.phase.terminal and state.info.number not in self._told:
-                self._told.add(state.info.number)
-                status = f"{len(self._told)}/{len(states)} {facts.last_line(state, now)}"
+            if state.phase.terminal and state.info.number not in self._ended_runs:
+                self._ended_runs.add(state.info.number)
+                status = f"{len(self._ended_runs)}/{len(states)} {facts.last_line(state, now)}"
                 self._write(safe(f"torchjob {status}  {state.info.label}"))
 
     def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:

@@ -110,7 +110,7 @@ class Recording:
             return [] if gone else workloads.facts(obj)
         if change["resource"] != "pods" or (node := self.kind.node(obj)) is None:
             return []
-        last = [pods.gone(obj, node, LATER + change["t"])] if gone else []
+        last = [pods.gone_fact(obj, node, LATER + change["t"])] if gone else []
         return [*pods.facts(obj, node), *troubles.know_pod(obj), *last]
 
     def state(self, changes=None):

@@ -608,7 +608,7 @@ def test_gc_lists_ended_jobs_and_brings_their_values_home_before_it_removes_them
     job = submit("{'kept': 1}", {}, Elastic(), options, kind=any_kind)
     job.wait(END_S)
     leftovers = [(backend_, left) for backend_, left in api.leftovers() if left.name == job.name]
-    assert [left.what.split()[0] for _, left in leftovers] == ["succeeded"]
+    assert [left.description.split()[0] for _, left in leftovers] == ["succeeded"]
     for backend_, left in leftovers:
         backend_.clear(left)
     until(lambda: not left_of(job.name, options["namespace"]))

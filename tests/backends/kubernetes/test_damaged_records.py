@@ -134,7 +134,7 @@ def test_what_a_later_version_wrote_down_is_left_aside(gone):
     info = KubernetesBackend().info(name)
     assert info.retry is not None
     assert info.retry.retries == 2
-    assert info.asked.cluster.image == record["spec"]["cluster"]["image"]
+    assert info.jobspec.cluster.image == record["spec"]["cluster"]["image"]
 
 
 def annotate(stage, job, record):

@@ -62,7 +62,7 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert [failure.reason.cause for failure in (job.state.failure,) if failure] == [Cause.CONFIG]
     assert job.state.world_size == 0
 
-    environment, (known,) = job.state.environment, cluster_backend().there(spec)
+    environment, (known,) = job.state.environment, cluster_backend().image_contents(spec)
     assert environment is not None
     assert known.environment.distributions == environment.distributions
     assert known.digest == job.state.image != ""
@@ -88,7 +88,7 @@ def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
     api.probe(replace(spec, launch=Elastic(4, 8), cluster=replace(spec.cluster, gpu=8)))
 
     assert not [name for name in backend("kubernetes").names() if name.startswith("doctor")]
-    (known,) = cluster_backend().there(spec)
+    (known,) = cluster_backend().image_contents(spec)
     (answer, table) = api.doctor(spec, capture.from_cell("import left_pad, yaml", {}).needs)[-2:]
     assert answer.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
     assert table.text == "what is imported here: the image lacks left-pad 1.0"
@@ -151,12 +151,12 @@ def test_the_images_of_workers_and_of_a_runtime_are_known_once_their_first_nodes
     job = submission.submit(capture.from_cell("1", {}), mixed)
 
     assert "has no torch" in str(job.exception(LIMIT))
-    assert [image.image for image in cluster_backend().there(mixed)] == [TORCH, PYTHON]
+    assert [image.image for image in cluster_backend().image_contents(mixed)] == [TORCH, PYTHON]
     assert job.state.environments[1].distributions == {}
     with pytest.raises(LackingError, match=rf"the image {PYTHON} has no torch"):
         submission.submit(capture.from_cell("1", {}), mixed)
 
     own = replace(spec, env={}, cluster=replace(spec.cluster, kind="trainjob", image=None))
     assert submission.submit(capture.from_cell("1", {}), own).result(LIMIT) == 1
-    (known,) = cluster_backend().there(own)
+    (known,) = cluster_backend().image_contents(own)
     assert (known.image, "torch" in known.environment.distributions) == ("of the runtime by default", True)

@@ -199,7 +199,7 @@ def test_our_container_is_found_among_others_by_name():
 
 
 def test_a_pod_that_is_gone_is_a_fact_of_its_own():
-    assert lifecycle.gone(pod(), 4, 9.0) == ev.NodeGone(9.0, 4, "u")
+    assert lifecycle.gone_fact(pod(), 4, 9.0) == ev.NodeGone(9.0, 4, "u")
 
 
 def event(reason, message="", *, kind="Pod", name="p-0", **times):

@@ -107,7 +107,7 @@ def test_a_group_that_is_interrupted_while_it_is_sent_leaves_nothing_and_says_so
         return lambda: stage.cluster.meanwhile("POST", "jobs", strike, after=True)
 
     then(then(then(interrupt)))()  # with the third run's POST
-    call = capture.from_cell("lr", {}, given={"lr": 0})
+    call = capture.from_cell("lr", {}, run_values={"lr": 0})
     sub = submission.prepare(call, submission.check(stage.spec(name="sweep")))
     with pytest.raises(Interrupted, match="nothing was submitted"):
         submission.send_runs(sub, [{"lr": lr} for lr in range(12)])

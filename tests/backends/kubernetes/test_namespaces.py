@@ -22,7 +22,7 @@ def test_the_newest_scope_comes_first_and_each_is_there_once():
     for scope in (LAB, HOME, LAB):
         namespaces.remember(scope)
 
-    assert namespaces.known() == [LAB, HOME]
+    assert namespaces.recorded_scopes() == [LAB, HOME]
 
 
 def test_kernels_that_submit_at_once_are_all_remembered():
@@ -38,14 +38,14 @@ def test_kernels_that_submit_at_once_are_all_remembered():
             os._exit(code)
 
     assert [os.waitpid(pid, 0)[1] for pid in kernels] == [0, 0]
-    assert len(namespaces.known()) == 40
+    assert len(namespaces.recorded_scopes()) == 40
 
 
 def test_a_broken_record_is_no_scopes():
     namespaces.remember(LAB)
     next(folders.state_dir().rglob("scopes.json")).write_text("{")
 
-    assert namespaces.known() == []
+    assert namespaces.recorded_scopes() == []
 
 
 def test_what_nobody_followed_for_months_is_forgotten():

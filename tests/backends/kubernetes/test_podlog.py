@@ -53,7 +53,7 @@ def told(*lives):
     return ended
 
 
-RUNS, OVER, GONE = Life(), Life(ended=True), Life(gone=True)
+RUNS, OVER, GONE = Life(), Life(ended=True), Life(missing=True)
 
 
 async def collect(stream):

@@ -21,7 +21,7 @@ from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.policies import Retry, RunPolicy
 from nbtorchjob.state import Phase
 from nbtorchjob.state.text import facts
-from nbtorchjob.state.text.lifetime import held
+from nbtorchjob.state.text.lifetime import hold_reason
 from tests.backends.full import cluster_backend
 from tests.backends.kubernetes.cluster import Emulator
 from tests.backends.kubernetes.cluster.emulator import KINDS
@@ -184,7 +184,7 @@ def test_what_was_cancelled_while_it_was_queued_never_starts(queues, kind, may):
     assert third.result(LIMIT) == 1
     assert second.wait(LIMIT)
     assert second.state.phase is Phase.CANCELLED
-    assert ("Workload is deactivated" if may else "a queue that doesn't exist") in held(second.state)
+    assert ("Workload is deactivated" if may else "a queue that doesn't exist") in hold_reason(second.state)
     assert not any(second.name in pod["metadata"]["name"] for pod in queues.pods())
 
 
@@ -200,7 +200,7 @@ def test_what_was_cancelled_while_it_ran_ends_and_frees_its_quota(queues, kind, 
     assert job.state.phase is Phase.CANCELLED
     ways = ("Workload is deactivated", "a deadline that has passed")  # a follower from before may do so, too
     # On a slow cluster this shows only once the job is over.
-    until(lambda: any(way in held(api.attach(job.name).state) for way in (ways[:1] if may else ways)))
+    until(lambda: any(way in hold_reason(api.attach(job.name).state) for way in (ways[:1] if may else ways)))
     queues.sign("go")
     assert submit(queues, kind, cell="2").result(LIMIT) == 1
 
@@ -220,7 +220,9 @@ def test_what_nothing_else_ends_is_deleted_once_all_of_it_is_here(queues, how):
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
-    assert "it was deleted from the cluster; its record and logs are on this machine" in held(job.state)
+    assert "it was deleted from the cluster; its record and logs are on this machine" in hold_reason(
+        job.state
+    )
     assert not queues.objects(TRAINJOBS)
     later = [backend("kubernetes").snapshot(job.name) for _ in range(2)]
     assert {state.phase for state in later} == {Phase.CANCELLED}
@@ -334,7 +336,7 @@ def test_a_queued_job_is_suspended_without_a_right_to_its_workload(queues):
 
 @pytest.mark.parametrize("kind", QUEUED)
 def test_a_run_isnt_in_its_queue_before_its_turn(queues, kind):
-    call = capture.from_cell("lr", {}, given=GIVEN[0])
+    call = capture.from_cell("lr", {}, run_values=GIVEN[0])
     spec = queues.spec(name="sweep", kind=kind, queue="team", cpu="100m", pod_patch=queues.acting(TAKES))
     runs = submission.send_runs(submission.prepare(call, submission.check(spec)), GIVEN, at_once=1)
     looks = runs.looks()

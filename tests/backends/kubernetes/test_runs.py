@@ -33,7 +33,7 @@ lr = call["names"][0][1]
 
 
 def sweep(stage, part, kind="indexedjob", at_once=None, early=None, **asked):
-    call = capture.from_cell("lr", {}, given=GIVEN[0])
+    call = capture.from_cell("lr", {}, run_values=GIVEN[0])
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(TAKES + part), **asked)
     return submission.send_runs(
         submission.prepare(call, submission.check(spec)), GIVEN, at_once=at_once, early=early

@@ -279,7 +279,7 @@ def test_what_a_killed_kernel_left_is_listed_after_a_minute_and_cleared(stage, o
     assert [left for _, left in api.leftovers() if left.state is None] == []
     age(monkeypatch)
     ((backend, left),) = [(backend, left) for backend, left in api.leftovers() if left.state is None]
-    assert (left.name, left.what) == (orphan, f"Secret without a job in {stage.namespace}")
+    assert (left.name, left.description) == (orphan, f"Secret without a job in {stage.namespace}")
     backend.clear(left)
     assert orphan not in stage.left()
 

@@ -74,7 +74,7 @@ def test_a_record_that_is_none_is_told_of_in_a_line_and_can_be_deleted(act, here
 
     refused(lambda: api.attach(job.name), job.name)
     refused(lambda: here.snapshot(job.name), job.name)
-    refused(lambda: here.known(job.name), job.name)
+    refused(lambda: here.brief_state(job.name), job.name)
     refused(lambda: here.retry(job.name), job.name)
     assert here.jobs() == []
     job.lose()

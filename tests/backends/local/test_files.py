@@ -287,7 +287,7 @@ def test_a_sync_goes_on_once_a_cluster_that_was_away_answers(act, here, tmp_path
     (job.folder.checkpoints / "final.pt").write_text("weights")
     going = links.Sync(here, here.snapshot(job.name), "checkpoints", tmp_path)
     with monkeypatch.context() as outage:  # because this machine is never away
-        outage.setattr(here, "known", away)
+        outage.setattr(here, "brief_state", away)
         assert going.step()
         assert going.trouble == "the API server can't be reached"
     assert going.step()

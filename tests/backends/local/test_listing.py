@@ -84,14 +84,14 @@ def test_only_what_is_new_is_read(act, here):
 def test_a_running_job_that_has_told_nothing_new_is_not_read_again(act, here, monkeypatch):
     job = act()
     job.begin()
-    before = here.known(job.name)
+    before = here.brief_state(job.name)
     with monkeypatch.context() as patched:
         patched.delattr(EventFile, "lines")
-        assert here.known(job.name).members == before.members
+        assert here.brief_state(job.name).members == before.members
     job.folder.emit("NodeExited", node=0, code=0)
     job.end()
 
-    assert here.known(job.name).ended is not None
+    assert here.brief_state(job.name).ended is not None
 
 
 def test_a_running_job_says_how_far_it_is(act, here):
@@ -340,7 +340,7 @@ def test_a_job_that_is_just_being_cancelled_before_it_began_is_not_lost(act, her
     put_by = directory.put_by
 
     def look(folder):
-        states.extend((here.snapshot(job.name), *here.jobs(), here.known(job.name)))
+        states.extend((here.snapshot(job.name), *here.jobs(), here.brief_state(job.name)))
         put_by(folder)
 
     monkeypatch.setattr(directory, "put_by", look)

@@ -104,7 +104,7 @@ def test_a_process_elsewhere_brings_back_where_the_job_ran_and_with_what(monkeyp
     ).stdout.strip()
 
     assert api.attach(name).result(LIMIT) == first == (str(Path.cwd()), "by the kernel", False)
-    assert api.attach(name).info.asked.env == {"GIVEN": "1"}
+    assert api.attach(name).info.jobspec.env == {"GIVEN": "1"}
 
 
 @torch

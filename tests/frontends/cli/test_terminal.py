@@ -288,7 +288,7 @@ def test_a_rehearsal_keeps_what_the_call_runs_with_and_leaves_out_where_and_how_
     assert command("run", "--rehearse", *kept, *left_out, "train.py:half", "--", "1").code == 1
 
     (name,) = jobs() - before
-    assert nbtorchjob.attach(name).info.asked == JobSpec(
+    assert nbtorchjob.attach(name).info.jobspec == JobSpec(
         Elastic(nproc_per_node=2, start_method="fork"),
         env={"MODE": "fast"},
         no_locals=True,

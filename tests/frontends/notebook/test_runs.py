@@ -70,7 +70,7 @@ def test_a_group_of_this_machine_is_found_though_a_cluster_cannot_be_asked(noteb
     notebook.value("%%torchjob --each lr=1,2 --name here\nlr")
     monkeypatch.setenv("KUBECONFIG", "/none")
     # As if a job had been sent to a cluster before: no other test may see that.
-    monkeypatch.setattr(namespaces, "known", lambda: [namespaces.Scope("", "default")])
+    monkeypatch.setattr(namespaces, "recorded_scopes", lambda: [namespaces.Scope("", "default")])
 
     assert notebook.value("%torchjob attach here").results() == [1, 2]
     notebook.value("%torchjob delete here")

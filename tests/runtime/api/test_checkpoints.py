@@ -334,7 +334,7 @@ def test_what_ranks_save_as_they_leave_is_sent_once_they_have(node, store):
         until(lambda: "before" in stored(store))
         saved.held = True
         (folder / "model").touch()
-        mirror.Mirror(store, str(folder)).send(held=lambda: saved.held)
+        mirror.Mirror(store, str(folder)).send(is_held=lambda: saved.held)
         assert "model" not in stored(store)
         saved.send(lambda: False)
         assert "model" not in stored(store)

@@ -31,7 +31,7 @@ OWN = questions.node_key(KEY, "", 0)
 def payload(folder, request):
     """Return the path of a payload's program."""
     path = folder / "job.pyz"
-    path.write_bytes(program.archive(far=request.param))
+    path.write_bytes(program.archive(remote=request.param))
     return path
 
 

@@ -164,7 +164,7 @@ def test_a_cache_that_can_not_be_written_to_is_used_as_it_is(folder, monkeypatch
     def refused(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(cache, "_held", refused)
+    monkeypatch.setattr(cache, "_open_locked", refused)
     used = cache.use(path)
     assert used is not None
     used.close()

@@ -195,7 +195,7 @@ def test_a_node_tells_its_sample_to_one_that_gathers_them_and_gathers_them_itsel
 def test_another_nodes_wish_is_answered_before_ranks_end(look_out, told):
     peers = Peers()
     lookout, _ = look_out(peers=peers)
-    lookout._wanted = "timeout"  # as set while the thread that looks has yet to wake
+    lookout._reason = "timeout"  # as set while the thread that looks has yet to wake
     peers.on_end()
     assert [fact.why for fact in told(1)] == ["timeout"]
     peers.on_end()

@@ -11,7 +11,15 @@ import time
 import pytest
 import torch
 
-from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS, TOLD, TRACE, AwayError, Profiler, in_main, written
+from nbtorchjob.runtime.look.profiler import (
+    MEMORY_EVENTS,
+    TOLD,
+    TRACE,
+    AwayError,
+    Profiler,
+    in_main,
+    profile_path,
+)
 from tests.patience import LIMIT
 
 
@@ -158,7 +166,7 @@ def test_an_exception_of_a_signals_handler_is_the_main_threads():
 
 def told(folder):
     """Multiply until the profile of rank 3 is written; return it."""
-    path, x = written(str(folder), TOLD, 3), torch.ones(64, 64)
+    path, x = profile_path(str(folder), TOLD, 3), torch.ones(64, 64)
     until = time.monotonic() + LIMIT
     x @ x  # at least once: a refusal may be written at once
     while not os.path.exists(path) and time.monotonic() < until:
@@ -182,7 +190,7 @@ def test_its_trace_and_its_main_threads_stacks_are_written(folder, capfd):
     assert profiler.start(str(folder), 3, 0.2, memory=False) == "it is being profiled already"
 
     record = told(folder)
-    with open(written(str(folder), TRACE, 3)) as file:
+    with open(profile_path(str(folder), TRACE, 3)) as file:
         trace = json.load(file)
     names = {event["name"] for event in trace["traceEvents"] if event.get("tid") == os.getpid()}
     assert {"aten::matmul", "aten::mm"} <= names
@@ -202,9 +210,9 @@ def test_ranges_of_its_own_are_told_and_not_torchs_to_end(folder):
         with ranges(name), ranges("inner"):
             record = told(folder)
         marks.append(record["ranges"])
-        with open(written(str(folder), TRACE, 3)) as file:
+        with open(profile_path(str(folder), TRACE, 3)) as file:
             assert "inner" not in file.read()
-        os.unlink(written(str(folder), TOLD, 3))
+        os.unlink(profile_path(str(folder), TOLD, 3))
 
     for name, told_of in zip(("outer", "next"), marks, strict=True):
         assert {name, "inner"} <= {mark for mark, _, _ in told_of}
@@ -225,7 +233,7 @@ def test_a_rank_whose_code_has_set_a_device_is_profiled(folder):
     assert Profiler().start(str(folder), 3, 0.2, memory=False) == ""
 
     assert "trouble" not in told(folder)
-    with open(written(str(folder), TRACE, 3)) as file:
+    with open(profile_path(str(folder), TRACE, 3)) as file:
         assert "aten::mm" in {event["name"] for event in json.load(file)["traceEvents"]}
 
 
@@ -291,7 +299,7 @@ def test_memory_is_torchs_own_snapshot(folder, cuda):
     assert Profiler().start(str(folder), 3, 0.01, memory=True) == ""
 
     assert told(folder) == {"asked": 0.01, "held": [[0, 8192, 1024]], "events": 5}
-    with open(written(str(folder), TRACE, 3), "rb") as file:
+    with open(profile_path(str(folder), TRACE, 3), "rb") as file:
         assert len(pickle.load(file)["device_traces"][0]) == 5
     begun, over = cuda
     assert (begun["enabled"], begun["max_entries"]) == ("all", MEMORY_EVENTS)

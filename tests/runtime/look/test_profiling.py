@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nbtorchjob.runtime.look import profiling
-from nbtorchjob.runtime.look.profiler import TOLD, TRACE, written
+from nbtorchjob.runtime.look.profiler import TOLD, TRACE, profile_path
 from nbtorchjob.runtime.look.profiling import Profiling
 
 ASKED = {"question": "profile", "rank": 1, "seconds": 0.5, "memory": False}
@@ -26,7 +26,7 @@ class Ranks:
         self.asked.append((rank, question, seconds))
         if self.told is not None:
             for name, content in ((TRACE, self.trace), (TOLD, json.dumps(self.told).encode())):
-                with open(written(self.folder, name, rank), "wb") as file:
+                with open(profile_path(self.folder, name, rank), "wb") as file:
                     file.write(content)
         return self.refuses
 

@@ -21,7 +21,7 @@ def started(tmp_path):
         path = tmp_path / "payload"
         names: dict[str, Any] = {}
         with path.open("wb") as file:
-            archive.write_swap(file, call, KEY, {}, far=False)
+            archive.write_swap(file, call, KEY, {}, remote=False)
         spawned.become_main(str(path), names)
         return names
 

@@ -81,7 +81,7 @@ def pack(tmp_path):
         packed = capture.from_cell(text, dict(namespace), rank_names=rank_names, swaps=True)
         words = {"sets": sorted(packed.sets), "assumes": sorted(assumes), "or_back": False, **more}
         with path.open("wb") as file:
-            archive.write_swap(file, packed, KEY, words, far=False)
+            archive.write_swap(file, packed, KEY, words, remote=False)
         return str(path)
 
     return write

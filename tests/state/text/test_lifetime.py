@@ -232,21 +232,27 @@ def test_while_the_others_form_the_next_round_a_node_isnt_said_to_run():
     ],
 )
 def test_it_is_said_how_far_it_is_and_how_fast_or_since_when_it_stands(every, pace, now, text):
-    assert words.far(Progress("step", 3, 9, pace, every, 4.0, 4.0), now) == text
+    assert words.describe_progress(Progress("step", 3, 9, pace, every, 4.0, 4.0), now) == text
 
 
 def test_percents_have_no_rate():
-    assert words.far(Progress(PERCENT, 40, 100, 0.5, None, 4.0, 4.0), 4.0) == "40 % · about 30 s left"
+    assert (
+        words.describe_progress(Progress(PERCENT, 40, 100, 0.5, None, 4.0, 4.0), 4.0)
+        == "40 % · about 30 s left"
+    )
 
 
 def test_without_a_total_what_was_done_is_counted():
-    assert words.far(Progress("epoch", 1, None, None, None, 4.0, 4.0), 5.0) == "1 epoch"
-    assert words.far(Progress("step", 40, None, 0.1, 0.1, 4.0, 4.0), 5.0) == "40 steps · 10.0 steps/s"
+    assert words.describe_progress(Progress("epoch", 1, None, None, None, 4.0, 4.0), 5.0) == "1 epoch"
+    assert (
+        words.describe_progress(Progress("step", 40, None, 0.1, 0.1, 4.0, 4.0), 5.0)
+        == "40 steps · 10.0 steps/s"
+    )
 
 
 def test_reports_that_count_nothing_are_told_only_once_they_stop():
-    assert words.far(Progress(REPORT, 3, None, 2.0, 2.0, 4.0, 4.0), 5.0) == ""
+    assert words.describe_progress(Progress(REPORT, 3, None, 2.0, 2.0, 4.0, 4.0), 5.0) == ""
     assert (
-        words.far(Progress(REPORT, 3, None, 2.0, 2.0, 4.0, 4.0), 44.0)
+        words.describe_progress(Progress(REPORT, 3, None, 2.0, 2.0, 4.0, 4.0), 44.0)
         == "no report for 40 s; one came every 2.0 s"
     )

@@ -59,7 +59,7 @@ def test_a_submission_that_is_stopped_says_so():
 def test_what_takes_no_time_shows_nothing():
     output = Output()
     both = sending.Sending(CALL, output)
-    with sending.drawn(both), sending.said(both, output.texts.append):
+    with sending.drawn(both), sending.announce(both, output.texts.append):
         pass
 
     assert output.texts == []
@@ -72,7 +72,7 @@ def test_where_nothing_can_be_drawn_again_it_is_said_once():
         lines.append(text)
         first.set()
 
-    with sending.said(sending.Sending(CALL, Output()), say):
+    with sending.announce(sending.Sending(CALL, Output()), say):
         first.wait(LIMIT)
 
     assert lines == ["Packing and sending 12 MB: ships big (bytes, 12 MB)"]
@@ -92,7 +92,7 @@ def test_what_is_written_to_a_store_is_shown_with_how_much_of_it_is():
         storing.done = 1_200_000_000
         sent = sending.Sending(CALL, output)
         sent.prepared(replace(CALL, shipped=(big,)))
-        with sending.drawn(sent), sending.said(sent, say):
+        with sending.drawn(sent), sending.announce(sent, say):
             output.first.wait(LIMIT)
             spoken.wait(LIMIT)
 
@@ -112,7 +112,7 @@ def test_what_takes_long_before_anything_is_sent_is_shown_too():
         spoken.set()
 
     small = sending.Sending(capture.from_cell("1", {}), output)
-    with sending.drawn(small), sending.said(small, say), activity("building fruit"):
+    with sending.drawn(small), sending.announce(small, say), activity("building fruit"):
         output.first.wait(LIMIT)
         spoken.wait(LIMIT)
 

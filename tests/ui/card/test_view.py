@@ -74,7 +74,7 @@ class Seen:
     def draw(self, state):
         self.draws.append((self.clock.now, state))
 
-    def close(self, state, value="", *, gone=False):
+    def close(self, state, value="", *, deleted=False):
         self.closed.append(state)
 
 
@@ -299,9 +299,9 @@ def test_what_a_job_printed_that_ended_at_once_is_in_its_cell(output, capsys):
 def test_nothing_points_to_a_job_that_is_gone(output, capsys):
     quick = state(*STARTED, log("hello\n"), log("a\nb\n", rank=1), *SUCCEEDED)
     texts: list[str] = []
-    view.Terminal(texts.append).close(quick, gone=True)
-    view.Card(OFFERS, sending.Output()).close(quick, gone=True)
-    view.Card(OFFERS).close(quick, gone=True)
+    view.Terminal(texts.append).close(quick, deleted=True)
+    view.Card(OFFERS, sending.Output()).close(quick, deleted=True)
+    view.Card(OFFERS).close(quick, deleted=True)
 
     text = "hello\nrank 1 printed 2 lines:\n  a\n  b\n"
     assert ("".join(texts), capsys.readouterr().out) == (text, text)

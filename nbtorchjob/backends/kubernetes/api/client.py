@@ -350,7 +350,7 @@ def _object(obj: Object, api: Api) -> Object:
     return obj
 
 
-def heard(line: bytes, target: Target) -> tuple[str, Object]:
+def parse_change(line: bytes, target: Target) -> tuple[str, Object]:
     """Return the type and the object of a watch's line; raises ``ApiError`` for a line with an error."""
     change = _parsed(line)
     _fit(change, answers.HEARD, "a watch")

@@ -39,10 +39,10 @@ _STDERR_BYTES = 4096  # of the end of stderr, which is kept
 
 
 class End(NamedTuple):
-    """How a command ended; no ``code`` if it didn't begin, or that is unknown. ``said`` is the API's text."""
+    """How a command ended; no ``code`` if it didn't begin, or that is unknown. ``message`` is the API's."""
 
     code: int | None = None
-    said: str = ""
+    message: str = ""
 
 
 class Remote:
@@ -194,19 +194,19 @@ class ServerClock:
     """
 
     def __init__(self) -> None:
-        self._heard: tuple[float, float] | None = None  # a time, and when it arrived, by the monotonic clock
+        self._date: tuple[float, float] | None = None  # a time, and when it arrived, by the monotonic clock
 
     def hear(self, date: str) -> None:
         """Record an answer's ``Date``, if it is a valid one."""
         with suppress(TypeError, ValueError, OverflowError):
-            self._heard = parsedate_to_datetime(date).timestamp(), time.monotonic()
+            self._date = parsedate_to_datetime(date).timestamp(), time.monotonic()
 
     def now(self) -> float:
         """Return the seconds since the epoch; before the first answer, by this machine's clock."""
         local_time = time.time()
-        if self._heard is None:
+        if self._date is None:
             return local_time
-        servers_time = self._heard[0] + time.monotonic() - self._heard[1]
+        servers_time = self._date[0] + time.monotonic() - self._date[1]
         return servers_time if abs(servers_time - local_time) > _AGREES_S else local_time
 
 
@@ -220,7 +220,7 @@ class Connection:
         self._context = context
         self._logins: list[Login] = []
         self._lock = asyncio.Lock()
-        self._apart = 0  # answers to ``many`` requests that have their own connection
+        self._single = 0  # answers to ``many`` requests that have their own connection
         self._multiplexers: dict[Login, Multiplexer] = {}
 
     async def namespace(self) -> str:
@@ -242,17 +242,17 @@ class Connection:
             yield answer
 
     async def _answer(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer:
-        if request.many and self._apart >= _APART and (answer := await self._shared(stack, login, request)):
+        if request.many and self._single >= _APART and (answer := await self._shared(stack, login, request)):
             return answer
         if request.many:
             # The other half is left for the rest of this process: it may be a user's kernel.
-            if self._apart >= max(_APART, processes.most_open_files() // 2):
+            if self._single >= max(_APART, processes.most_open_files() // 2):
                 raise OpenFilesError
 
             def ended() -> None:
-                self._apart -= 1
+                self._single -= 1
 
-            self._apart += 1
+            self._single += 1
             stack.callback(ended)
         import aiohttp
 

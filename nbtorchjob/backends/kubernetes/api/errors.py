@@ -64,7 +64,7 @@ def api_error(verb: str, target: Target, status: int, body: bytes) -> ApiError:
     words = next(filter(None, (rule(answer) for rule in _RULES)))
     exists = verb == "create" and answer.reason == "AlreadyExists"
     kind = AlreadyExistsError if exists else _KINDS.get(status, ApiError)
-    denied = _DENIED.search(answer.said)
+    denied = _DENIED.search(answer.message)
     if not denied or denied["user"] == _ANONYMOUS:
         granting = ""
     else:
@@ -72,7 +72,7 @@ def api_error(verb: str, target: Target, status: int, body: bytes) -> ApiError:
             denied["user"], denied["namespace"], [(denied["verb"], denied["group"], denied["resource"])]
         )
     return kind(
-        " ".join(words.split()), status=status, reason=answer.reason, said=answer.said, grant=granting
+        " ".join(words.split()), status=status, reason=answer.reason, said=answer.message, grant=granting
     )
 
 
@@ -125,7 +125,7 @@ class _Answer(NamedTuple):
     target: Target
     status: int
     reason: str
-    said: str
+    message: str
     details: Mapping[str, Any]
     is_status: bool
 
@@ -175,14 +175,14 @@ _LOGIN = "log in again, or choose another --context"
 def _credentials(answer: _Answer) -> str | None:
     if answer.status == 401:
         return f"the cluster doesn't accept the credentials (401), they may have expired: {_LOGIN}"
-    if answer.status == 403 and f'User "{_ANONYMOUS}"' in answer.said:
+    if answer.status == 403 and f'User "{_ANONYMOUS}"' in answer.message:
         return f"the request was sent without credentials, because the kubeconfig's user has none: {_LOGIN}"
     return None
 
 
 @_rule
 def _permission(answer: _Answer) -> str | None:
-    denied = _DENIED.search(answer.said)
+    denied = _DENIED.search(answer.message)
     if not denied:
         return None
     user, verb, resource, group, namespace = denied.groups()
@@ -203,7 +203,7 @@ def _exec(answer: _Answer) -> str | None:
     if (
         answer.status != 403
         or answer.target.part != "exec"
-        or not re.search(r" is forbidden: *$", answer.said)
+        or not re.search(r" is forbidden: *$", answer.message)
     ):
         return None
     return (
@@ -214,7 +214,7 @@ def _exec(answer: _Answer) -> str | None:
 
 @_rule
 def _webhook(answer: _Answer) -> str | None:
-    denied = re.search(r'admission webhook "([^"]*)" denied the request: (.*)', answer.said, re.DOTALL)
+    denied = re.search(r'admission webhook "([^"]*)" denied the request: (.*)', answer.message, re.DOTALL)
     if not denied:
         return None
     name, why = denied.groups()
@@ -229,9 +229,9 @@ def _webhook(answer: _Answer) -> str | None:
 
 @_rule
 def _quota(answer: _Answer) -> str | None:
-    if answer.status != 403 or "quota" not in answer.said:
+    if answer.status != 403 or "quota" not in answer.message:
         return None
-    if "must specify" in answer.said:
+    if "must specify" in answer.message:
         return f"the quota requires every resource to be set ({_why(answer)}): give --cpu, --memory"
     delete = f"delete finished jobs with {hint('gc')}"
     return f"quota exceeded ({_why(answer)}): ask for less, {delete}, or wait"
@@ -250,7 +250,7 @@ def _namespace(answer: _Answer) -> str | None:
 
 @_rule
 def _missing(answer: _Answer) -> str | None:
-    return missing(answer.said)
+    return missing(answer.message)
 
 
 @_rule
@@ -268,18 +268,18 @@ def _absence(answer: _Answer) -> str | None:
 
 @_rule
 def _too_large(answer: _Answer) -> str | None:
-    text = answer.said
+    text = answer.message
     if answer.status != 413 and "request is too large" not in text and "Too long: may not be" not in text:
         return None
     return f"{answer.target} is too large ({text[:_LONGEST]}): pass less to the cell, or set --storage"
 
 
 @_rule
-def _taken(answer: _Answer) -> str | None:
+def _conflict(answer: _Answer) -> str | None:
     if answer.reason == "AlreadyExists":
         return f"{answer.target} exists already: choose another name with --name"
     if answer.status == 409:
-        return f"{answer.target} has changed in the meantime ({answer.said[:_LONGEST]}): try again"
+        return f"{answer.target} has changed in the meantime ({answer.message[:_LONGEST]}): try again"
     return None
 
 
@@ -292,7 +292,7 @@ def _invalid(answer: _Answer) -> str | None:
         for cause in answer.details.get("causes") or ()
         if "rules were not checked" not in str(cause.get("message", ""))
     ]
-    why = "; ".join(dict.fromkeys(causes)) or answer.said
+    why = "; ".join(dict.fromkeys(causes)) or answer.message
     return f"the cluster refuses {answer.target} as invalid: {why[:_LONGEST]}"
 
 
@@ -302,7 +302,7 @@ def _busy(answer: _Answer) -> str | None:
         return None
     return (
         f"the cluster couldn't {answer.verb} {answer.target} just now "
-        f"({answer.status} {answer.said[:_LONGEST]}): try again in a while"
+        f"({answer.status} {answer.message[:_LONGEST]}): try again in a while"
     )
 
 
@@ -315,4 +315,4 @@ def _other(answer: _Answer) -> str:
 
 def _why(answer: _Answer) -> str:
     """Return the message without the sentence that every 403 starts with."""
-    return answer.said.partition(" is forbidden: ")[2] or answer.said
+    return answer.message.partition(" is forbidden: ")[2] or answer.message

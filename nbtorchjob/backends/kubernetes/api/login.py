@@ -55,11 +55,13 @@ def paths() -> list[str]:
     """Return the existing files among those that ``KUBECONFIG`` names; if it is unset, the usual one."""
     # Not the package's own default: that is read only once, when the package is imported.
     return [
-        path for path in map(os.path.expanduser, wanted().split(os.pathsep)) if path and os.path.exists(path)
+        path
+        for path in map(os.path.expanduser, search_path().split(os.pathsep))
+        if path and os.path.exists(path)
     ]
 
 
-def wanted() -> str:
+def search_path() -> str:
     """Return where a kubeconfig is looked for."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
@@ -292,7 +294,7 @@ async def log_in(context: str | None) -> Login:
         from kubernetes.aio import client, config
 
     if not files:
-        place = f"there is no kubeconfig at {wanted()}"
+        place = f"there is no kubeconfig at {search_path()}"
         raise ClusterError(f"no context {context!r}: {place}; log in, or set KUBECONFIG")
     merged = Kubeconfig(files)
     name = merged.check(context)
@@ -341,7 +343,7 @@ def _account() -> Login:
     try:
         where = server()
     except LookupError as error:
-        place = f"there is no kubeconfig at {wanted()}, and this is no pod"
+        place = f"there is no kubeconfig at {search_path()}, and this is no pod"
         raise ClusterError(f"no cluster is known: {place}; log in, or set KUBECONFIG") from error
     try:
         namespace = (ACCOUNT / "namespace").read_text().strip()

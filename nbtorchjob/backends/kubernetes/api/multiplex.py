@@ -113,14 +113,14 @@ class _Link:
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_ROOM)
         self._leaves = False  # whether the server wants no more requests here
-        self._known = asyncio.Event()  # the server's own settings
+        self._settings_event = asyncio.Event()  # the server's own settings
         self._flush()
         self._pump = asyncio.ensure_future(self._run())
 
-    async def known(self, seconds: float) -> None:
+    async def wait_for_settings(self, seconds: float) -> None:
         """Wait until it is known how many streams the server allows. Raises ``OSError`` if it shuts down."""
         async with loop.timeout(seconds):
-            await self._known.wait()
+            await self._settings_event.wait()
         if self._leaves:
             raise ConnectionResetError
 
@@ -200,7 +200,7 @@ class _Link:
             pass
         finally:
             self._leaves = True
-            self._known.set()
+            self._settings_event.set()
             for stream in self._streams.values():
                 stream.end(trouble)
             self._streams.clear()
@@ -210,7 +210,7 @@ class _Link:
         if isinstance(event, events.DataReceived):
             self._owed += event.flow_controlled_length
         if isinstance(event, events.RemoteSettingsChanged):
-            self._known.set()
+            self._settings_event.set()
         elif (stream := self._streams.get(getattr(event, "stream_id", None) or 0)) is None:
             pass  # of a stream that isn't read any more, or of none
         elif isinstance(event, events.ResponseReceived):
@@ -294,7 +294,7 @@ class Multiplexer:
             raise UnspokenError
         link = _Link(reader, writer)
         try:
-            await link.known(self._wait)
+            await link.wait_for_settings(self._wait)
             if link.room <= 0:
                 self.spoken = False
                 raise UnspokenError

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
 
 from nbtorchjob.backends.kubernetes.api.answers import Object
-from nbtorchjob.backends.kubernetes.api.client import Client, delays, heard
+from nbtorchjob.backends.kubernetes.api.client import Client, delays, parse_change
 from nbtorchjob.backends.kubernetes.api.connection import OBJECT_BYTES
 from nbtorchjob.backends.kubernetes.objects import workloads
 from nbtorchjob.backends.kubernetes.objects.labelling import OURS
@@ -172,7 +172,7 @@ class _Watch:
         else:
             labels = {"labels": workloads.UID if target.api.group == KUEUE else OURS}
         self._selectors = {**labels, **({"fields": fields} if fields else {})}
-        self._known: dict[str, Object] = {}
+        self._objects: dict[str, Object] = {}
         self._subscriptions: set[Subscription] = set()
         self._version = ""  # from where to watch; empty: list first
         self._synced = False
@@ -182,7 +182,7 @@ class _Watch:
     def join(self, wants: Wants, *, every: bool) -> Subscription:
         subscription = Subscription(wants, every=every)
         self._subscriptions.add(subscription)
-        for obj in self._known.values():
+        for obj in self._objects.values():
             subscription.put(Change(ADDED, obj))
         if self._synced:
             subscription.put(Change(SYNCED, {}))
@@ -234,13 +234,13 @@ class _Watch:
         target = self._target
         listing = await self._client.list(target.api, target.namespace, **self._selectors)
         present = {uid(item): item for item in listing.items}
-        for key in self._known.keys() - present.keys():
-            self._tell(Change(DELETED, self._known.pop(key)))
+        for key in self._objects.keys() - present.keys():
+            self._tell(Change(DELETED, self._objects.pop(key)))
         for key, item in present.items():
-            old = self._known.get(key)
+            old = self._objects.get(key)
             if old is None or _version(old) != _version(item):
                 self._tell(Change(MODIFIED if old else ADDED, item))
-        self._known = present
+        self._objects = present
         self._version = listing.version
         if not self._synced:
             self._synced = True
@@ -274,16 +274,16 @@ class _Watch:
         return any_heard
 
     def _hear(self, line: bytes) -> None:
-        type_, obj = heard(line, self._target)
+        type_, obj = parse_change(line, self._target)
         self._version = obj["metadata"].get("resourceVersion") or ""
         if type_ == "BOOKMARK":
             return
         key = uid(obj)
-        is_known = key in self._known
+        is_known = key in self._objects
         if type_ == DELETED:
-            self._known.pop(key, None)
+            self._objects.pop(key, None)
         else:
-            self._known[key] = obj
+            self._objects[key] = obj
             type_ = MODIFIED if is_known else ADDED
         self._tell(Change(type_, obj))
 

@@ -119,7 +119,7 @@ async def remove(job: JobRef) -> bool:
         return deleted
     with suppress(DamagedError, SpecError):  # an unreadable record doesn't say where
         await asyncio.to_thread(stores.clear, job.info)
-        if storage := job.info.asked.cluster.storage:
+        if storage := job.info.jobspec.cluster.storage:
             await asyncio.to_thread(shared.done, storage, job.info.run)
     return deleted
 

@@ -72,9 +72,11 @@ async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
     alive = {state.info.run for state in states} if whole else None
     pairs: list[tuple[shared.Unused, Collection[str] | None]] = []
     for storage in stores_:
-        of = [state for state in states if state.info.cluster and state.info.asked.cluster.storage == storage]
+        of = [
+            state for state in states if state.info.cluster and state.info.jobspec.cluster.storage == storage
+        ]
         installs = not whole or any(
-            state.ended is None and (state.info.asked.package or state.info.asked.requirements)
+            state.ended is None and (state.info.jobspec.package or state.info.jobspec.requirements)
             for state in of
         )
         try:
@@ -195,7 +197,7 @@ def expires(job: JobRef, state: JobState) -> float | None:
     if ttl is None or state.ended is None:
         return None
     try:
-        left = fit.ours(job.kind, info.asked, info.retry_owner, halted=controller.halted(state))
+        left = fit.own_policies(job.kind, info.jobspec, info.retry_owner, halted=controller.halted(state))
     except (DamagedError, SpecError):  # anybody may have edited the object: that mustn't hide other jobs
         return None
     return state.ended + ttl if "ttl_seconds_after_finished" in left else None
@@ -212,7 +214,7 @@ async def _clear_orphan(leftover: Leftover) -> None:
             jobs = [job.info for job, _ in await find.states(scope, everyone=False)]
             for kind, item, age in await _orphans(scope, jobs):
                 orphan = _orphan(scope, kind, item, age)
-                if (orphan.name, orphan.what) == (leftover.name, leftover.what):
+                if (orphan.name, orphan.description) == (leftover.name, leftover.description):
                     client = (await session(scope.context)).client
                     target = Target(_PARTS[kind], scope.namespace, orphan.name)
                     await client.delete(target, uid=item["metadata"]["uid"])

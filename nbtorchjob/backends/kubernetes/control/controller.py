@@ -62,15 +62,15 @@ class JobController:
         self._scope = scope
         self._kind = kind
         self._info = info
-        self._ours = fit.ours(kind, info.asked, info.retry_owner)
+        self._own_policies = fit.own_policies(kind, info.jobspec, info.retry_owner)
         self._stopped: set[int] = set()  # attempts
         self._seen: dict[tuple[str, int], float] = {}  # when, by our own clock, something was first seen
         self._not_before = 0.0
-        self._held: float | None = None  # since when something holds the attempt back
+        self._wait_start: float | None = None  # since when something holds the attempt back
 
     def wake(self, state: JobState) -> float | None:
         """Return the seconds until there may be something to do though nothing changed; None for never."""
-        due = [self._start_by(state), *([state.deadline_at] if _DEADLINE in self._ours else [])]
+        due = [self._start_by(state), *([state.deadline_at] if _DEADLINE in self._own_policies else [])]
         if state.next is not None:
             due.append(max(state.next.at, self._not_before))
         if self._not_before > self._now():
@@ -141,7 +141,7 @@ class JobController:
 
     async def clean(self, owned: Callable[[Object], bool]) -> None:
         """Delete the job's pods if its spec requests that and no operator does it; ignore refusals."""
-        if "clean_pod_policy" not in self._ours:
+        if "clean_pod_policy" not in self._own_policies:
             return
         client, namespace = self._session.client, self._scope.namespace
         with suppress(ClusterError):
@@ -153,17 +153,17 @@ class JobController:
                 actions.log_deed(self._info, "deleted pods", "clean_pod_policy is All, and the job has ended")
 
     def _late(self, state: JobState) -> bool:
-        due = state.deadline_at if _DEADLINE in self._ours else None
+        due = state.deadline_at if _DEADLINE in self._own_policies else None
         return due is not None and self._now() >= due
 
     def _start_by(self, state: JobState) -> float | None:
         """When to end the newest attempt because something holds it back; None while nothing does."""
         wait = progress.held_back(state)
         if wait is None or self._info.start_within_s is None:
-            self._held = None
+            self._wait_start = None
             return None
-        self._held = self._held or self._now()
-        return (progress.held_since(state, wait) or self._held) + self._info.start_within_s
+        self._wait_start = self._wait_start or self._now()
+        return (progress.held_since(state, wait) or self._wait_start) + self._info.start_within_s
 
     def _to_stop(self, state: JobState) -> str:
         """Return why the newest attempt must end though its operator goes on; "" where it needn't."""
@@ -229,9 +229,9 @@ class JobController:
     def _now(self) -> float:
         return self._session.client.now()
 
-    def _waited(self, what: str, attempt: int) -> float:
+    def _waited(self, key: str, attempt: int) -> float:
         now = time.monotonic()
-        return now - self._seen.setdefault((what, attempt), now)
+        return now - self._seen.setdefault((key, attempt), now)
 
     async def _halt(self, state: JobState, mark: str, text: str) -> None:
         """End the newest attempt for good."""

@@ -140,9 +140,9 @@ class Follower:
     """Follows one job. Watches are shared with all other jobs of its namespace (``reflector.py``).
 
     A job that is ``mine`` is also looked after (``controller.py``); somebody else's is only watched. A
-    ``visit`` ends as soon as the job can go on by itself. ``gone`` are pods that disappeared recently. With
-    ``in_order``, what ranks wrote comes in the order of the rounds: facts of a later attempt then wait until
-    the logs of the earlier ones were read.
+    ``visit`` ends as soon as the job can go on by itself. ``lost_pods`` are pods that disappeared recently.
+    With ``in_order``, what ranks wrote comes in the order of the rounds: facts of a later attempt then wait
+    until the logs of the earlier ones were read.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Follower:
         *,
         mine: bool = True,
         visit: bool = False,
-        gone: Iterable[Object] = (),
+        lost_pods: Iterable[Object] = (),
         in_order: bool = False,
     ) -> None:
         session, scope, kind, first = job.session, job.scope, job.kind, job.root
@@ -184,7 +184,7 @@ class Follower:
         self._stirred = asyncio.Event()  # something has changed among the Workloads
         self._said_files = False  # whether a notice said that too many files are open
         self._visit = visit
-        self._gone = gone
+        self._lost_pods = lost_pods
         self._failed: Exception | None = None
         self._looked = False  # whether pods were listed once more, as the operator knew of more
         self._decided: float | None = None  # when, by our own clock, an end was first reported
@@ -209,26 +209,26 @@ class Follower:
             for event in chain(self._cache.facts(), cached_logs(self._cache)):
                 # Only the cluster can say that the job has ended: it may have been resumed.
                 if not isinstance(event, ev.Closed | ev.Removed):
-                    yield self._taken(event)
-            for pod in self._gone:
+                    yield self._record(event)
+            for pod in self._lost_pods:
                 if (node := self._kind.node(pod)) is not None:
                     for event in self._pod_facts(Change(DELETED, pod), node):
-                        yield self._taken(event)
+                        yield self._record(event)
             while not self._over():
                 for turn in (self._vanished, self._missed):
                     for event in await turn():
-                        yield self._taken(event)
+                        yield self._record(event)
                 up_to_date = not self._unlisted and self._queue.empty()
                 for event in await self._tend():
-                    yield self._taken(event)
+                    yield self._record(event)
                 # Only now, when what is due was done: even a sound job may be late.
                 if self._visit and up_to_date and self._queue.empty() and sound(self._state):
                     return
                 for event in await self._next():
-                    yield self._taken(event)
+                    yield self._record(event)
             if self._controller is not None:
                 await self._controller.clean(self._is_pod)
-            yield self._taken(ev.Closed(end(self._state)))
+            yield self._record(ev.Closed(end(self._state)))
         finally:
             running = [*tasks, *self._logs.values(), *self._waits]
             for task in running:
@@ -236,12 +236,12 @@ class Follower:
             await asyncio.gather(*running, return_exceptions=True)
             self._cache.release()
 
-    def _taken(self, event: ev.Event) -> ev.Event:
+    def _record(self, event: ev.Event) -> ev.Event:
         if not isinstance(event, _TEXT):
             self._state = apply(self._state, event)
             self._cache.note(event)
         if isinstance(event, ev.EnvironmentTold):
-            job_images = asked_images(self._info.asked)
+            job_images = asked_images(self._info.jobspec)
             if event.node < len(job_images) and self._cache.ours:  # others may misreport what images have
                 images.learn(job_images[event.node], self._state.image_of(event), event)
         return event
@@ -403,7 +403,7 @@ class Follower:
         facts = of_pod(self._kind, pod, node)
         if change.type == DELETED:
             self._troubles.forget_pod(pod)
-            return [*facts, lifecycle.gone(pod, node, self._session.client.now())]
+            return [*facts, lifecycle.gone_fact(pod, node, self._session.client.now())]
         facts += self._troubles.know_pod(pod)
         if uid not in self._logs and any(isinstance(fact, ev.NodeStarted) for fact in facts):
             self._rounds.add(uid, partial(self._has_ended, pod))
@@ -440,13 +440,13 @@ class Follower:
         container, log = self._kind.container, Pod(node, uid)
         reader = Reader(log, self._cache)
 
-        async def known() -> podlog.Life:
+        async def current_life() -> podlog.Life:
             return self._life(pod)
 
         client, namespace, seen = self._session.client, self._scope.namespace, Seen()
         try:
             while True:
-                batches = podlog.follow(client, namespace, name, container, ended=known, seen=seen)
+                batches = podlog.follow(client, namespace, name, container, ended=current_life, seen=seen)
                 try:
                     async with aclosing(batches):
                         async for lines in batches:

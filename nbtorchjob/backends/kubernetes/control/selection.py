@@ -42,9 +42,9 @@ class Workloads:
         self._jobs: set[str] = set()  # uids of its objects
         self._early: dict[str, Object] = {}  # Workloads that may be ours, by the uid of the job object
         self._waits: dict[str, workloads.Wait] = {}  # all that wait, by the Workload's uid
-        self._mine = ""  # the uid of the job's newest Workload
+        self._own_uid = ""  # the uid of the job's newest Workload
         self._look = Look()
-        self._told: tuple[object, ...] | None = None
+        self._position: tuple[object, ...] | None = None
 
     def know(self, obj: Object) -> list[ev.Event]:
         """Register an object of the job; return what earlier Workloads say about it."""
@@ -63,7 +63,7 @@ class Workloads:
         owners = [ref["name"] for ref in workload["metadata"].get("ownerReferences") or ()]
         facts: list[ev.Event] = []
         if owner in self._jobs:
-            self._mine = uid
+            self._own_uid = uid
             facts = workloads.facts(workload)
         elif any(name == self._name or name.startswith(f"{self._name}-a") for name in owners):
             # Its owner is named like an attempt of this job
@@ -78,7 +78,7 @@ class Workloads:
     @property
     def queue(self) -> str:
         """The queue that the job waits in; "" where it doesn't."""
-        wait = self._waits.get(self._mine)
+        wait = self._waits.get(self._own_uid)
         return wait.queue if wait is not None else ""
 
     def seen(self, look: Look) -> list[ev.Event]:
@@ -88,13 +88,13 @@ class Workloads:
 
     def _standing(self) -> list[ev.Standing]:
         """Return where the job stands in its queue, if that has changed."""
-        own_wait, waits = self._waits.get(self._mine), self._waits.values()
+        own_wait, waits = self._waits.get(self._own_uid), self._waits.values()
         standing = workloads.standing(own_wait, waits, self._look, time.time())
         position = (
             (standing[0].place, standing[0].of, standing[0].used, standing[0].quota) if standing else None
         )
-        news = position != self._told
-        self._told = position
+        news = position != self._position
+        self._position = position
         return standing if news else []
 
 
@@ -205,7 +205,7 @@ class Hosts:
         self._session = session
         self._address = address
         self._state = state
-        self._asked: Counter[str] = Counter()  # how often, by the pod's uid; _MOST for a pod that leaves
+        self._questions: Counter[str] = Counter()  # how many, by the pod's uid; _MOST for a pod that leaves
 
     async def heed(self) -> None:
         """Pass notices about hosts on to the job's nodes; stop if this user may not read Nodes."""
@@ -215,7 +215,7 @@ class Hosts:
                 state, hosts = self._state(), dict[str, dict[int, str]]()
                 for node in state.nodes.values() if state.phase is Phase.RUNNING else ():
                     life = node.life
-                    if life.running and node.host and self._asked[life.pod] < _MOST:
+                    if life.running and node.host and self._questions[life.pod] < _MOST:
                         hosts.setdefault(node.host, {})[node.index] = life.pod
                 for host, nodes in hosts.items():
                     # Another job here may have just read the same host's notice: many run on one host
@@ -238,12 +238,12 @@ class Hosts:
             return ""
 
     async def _tell(self, pods: dict[int, str], why: str) -> None:
-        def heard(answer: NodeAnswer) -> None:
+        def on_answer(answer: NodeAnswer) -> None:
             if any(record.get("leaves") is True for record in answer.records):
-                self._asked[pods[answer.node]] = _MOST
+                self._questions[pods[answer.node]] = _MOST
 
-        self._asked.update(pods.values())
+        self._questions.update(pods.values())
         with suppress(ClusterError, DamagedError, JobEndedError, JobNotFoundError):
             job = await find.find(self._address)
             question = {"question": "leave", "why": why}
-            await results.ask(job, question, [*pods], _ANSWER_WITHIN_S, heard)
+            await results.ask(job, question, [*pods], _ANSWER_WITHIN_S, on_answer)

@@ -54,34 +54,34 @@ _NAME = 63  # letters of a Lease's name
 _DIGITS = 8  # of a user's digest, in it
 
 
-def here(what: str) -> str:
+def holder_name(program: str) -> str:
     """Return the name of this process as the holder of a Lease."""
-    return f"{what} on {socket.gethostname()} (process {os.getpid()})"
+    return f"{program} on {socket.gethostname()} (process {os.getpid()})"
 
 
 class Lease:
-    """A namespace's Lease for the jobs of one user (``whose``) or, with None, of all, held by ``who``."""
+    """A namespace's Lease for the jobs of one user (``username``) or, with None, of all, held by ``who``."""
 
-    def __init__(self, client: Client, namespace: str, whose: str | None, who: str) -> None:
-        self._target = Target(LEASES, namespace, NAME if whose is None else _name(whose))
+    def __init__(self, client: Client, namespace: str, username: str | None, who: str) -> None:
+        self._target = Target(LEASES, namespace, NAME if username is None else _name(username))
         self._client = client
         self._who = who
-        label = {} if whose is None else {labelling.USER: whose}
+        label = {} if username is None else {labelling.USER: username}
         self._labels = {MANAGED_BY: labelling.MANAGER, **label}
         self._others: tuple[Any, float] | None = None  # another holder's last beat, and when we first saw it
         self._version = ""  # while we hold it
-        self._asked: asyncio.Future[bool] | None = None
+        self._request: asyncio.Future[bool] | None = None
 
     async def take(self) -> bool:
         """Take or renew the Lease; False if another tender holds it. Raises ``ClusterError``."""
         # Never cancelled: it is unknown what a cancelled request has done.
-        self._asked = asyncio.ensure_future(self._take())
-        return await asyncio.shield(self._asked)
+        self._request = asyncio.ensure_future(self._take())
+        return await asyncio.shield(self._request)
 
     async def leave(self) -> None:
         """Release the Lease, so that another tender can take it at once. Raises ``ClusterError``."""
-        if self._asked is not None:
-            await asyncio.gather(self._asked, return_exceptions=True)
+        if self._request is not None:
+            await asyncio.gather(self._request, return_exceptions=True)
         version, self._version = self._version, ""
         if version:
             await self._write(version, {"holderIdentity": ""})
@@ -89,7 +89,7 @@ class Lease:
     async def _take(self) -> bool:
         version, self._version = self._version, ""
         try:
-            lease = await (self._write(version, {"renewTime": self._stamp()}) if version else self._taken())
+            lease = await (self._write(version, {"renewTime": self._stamp()}) if version else self._acquire())
         except (AlreadyExistsError, NotFoundError):
             lease = None
         except ApiError as exc:
@@ -99,7 +99,7 @@ class Lease:
         self._version = str(lease["metadata"].get("resourceVersion") or "") if lease is not None else ""
         return lease is not None
 
-    async def _taken(self) -> Object | None:
+    async def _acquire(self) -> Object | None:
         try:
             lease = await self._client.get(self._target)
         except NotFoundError:
@@ -144,7 +144,7 @@ def _name(username: str) -> str:
     return f"{name[: _NAME - _DIGITS - 1]}-{sha256(username.encode()).hexdigest()[:_DIGITS]}"
 
 
-async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
+async def holder(client: Client, namespace: str, username: str) -> Tended | None:
     """Return which tender looks after a user's jobs now, the earliest of several; None if there is none.
 
     Raises ``ClusterError``.
@@ -153,7 +153,7 @@ async def holder(client: Client, namespace: str, whose: str) -> Tended | None:
     tenders, now = [], client.now()
     for obj in leases:
         metadata, spec = obj["metadata"], obj.get("spec") or {}
-        looks_after = (metadata.get("labels") or {}).get(labelling.USER) in (None, labelling.word(whose))
+        looks_after = (metadata.get("labels") or {}).get(labelling.USER) in (None, labelling.word(username))
         if not looks_after or not str(metadata.get("name")).startswith(NAME):
             continue
         who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
@@ -198,7 +198,7 @@ class Service:
 
     def __init__(self, scopes: Callable[[], Sequence[Scope]], who: str, *, everyone: bool = False) -> None:
         self._scopes = scopes
-        self._who = here(who)
+        self._who = holder_name(who)
         self._everyone = everyone
         self._began = time.time()
         self._places: dict[Scope, _Place] = {}
@@ -360,29 +360,29 @@ class _Place:
                             LOG.warning("%s: can't announce who looks after its jobs: %s", self._scope, exc)
                         may_tend = True
                     if self._tender is not None and await self._tender.outdated():
-                        await self._tend(wanted=False)
-                    await self._tend(wanted=may_tend)
+                        await self._tend(active=False)
+                    await self._tend(active=may_tend)
                 except NBTorchJobError as exc:
                     why = str(exc)
                     if self.trouble != why:  # not every time
                         LOG.warning("%s: %s", self._scope, why)
                     self.trouble = why
-                    await self._tend(wanted=False)
+                    await self._tend(active=False)
                     await asyncio.sleep(_AGAIN_S)
                 else:
                     await self._wait()
         finally:
-            await self._tend(wanted=False)
+            await self._tend(active=False)
             if lease is not None:
                 with suppress(ClusterError):
                     await lease.leave()
 
-    async def _tend(self, *, wanted: bool) -> None:
-        if wanted and self._task is None:
+    async def _tend(self, *, active: bool) -> None:
+        if active and self._task is None:
             self._tender = Tender(await session(self._scope.context), self._scope, everyone=self._everyone)
             self._task = asyncio.ensure_future(self._tender.run())
             LOG.info("%s: looking after %s jobs", self._scope, "all" if self._everyone else "your")
-        elif not wanted and self._task is not None:
+        elif not active and self._task is not None:
             task, self._task, self._tender = self._task, None, None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

@@ -59,8 +59,8 @@ class _Group:
 class _Pods:
     """The pods whose labels name a job, by uid."""
 
-    here: dict[str, Object] = field(default_factory=dict)
-    gone: dict[str, Object] = field(default_factory=dict)  # pods that disappeared; why wasn't looked into
+    present: dict[str, Object] = field(default_factory=dict)
+    lost: dict[str, Object] = field(default_factory=dict)  # pods that disappeared; why wasn't looked into
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Tender:
                 await self._watch(kind.api, partial(self._object, kind))
             except ForbiddenError as exc:  # many users may list one kind of job, and no other
                 LOG.warning("%s: jobs of kind %s aren't looked after: %s", self._scope, kind.api.kind, exc)
-                self._heard(kind.api)
+                self._mark_listed(kind.api)
 
         watches = [self._watch(PODS, partial(self._pod, kinds)), *map(watch, kinds)]
         tasks = [asyncio.ensure_future(work) for work in (*watches, self._look_after())]
@@ -144,21 +144,21 @@ class Tender:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _watch(self, api: Api, take: Callable[[_Name, Change], None]) -> None:
-        def ours(obj: Object) -> bool:
+        def is_tended(obj: Object) -> bool:
             labels = obj["metadata"].get("labels") or {}
             return labelling.JOB in labels and self._user in (None, labels.get(labelling.USER, ""))
 
         reflector = self._session.reflector(self._scope.namespace)
-        async with aclosing(reflector.subscribe(api, ours)) as changes:
+        async with aclosing(reflector.subscribe(api, is_tended)) as changes:
             async for change in changes:
                 if change.type == SYNCED:
-                    self._heard(api)
+                    self._mark_listed(api)
                     continue
                 labels = change.object["metadata"].get("labels") or {}
                 take((labels.get(labelling.JOB, ""), labels.get(labelling.RUN, "")), change)
                 self._woken.set()
 
-    def _heard(self, api: Api) -> None:
+    def _mark_listed(self, api: Api) -> None:
         self._unlisted.discard(api)
         self._woken.set()
 
@@ -177,15 +177,15 @@ class Tender:
         uid, pods = change.object["metadata"]["uid"], self._pods.setdefault(name, _Pods())
         keys = [key for kind in kinds if (key := (kind.name, *name)) in self._jobs]
         if change.type != DELETED:
-            pods.here[uid] = change.object
-        elif pods.here.pop(uid, None) is not None and not any(self._jobs[key].visit for key in keys):
-            pods.gone[uid] = change.object
-            if len(pods.gone) > _MOST_GONE:
-                del pods.gone[next(iter(pods.gone))]
+            pods.present[uid] = change.object
+        elif pods.present.pop(uid, None) is not None and not any(self._jobs[key].visit for key in keys):
+            pods.lost[uid] = change.object
+            if len(pods.lost) > _MOST_GONE:
+                del pods.lost[next(iter(pods.lost))]
         self._changed.update(keys)
         for key in keys:
             self._jobs[key].idle = False
-        if not keys and not pods.here:
+        if not keys and not pods.present:
             del self._pods[name]
 
     async def _look_after(self) -> None:
@@ -216,16 +216,18 @@ class Tender:
             return  # it is checked again when the visit is over
         attempts = kept.attempts
         if not attempts:
-            self._stands(key, kept, None)
+            self._update_group(key, kept, None)
             if not kept.objects:
                 del self._jobs[key]
-                if not kept.pods.here and not any(tended.pods is kept.pods for tended in self._jobs.values()):
+                if not kept.pods.present and not any(
+                    tended.pods is kept.pods for tended in self._jobs.values()
+                ):
                     self._pods.pop(key[1:], None)
             return
         job = JobRef(self._session, self._scope, kept.kind, attempts[-1], attempts[:-1])
         try:
             state = kept.closed or _state(job, kept)
-            self._stands(key, kept, state)
+            self._update_group(key, kept, state)
             kept.due = _attention(job, state, kept)
         except (DamagedError, *UNREADABLE) as exc:  # anybody who may edit the object can write anything
             kept.due = None
@@ -242,7 +244,7 @@ class Tender:
             work = partial(self._visit, job, kept) if visits else partial(cleanup.expire, job)
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, work))
 
-    def _stands(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
+    def _update_group(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
         """Record where a run stands in its group; ``state`` is None if the run is gone."""
         if kept.group is None and state is not None and state.info.group and state.info.at_once is not None:
             owner = (kept.attempts[0]["metadata"].get("labels") or {}).get(labelling.USER, "")
@@ -295,12 +297,12 @@ class Tender:
         self._woken.set()
 
     async def _visit(self, job: JobRef, kept: _Kept) -> None:
-        lost_pods = [kept.pods.gone.pop(uid) for uid, pod in [*kept.pods.gone.items()] if job.owns(pod)]
+        lost_pods = [kept.pods.lost.pop(uid) for uid, pod in [*kept.pods.lost.items()] if job.owns(pod)]
         with ExitStack() as stack:
             cache = job.cache
             if not job.mine:  # nobody here needs its logs
                 cache = JobCache(Path(stack.enter_context(tempfile.TemporaryDirectory())) / job.info.name)
-            follower = Follower(job, job.info, cache, visit=True, gone=lost_pods)
+            follower = Follower(job, job.info, cache, visit=True, lost_pods=lost_pods)
             version = job.object["metadata"].get("resourceVersion")
             async with aclosing(follower.stream()) as events:
                 async for _ in events:
@@ -315,9 +317,9 @@ class Tender:
 def _state(job: JobRef, kept: _Kept) -> JobState:
     """Return a job's state from its objects and pods; their logs aren't read."""
     pods, now = kept.pods, job.session.client.now()
-    state = briefly(job, [*pods.here.values(), *pods.gone.values()])
-    numbered = [(job.kind.node(pod), pod) for pod in filter(job.owns, pods.gone.values())]
-    went = [lifecycle.gone(pod, node, now) for node, pod in numbered if node is not None]
+    state = briefly(job, [*pods.present.values(), *pods.lost.values()])
+    numbered = [(job.kind.node(pod), pod) for pod in filter(job.owns, pods.lost.values())]
+    went = [lifecycle.gone_fact(pod, node, now) for node, pod in numbered if node is not None]
     return reduce(apply, went, state)
 
 
@@ -334,11 +336,11 @@ def _ends(state: JobState) -> frozenset[tuple[str, int]]:
 
 def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
     """Whether an ended job has pods that we must end or delete, and haven't tried to."""
-    if kept.closed is not None or not any(map(job.owns, kept.pods.here.values())):
+    if kept.closed is not None or not any(map(job.owns, kept.pods.present.values())):
         return False
     if controller.marked_only(job.kind, state):
         return True
-    return "clean_pod_policy" in fit.ours(job.kind, job.info.asked, job.info.retry_owner)
+    return "clean_pod_policy" in fit.own_policies(job.kind, job.info.jobspec, job.info.retry_owner)
 
 
 def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
@@ -353,5 +355,5 @@ def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
         lives = (node.life for node in state.nodes.values())
         if sum(life.running and life.attempt == state.tries for life in lives) < info.nodes[0]:
             return 0.0
-    own_policies = fit.ours(job.kind, info.asked, info.retry_owner)
+    own_policies = fit.own_policies(job.kind, info.jobspec, info.retry_owner)
     return state.deadline_at if "active_deadline_seconds" in own_policies else None

@@ -52,7 +52,7 @@ async def quota_findings(client: Client, namespace: str, kind: Kind | None, spec
                 True, "can't check whether the job fits the quota, because reading quotas isn't permitted"
             )
         ]
-    needs = {**asked(spec), **(_objects(kind) if kind is not None else {})}
+    needs = {**total_needs(spec), **(_objects(kind) if kind is not None else {})}
     findings = []
     for quota in quotas:
         name = quota["metadata"]["name"]
@@ -63,7 +63,7 @@ async def quota_findings(client: Client, namespace: str, kind: Kind | None, spec
         amounts: list[str] = []
         unknown: list[str] = []
         for key, left in _room(quota).items():
-            # The name that :func:`asked` uses
+            # The name that :func:`total_needs` uses
             need_name = f"requests.{key}" if key in _REQUESTED else key.removeprefix("count/")
             need, option = needs.get(need_name), need_name.partition(".")[2]
             if need is None and option in _REQUESTED:
@@ -84,7 +84,7 @@ async def quota_findings(client: Client, namespace: str, kind: Kind | None, spec
     return findings or [Finding(True, "no quota limits the namespace")]
 
 
-def asked(spec: JobSpec) -> dict[str, float]:
+def total_needs(spec: JobSpec) -> dict[str, float]:
     """Return what all of the job's pods need together, as a quota names it."""
     parts = replicas(spec)
     total = {"pods": float(spec.launch.max_nodes)}
@@ -249,11 +249,11 @@ def judge(pod: Mapping[str, Any], hosts: Sequence[Object]) -> Finding:
             why = f"no host could hold a pod: none has any {' or '.join(absent)}"
         else:
             short = [
-                f"{_said(name, requests[name])} {name} (the most is {_said(name, most[name])})"
+                f"{_amount_text(name, requests[name])} {name} (the most is {_amount_text(name, most[name])})"
                 for name in requests
                 if most[name] < requests[name]
             ]
-            every = " and ".join(f"{_said(name, number)} {name}" for name, number in requests.items())
+            every = " and ".join(f"{_amount_text(name, number)} {name}" for name, number in requests.items())
             why = f"no host has {' and '.join(short)}" if short else f"no host has all of {every} together"
     elif not chosen:
         labels = ", ".join(f"{key}={value}" for key, value in (pod.get("nodeSelector") or {}).items())
@@ -272,14 +272,14 @@ def _taint(taint: Mapping[str, Any]) -> str:
     return f"a host has a taint that --toleration {toleration}:{taint['effect']} would tolerate"
 
 
-def _said(name: str, number: float) -> str:
+def _amount_text(name: str, number: float) -> str:
     return f"{number / _GIB:.3g} GiB" if name == "memory" else f"{number:g}"
 
 
-async def queue_findings(here: Session, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
+async def queue_findings(session: Session, namespace: str, kind: Kind | None, spec: JobSpec) -> list[Finding]:
     """Report on the job's queue and priority, if Kueue manages its kind. Raises ``ClusterError``."""
-    queue = await _queue(here, namespace, kind, spec)
-    return [*queue, *await _priority(here, spec.cluster.workload_priority)]
+    queue = await _queue(session, namespace, kind, spec)
+    return [*queue, *await _priority(session, spec.cluster.workload_priority)]
 
 
 async def _priority(session: Session, name: str | None) -> list[Finding]:
@@ -334,7 +334,7 @@ async def _admits(session: Session, local: Object, spec: JobSpec) -> Finding:
         reason = f"its quota is unknown, because reading {whole} isn't permitted"
         return Finding(True, f"{text}: {reason}")
     # What all nodes request, by resource
-    requests = ((key.partition("."), need) for key, need in asked(spec).items())
+    requests = ((key.partition("."), need) for key, need in total_needs(spec).items())
     needs = {name: need for (kind, _, name), need in requests if kind == "requests"}
     if not _short(needs, workloads.quota(queue)):
         return Finding(True, f"{text} has enough in all for the job")

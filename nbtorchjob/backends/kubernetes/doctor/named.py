@@ -56,7 +56,7 @@ _ONE_HOST = {"ReadWriteOnce", "ReadWriteOncePod"}
 class _Name(NamedTuple):
     """An object that must exist; ``judge`` returns what is wrong with one that does, or ""."""
 
-    what: str
+    type: str
     target: Target
     option: str
     judge: Callable[[Object], str] = lambda obj: ""
@@ -87,14 +87,14 @@ async def reference_findings(
     if kind is not None and kind.queues is not None:
         target = Target(kind.queues.api, None, cluster.queue or kind.queues.default)
         names.append(_Name("queue", target, "--queue", partial(_queue, kind.queues)))
-    findings = await asyncio.gather(*(_one(client, name) for name in names))
+    findings = await asyncio.gather(*(_finding(client, name) for name in names))
     if kind is not None and kind.runtimes is not None:
         findings += await _runtime(client, kind.runtimes, namespace, spec)
     return findings
 
 
-async def _one(client: Client, name: _Name) -> Finding:
-    text = f"{name.what} {name.target.name}"
+async def _finding(client: Client, name: _Name) -> Finding:
+    text = f"{name.type} {name.target.name}"
     try:
         obj = await client.get(name.target)
     except ForbiddenError:
@@ -174,7 +174,7 @@ def image_findings(spec: JobSpec) -> list[Finding]:
     """Report what each image is known to have, or else what it needs."""
     findings = []
     for job_image, named in zip(asked_images(spec), spec.images, strict=True):
-        contents = images.known(job_image)
+        contents = images.contents_of(job_image)
         image = f"the image {job_image.image}" if named is not None or contents is not None else "the image"
         if contents is None:
             local_torch = torch_versions.installed() or "none"

@@ -132,14 +132,14 @@ _ALONE = (
 )
 
 
-async def gang_findings(here: Session, kind: Kind | None, spec: JobSpec) -> list[Finding]:
+async def gang_findings(cluster_session: Session, kind: Kind | None, spec: JobSpec) -> list[Finding]:
     """Report whether Kubernetes itself places all nodes at once, if the kind leaves that to it.
 
     Raises ``ClusterError``.
     """
     if kind is None or not kind.grouped or spec.launch.max_nodes < 2:
         return []
-    api = await here.newest(POD_GROUPS)
+    api = await cluster_session.newest(POD_GROUPS)
     if api is None:
         return [Finding(True, f"{_WHAT} aren't served, so nodes get their hosts one by one: {_ALONE}")]
     if api.version == _FOR_ALL:
@@ -360,7 +360,7 @@ def needed_rights(kind: Kind | None, spec: JobSpec | None = None) -> list[Right]
     """Return the rights that a job can't do without; by default one that requests nothing special."""
     if kind is None:
         return rights(ALWAYS)
-    own_policies = fit.ours(kind, spec, "") if spec else ()
+    own_policies = fit.own_policies(kind, spec, "") if spec else ()
     cleaning = CLEANING if "clean_pod_policy" in own_policies else ()
     isolating = ISOLATING if spec and spec.cluster.network_policy else ()
     return rights((*own_rights(kind), *ALWAYS, *kind.uses, *cleaning, *isolating))
@@ -394,7 +394,7 @@ async def permission_findings(
     if bad:
         by_resource: dict[str, list[str]] = {}
         for right in bad:
-            by_resource.setdefault(right.what, []).append(right.verb)
+            by_resource.setdefault(right.full_name, []).append(right.verb)
         permissions = "; ".join(f"{' '.join(verbs)} {resource}" for resource, verbs in by_resource.items())
         text = f"not permitted: {permissions}; an administrator can grant it"
         findings = [Finding(False, text, role(denied))]

@@ -164,12 +164,12 @@ def of_pod(kind: Kind, pod: Object, node: int) -> list[ev.Event]:
     """Return what a pod says about node ``node``."""
     number, restarts = labelling.attempt(pod), kind.restarts(pod)
 
-    def whose(fact: ev.Event) -> ev.Event:
+    def with_attempt(fact: ev.Event) -> ev.Event:
         if isinstance(fact, ev.Waiting):
             return replace(fact, attempt=number, restarts=restarts)
         return replace(fact, attempt=number) if isinstance(fact, ev.NodeStarted) else fact
 
-    return [whose(fact) for fact in lifecycle.facts(pod, node, kind.container)]
+    return [with_attempt(fact) for fact in lifecycle.facts(pod, node, kind.container)]
 
 
 def facts(job: JobRef, pods: Sequence[tuple[int, Object]]) -> list[ev.Event]:

@@ -187,7 +187,7 @@ async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
     )
 
 
-def gone(name: str) -> tuple[JobInfo, JobCache]:
+def cached_job(name: str) -> tuple[JobInfo, JobCache]:
     """Return what this machine has of a job that no cluster has any more.
 
     Raises ``JobNotFoundError``, or ``DamagedError`` if none of it can be read.
@@ -225,10 +225,10 @@ async def states(scope: Scope, *, everyone: bool) -> list[tuple[JobRef, JobState
     return [(job, brief(job)) for job in jobs]
 
 
-async def selected(here: Session, scope: Scope, labels: str) -> list[JobRef]:
+async def selected(cluster_session: Session, scope: Scope, labels: str) -> list[JobRef]:
     """Return the jobs with these labels, of kinds that may be listed; ``ClusterError`` if none may be."""
-    kinds = await here.kinds()
-    answers = await asyncio.gather(*(_of_kind(here, scope, kind, labels) for kind in kinds))
+    kinds = await cluster_session.kinds()
+    answers = await asyncio.gather(*(_of_kind(cluster_session, scope, kind, labels) for kind in kinds))
     refusals = [answer for answer in answers if isinstance(answer, ForbiddenError)]
     # Many users may list one kind of job, and no other.
     if refusals and len(refusals) == len(kinds):

@@ -33,20 +33,20 @@ async def facts(job: JobRef) -> list[ev.Event]:
     uids = _uids([job])
     listed = await _all(job.session, job.scope.namespace) if uids else []
     own_workloads = [item for item in listed if workloads.owner(item) in uids]
-    return [fact for item in own_workloads for fact in await _said(job.session, item, listed)]
+    return [fact for item in own_workloads for fact in await _queue_facts(job.session, item, listed)]
 
 
-async def of_jobs(here: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
+async def of_jobs(session: Session, namespace: str, jobs: Iterable[JobRef]) -> dict[str, list[ev.Event]]:
     """Return what Kueue says about jobs by the uids of their newest objects; one request for all."""
     uids = _uids(jobs, newest=True)
-    listed = await _all(here, namespace) if uids else []
+    listed = await _all(session, namespace) if uids else []
     by_uid = {uid: item for item in listed if (uid := workloads.owner(item)) in uids}
-    return {uid: await _said(here, item, listed) for uid, item in by_uid.items()}
+    return {uid: await _queue_facts(session, item, listed) for uid, item in by_uid.items()}
 
 
-async def workload(here: Session, namespace: str, uid: str) -> Object | None:
+async def workload(session: Session, namespace: str, uid: str) -> Object | None:
     """Return the Workload of a job object; None if there is none, or none that may be read."""
-    listed = await _all(here, namespace, f"={uid}")
+    listed = await _all(session, namespace, f"={uid}")
     return next((candidate for candidate in listed if workloads.owner(candidate) == uid), None)
 
 
@@ -60,7 +60,7 @@ async def _all(session: Session, namespace: str, only: str = "") -> list[Object]
         return []
 
 
-async def _said(session: Session, own_workload: Object, others: Collection[Object]) -> list[ev.Event]:
+async def _queue_facts(session: Session, own_workload: Object, others: Collection[Object]) -> list[ev.Event]:
     if (wait := workloads.wait(own_workload)) is None:
         return workloads.facts(own_workload)
     waits = [waiting for other in others if (waiting := workloads.wait(other)) is not None]
@@ -68,12 +68,12 @@ async def _said(session: Session, own_workload: Object, others: Collection[Objec
     return [*workloads.facts(own_workload), *workloads.standing(wait, waits, look, time.time())]
 
 
-async def queue(here: Session, namespace: str, name: str) -> Look:
+async def queue(session: Session, namespace: str, name: str) -> Look:
     """Return the state of a queue: as of now, or of a few seconds ago if it was just read."""
-    answer = here.queues.get((namespace, name))
+    answer = session.queues.get((namespace, name))
     if answer is None or time.monotonic() - answer[0] > LATELY_S:
-        answer = time.monotonic(), asyncio.ensure_future(_look(here, namespace, name))
-        here.queues[namespace, name] = answer
+        answer = time.monotonic(), asyncio.ensure_future(_look(session, namespace, name))
+        session.queues[namespace, name] = answer
     return await asyncio.shield(answer[1])
 
 
@@ -107,10 +107,10 @@ async def _permitted(work: Awaitable[T]) -> T | None:
         return None
 
 
-async def cluster_queue(here: Session, name: str) -> Object | None:
+async def cluster_queue(session: Session, name: str) -> Object | None:
     """Return a ClusterQueue; None if the cluster has no such kind. Raises ``ClusterError``."""
-    api = await here.newest(CLUSTER_QUEUES)
-    return await here.client.get(Target(api, None, name)) if api is not None and name else None
+    api = await session.newest(CLUSTER_QUEUES)
+    return await session.client.get(Target(api, None, name)) if api is not None and name else None
 
 
 def _uids(jobs: Iterable[JobRef], *, newest: bool = False) -> set[str]:

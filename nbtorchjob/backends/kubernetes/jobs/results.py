@@ -24,7 +24,7 @@ from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache, Pod, Reader, c
 from nbtorchjob.backends.kubernetes.jobs import JobRef, briefly, closed, facts, find, queueing, vanished
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import stores
-from nbtorchjob.backends.talk import MOST, OLDER, STARTING, Conversation, asked, silent
+from nbtorchjob.backends.talk import MOST, OLDER, STARTING, Conversation, reachable_nodes, silent
 from nbtorchjob.errors import (
     ApiError,
     AskError,
@@ -166,11 +166,11 @@ async def fetch(name: str, sent: Sent) -> Fetched:
     try:
         job = await find.find(name)
     except JobNotFoundError:
-        info, cache = find.gone(name)
+        info, cache = find.cached_job(name)
         key = cache.key()
         if not key:
             raise ValueLostError(
-                f"{_what(sent, info)} can't be checked: the job is gone, and its key with it"
+                f"{_subject(sent, info)} can't be checked: the job is gone, and its key with it"
             ) from None
         return await _checked(info, cache, key, sent)
     return await of(job, sent)
@@ -186,12 +186,12 @@ async def of(job: JobRef, sent: Sent) -> Fetched:
         if in_log and not await asyncio.to_thread(cache.sent(sent).exists):
             await log(job, [])  # reading it also caches what was sent in it (``cache.py``)
     except ClusterError as exc:
-        raise ResultError(f"{_what(sent, job.info)} can't be fetched: {exc}") from exc
+        raise ResultError(f"{_subject(sent, job.info)} can't be fetched: {exc}") from exc
     return await _checked(await job.whole_info(), cache, key, sent)
 
 
 async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fetched:
-    subject = _what(sent, info)
+    subject = _subject(sent, info)
     url, _, digest = sent.ref.rpartition("#")
     path = cache.sent(sent)
     try:
@@ -202,7 +202,7 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fe
         if url == store.LOG:
             data = await asyncio.to_thread(path.read_bytes)
             frames.collect([frames.ValuePart(0, 0, 0, data)], digest, key)
-        elif not stores.holds(info.asked.cluster.storage, sent):
+        elif not stores.holds(info.jobspec.cluster.storage, sent):
             raise ValueLostError(f"{subject} is said to be at {url!r}, which isn't in the job's --storage")
         else:
             await asyncio.to_thread(_from_store, subject, sent, path, key)
@@ -216,7 +216,7 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fe
     return Fetched(path, key, cache.ours)
 
 
-def _what(sent: Sent, info: JobInfo) -> str:
+def _subject(sent: Sent, info: JobInfo) -> str:
     if isinstance(sent, ArtifactsReady):
         return f"the archive of node {sent.node}'s artifacts of {info.name}"
     return f"the value of {info.name}"
@@ -268,26 +268,26 @@ async def ask(
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
-    recipients, answers = asked(state, nodes)
+    recipients, answers = reachable_nodes(state, nodes)
     for answer in answers:
         tell(answer)
     if not recipients:
         return
     key, free, question = await job.key(), asyncio.Semaphore(MOST), whole(question)
 
-    async def one(node: int) -> None:
+    async def ask_node(node: int) -> None:
         talk = Conversation(node, questions.node_key(key, job.info.run, node), question)
         async with free:
             try:
                 async with loop.timeout(timeout):
-                    await _said(job, pods[state.nodes[node].life.pod], talk, timeout)
+                    await _converse(job, pods[state.nodes[node].life.pod], talk, timeout)
             except asyncio.TimeoutError:  # the builtin one only from Python 3.11 on
                 talk.end(silent(timeout))
             except ClusterError as exc:
                 talk.end(_why(exc))
         tell(talk.answer)
 
-    await asyncio.gather(*map(one, recipients))
+    await asyncio.gather(*map(ask_node, recipients))
 
 
 def whole(question: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def whole(question: Mapping[str, Any]) -> dict[str, Any]:
     return {**question, questions.MODULES: late(str(question["question"]))}
 
 
-async def _said(job: JobRef, pod: Object, talk: Conversation, timeout: float) -> None:
+async def _converse(job: JobRef, pod: Object, talk: Conversation, timeout: float) -> None:
     async with _leading(job, pod, int(timeout) + 2) as remote:
         while not talk.over:
             data = await remote.receive()
@@ -321,7 +321,7 @@ async def reach(job: JobRef, node: int) -> tuple[bytes, PodLine]:
     """
     pods = {pod["metadata"]["uid"]: pod for _, pod in await job.pods()}
     state = briefly(job, pods.values())
-    _, answers = asked(state, [node])
+    _, answers = reachable_nodes(state, [node])
     if answers:
         raise AskError(answers[0].trouble, absent=True)
     line = PodLine(job, pods[state.nodes[node].life.pod])
@@ -388,7 +388,7 @@ def _ended(remote: Remote) -> str:
     """Say why a command that connects to a node has ended: by itself, or because it couldn't be run."""
     end = remote.end
     if end.code is None:
-        return f"nothing can be run in its container: {end.said[:400]}" if end.said else _CUT
+        return f"nothing can be run in its container: {end.message[:400]}" if end.message else _CUT
     if end.code in _ENDS:
         return _ENDS[end.code]
     words = remote.stderr.strip().rpartition("\n")[2]

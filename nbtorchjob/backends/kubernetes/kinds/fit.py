@@ -263,7 +263,7 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
     return {**policies, "retries": budgets, "preemptions": budgets}
 
 
-def ours(kind: Kind, spec: JobSpec, retry_owner: str, *, halted: bool = False) -> frozenset[str]:
+def own_policies(kind: Kind, spec: JobSpec, retry_owner: str, *, halted: bool = False) -> frozenset[str]:
     """Return which of the requested policies are left to us, at least in part, by field.
 
     ``halted``: we ended the job. It is then suspended, so no controller sees its end.

@@ -62,7 +62,7 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "NBTORCHJOB_DOMAIN": sub.domain,
         "PET_RDZV_ENDPOINT": f"{sub.name}-0.{sub.domain}:{PORT}",
     }
-    if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.ours:
+    if sub.minor >= BACKOFF_LIMIT_PER_INDEX and not sub.retried_by_us:
         env |= {name: {"valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in _COUNTS.items()}
     limits: dict[str, Any] = {"backoffLimit": sub.retries}
     if sub.minor >= BACKOFF_LIMIT_PER_INDEX:
@@ -118,7 +118,7 @@ def _spares(sub: Submission) -> int:
 
 def _failures(sub: Submission) -> dict[str, Any]:
     retry = sub.spec.retry
-    forgiven = retry is None or (not sub.ours and retry.most_preemptions > 0)
+    forgiven = retry is None or (not sub.retried_by_us and retry.most_preemptions > 0)
     # Another try would end the same way.
     final = {"action": "FailJob", **_exited(exits.USER_ERROR, exits.CONFIG_ERROR, *_NO_START)}
     # If node 0 is lost for good, the others mustn't wait for it forever.

@@ -73,7 +73,9 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     scheduling = {"queue": cluster.queue, "priorityClass": cluster.priority_class}
     clean_policy = sub.policy.clean_pod_policy or CleanPodPolicy.NONE
     # The remaining nodes of a failed attempt would hold what the next one needs.
-    cleaned = CleanPodPolicy.RUNNING if sub.ours and clean_policy is CleanPodPolicy.NONE else clean_policy
+    cleaned = (
+        CleanPodPolicy.RUNNING if sub.retried_by_us and clean_policy is CleanPodPolicy.NONE else clean_policy
+    )
     run_policy = {
         "cleanPodPolicy": cleaned.value,
         "ttlSecondsAfterFinished": sub.ttl_s,
@@ -117,7 +119,7 @@ def _replica(sub: Submission, replica: Replica, count: int, env: dict[str, Any])
     else:
         # The operator doesn't count the pods that it replaces, nor pass a count on to them: with budgets we
         # start all nodes again.
-        replaced = sub.spec.launch.elastic and not sub.ours
+        replaced = sub.spec.launch.elastic and not sub.retried_by_us
         restart_policy = "ExitCode" if replaced else RestartPolicy.NEVER.value
     return {
         "replicas": count,

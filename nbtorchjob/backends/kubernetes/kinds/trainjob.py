@@ -177,7 +177,7 @@ _RESTARTED = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 def manifests(sub: Submission) -> list[dict[str, Any]]:
     """Return the TrainJob; its controllers make the JobSet, the Job and the Service."""
     env: dict[str, Any] = {"NBTORCHJOB_DOMAIN": sub.name}
-    if not sub.ours:  # a runtime may start a failed job again by itself
+    if not sub.retried_by_us:  # a runtime may start a failed job again by itself
         env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RESTARTED}}}
     pod = template(sub, CONTAINER, replicas(sub.spec)[0], env)
     runtime = sub.runtime or OURS.default

@@ -137,7 +137,7 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
         "NBTORCHJOB_DOMAIN": sub.name,
         "PET_RDZV_ENDPOINT": f"{sub.name}-{TASK}-0.{sub.name}:{PORT}",
     }
-    if not sub.ours:
+    if not sub.retried_by_us:
         env[RESTARTS] = {"valueFrom": {"fieldRef": {"fieldPath": _RETRIES}}}
     # Volcano has no deadline (1.15); a pod's counts from its own start.
     deadline: dict[str, Any] = {"activeDeadlineSeconds": sub.deadline_s} if sub.deadline_s else {}

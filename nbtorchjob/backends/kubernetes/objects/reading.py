@@ -177,7 +177,7 @@ class Right(NamedTuple):
     resource: str
 
     @property
-    def what(self) -> str:
+    def full_name(self) -> str:
         """The resource's full name."""
         return f"{self.resource}.{self.group}" if self.group else self.resource
 

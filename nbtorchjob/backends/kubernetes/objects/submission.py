@@ -61,7 +61,7 @@ class Submission(FrozenDataclass):
         return labelling.run_name(self.name, self.info)
 
     @property
-    def ours(self) -> bool:
+    def retried_by_us(self) -> bool:
         """Whether we start attempts: any pod that ends badly then ends this attempt."""
         return self.info.retry_owner == US
 
@@ -74,7 +74,7 @@ class Submission(FrozenDataclass):
     def retries(self) -> int:
         """How often the job's own controller tries again after a failure."""
         retry = self.spec.retry
-        return retry.retries if retry and not self.ours else self.policy.backoff_limit or 0
+        return retry.retries if retry and not self.retried_by_us else self.policy.backoff_limit or 0
 
     @property
     def deadline_s(self) -> int | None:
@@ -86,12 +86,12 @@ class Submission(FrozenDataclass):
     def ttl_s(self) -> int | None:
         """Seconds after which the cluster may remove this object by itself."""
         # The first attempt's object owns the others: they would go with it.
-        return None if self.ours else self.policy.ttl_seconds_after_finished
+        return None if self.retried_by_us else self.policy.ttl_seconds_after_finished
 
     @property
     def marks(self) -> dict[str, str]:
         """The labels of the job object, its pods and its Service."""
-        return {**self.labels, **({labelling.ATTEMPT: str(self.attempt)} if self.ours else {})}
+        return {**self.labels, **({labelling.ATTEMPT: str(self.attempt)} if self.retried_by_us else {})}
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Submission(FrozenDataclass):
         return metadata
 
 
-def asked(sub: Submission) -> list[dict[str, Any]]:
+def network_policies(sub: Submission) -> list[dict[str, Any]]:
     """Return the policy that ``--network-policy`` requests; the first attempt's holds for later ones, too."""
     return [policy(sub)] if sub.spec.cluster.network_policy else []
 

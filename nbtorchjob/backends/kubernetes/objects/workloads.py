@@ -42,7 +42,7 @@ def facts(workload: Object) -> list[ev.Event]:
     spec, events = workload.get("spec") or {}, list[ev.Event]()
     evicted = reading.condition(workload, "Evicted")
     if evicted is not None:
-        reason, text = _said(evicted)
+        reason, text = _explanation(evicted)
         events.append(ev.Evicted(reading.since(evicted), reason, text))
         if reason.startswith(ev.GIVEN_UP) and not _active(spec):
             events.append(ev.Verdict(reading.since(evicted), False, reason, text))
@@ -52,14 +52,14 @@ def facts(workload: Object) -> list[ev.Event]:
         # Why a Workload isn't admitted, in Kueue's words, and since when
         evicted = reading.condition(workload, "Evicted")
         if evicted is not None and not _active(workload.get("spec") or {}):
-            reason, text, since = (*_said(evicted), reading.since(evicted))
+            reason, text, since = (*_explanation(evicted), reading.since(evicted))
         else:
             waits = reading.condition(workload, "QuotaReserved", "False")
             # Just after an eviction this condition only repeats the message of the eviction.
-            if waits is not None and (evicted is None or _said(waits)[1] != _said(evicted)[1]):
-                reason, text, since = (*_said(waits), reading.since(waits))
+            if waits is not None and (evicted is None or _explanation(waits)[1] != _explanation(evicted)[1]):
+                reason, text, since = (*_explanation(waits), reading.since(waits))
             elif evicted is not None:
-                reason, text, since = (*_said(evicted), reading.since(evicted))
+                reason, text, since = (*_explanation(evicted), reading.since(evicted))
             elif not _active(workload.get("spec") or {}):
                 reason, text, since = (ev.DEACTIVATED, "", 0.0)  # Kueue hasn't noticed yet
             else:
@@ -117,23 +117,23 @@ def wait(workload: Object) -> Wait | None:
     return Wait(-int(spec.get("priority") or 0), since, name, queued, owner(workload))
 
 
-def standing(mine: Wait | None, waits: Iterable[Wait], look: Look, now: float) -> list[ev.Standing]:
+def standing(own_wait: Wait | None, waits: Iterable[Wait], look: Look, now: float) -> list[ev.Standing]:
     """Return where a waiting Workload stands in its queue, which has only Workloads of its namespace.
 
     Their order is Kueue's own, if that is known for exactly these Workloads: an evicted one doesn't show its
     place. Else it is by priority and age.
     """
-    if mine is None:
+    if own_wait is None:
         return []
-    queued = sorted(waiting for waiting in waits if waiting.queue == mine.queue)
-    if mine not in queued:
+    queued = sorted(waiting for waiting in waits if waiting.queue == own_wait.queue)
+    if own_wait not in queued:
         return []
     is_known = look.places.keys() == {waiting.job for waiting in queued}
-    place = look.places[mine.job] if is_known else queued.index(mine) + 1
-    return [ev.Standing(now, place, len(queued), _written(look.used), _written(look.quota))]
+    place = look.places[own_wait.job] if is_known else queued.index(own_wait) + 1
+    return [ev.Standing(now, place, len(queued), _amount_texts(look.used), _amount_texts(look.quota))]
 
 
-def _written(amounts: Mapping[str, float]) -> dict[str, str]:
+def _amount_texts(amounts: Mapping[str, float]) -> dict[str, str]:
     return {
         name: f"{int(number)}" if number == int(number) else f"{number:g}" for name, number in amounts.items()
     }
@@ -152,7 +152,7 @@ def needs(workload: Object) -> dict[str, str]:
     return totals
 
 
-def _said(condition: Object) -> tuple[str, str]:
+def _explanation(condition: Object) -> tuple[str, str]:
     return str(condition.get("reason") or ""), str(condition.get("message") or "")
 
 

@@ -145,7 +145,7 @@ def env(first: Mapping[str, Any]) -> dict[str, str]:
     return {key[len(_ENV) :]: value(first, key).decode(errors="replace") for key in keys}
 
 
-def gone(name: str) -> SubmitError:
+def gone_error(name: str) -> SubmitError:
     """Return the error for a job whose payload is gone."""
     return SubmitError(f"the payload of {name} is gone from the cluster: run its cell again")
 

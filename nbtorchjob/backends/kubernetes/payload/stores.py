@@ -153,7 +153,7 @@ def clear(info: JobInfo) -> None:
 
     Raises ``SubmitError``.
     """
-    storage = info.asked.cluster.storage
+    storage = info.jobspec.cluster.storage
     if storage:
         remove(folder(storage, info))
     clear_checkpoints(info)
@@ -161,7 +161,7 @@ def clear(info: JobInfo) -> None:
 
 def clear_checkpoints(info: JobInfo) -> None:
     """Remove a job's own checkpoints, unless only pods see them. Raises ``SubmitError``."""
-    saved = checkpoints(info.asked, info)
+    saved = checkpoints(info.jobspec, info)
     # The record names the folder, and others may have written the record.
     if "://" in saved and saved.endswith(f"-{info.run}"):
         remove(saved)

@@ -56,8 +56,8 @@ async def retry(job: JobRef, *, resume: bool = False) -> JobInfo:
             f"{info.name} still has pods that run, and may save checkpoints: try again once they have ended"
         )
     if not info.spec:  # somebody took the annotation away
-        raise package.gone(info.name)
-    profiles.admitted(info.asked)
+        raise package.gone_error(info.name)
+    profiles.admitted(info.jobspec)
     packed, texts = await _as_swapped(job, info, await _packed_again(job, info))
     spec = replace(_where_it_is(job), hidden=package.env(await job.secret()))
     again = info.sent_again().swapped(texts)
@@ -104,7 +104,7 @@ async def _as_swapped(
     except (ValueError, PayloadError) as exc:  # anything that runs in a pod may write such a fact
         raise SubmitError(f"a swap of {info.name} can't be read ({exc}): run its cell, as swapped") from exc
     swapped = replace(packed, data=memoryview(data))
-    if packed.travels and not swapped.travels and not info.asked.cluster.storage:
+    if packed.travels and not swapped.travels and not info.jobspec.cluster.storage:
         raise SubmitError(
             f"with its swaps the payload of {info.name} takes {words.size(len(data))}, more than the API of "
             f"a cluster takes: run its cell, as swapped, with --storage"
@@ -114,7 +114,7 @@ async def _as_swapped(
 
 def _where_it_is(job: JobRef) -> JobSpec:
     """Return the job's spec; whatever it left open is filled in as it was decided then."""
-    spec, scope = job.info.asked, job.scope
+    spec, scope = job.info.jobspec, job.scope
     pinned = replace(
         spec.cluster, context=scope.context or None, namespace=scope.namespace, kind=job.kind.name
     )
@@ -129,18 +129,18 @@ async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
     try:
         first = await job.secret()
     except NotFoundError as exc:
-        raise package.gone(info.name) from exc
+        raise package.gone_error(info.name) from exc
     key = package.value(first, package.KEY)
     if package.URL in package.data(first):
         url, _, digest = package.value(first, package.URL).decode().partition("\n")
         # Somebody else may have written the Secret, and this machine reads what the URL leads to.
-        if not stores.holds_payload(info.asked.cluster.storage, url, digest):
+        if not stores.holds_payload(info.jobspec.cluster.storage, url, digest):
             raise SubmitError(f"the payload of {info.name} is at {url[:200]!r}, not in its --storage")
         return Stored(url, digest, key, info.call, job.cache.ours)
     try:
         data = package.payload(await job.secrets())
     except ValueError:
-        raise package.gone(info.name) from None
+        raise package.gone_error(info.name) from None
     return Packed(memoryview(data), key, info.call, job.cache.ours)
 
 
@@ -200,7 +200,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
     else:
         packed = replace(packed, limit=package.APPLIED_BYTES)
     draft = await _draft(job, packed, info.sent_again())
-    policies = [] if info.asked.cluster.network_policy else [submission.policy(draft.submission)]
+    policies = [] if info.jobspec.cluster.network_policy else [submission.policy(draft.submission)]
     namespace = {"namespace": draft.scope.namespace}
     parts = [{**secret, "metadata": {**secret["metadata"], **namespace}} for secret in draft.secrets[1:]]
     return [*policies, *parts, *_in_order(draft)]
@@ -208,7 +208,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
 
 async def _draft(job: JobRef, packed: Packed | Stored, info: JobInfo) -> Draft:
     if not info.spec:  # somebody took the annotation away
-        raise package.gone(info.name)
+        raise package.gone_error(info.name)
     return await Submitter(job.session, packed, _where_it_is(job), info, anew=True, name=info.name).draft()
 
 
@@ -232,9 +232,9 @@ def write(manifests: list[dict[str, Any]], info: JobInfo, folder: Path) -> list[
         # They are applied in the order of these names; nothing may run before its Secrets exist.
         name = f"{index:03d}-{obj['kind'].lower()}-{obj['metadata']['name']}.yaml"
         head = ""
-        if package.KEY in package.data(obj) and info.asked.secret_env:
+        if package.KEY in package.data(obj) and info.jobspec.secret_env:
             # What to fill in, as a comment: the values of hidden variables aren't exported.
-            keys = [package.env_key(variable) for variable in info.asked.secret_env]
+            keys = [package.env_key(variable) for variable in info.jobspec.secret_env]
             head = (
                 "# Fill in the values of these variables, which aren't exported; "
                 "without them no pod starts.\n"

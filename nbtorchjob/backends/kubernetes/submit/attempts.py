@@ -142,16 +142,16 @@ async def begin(
     secrets, whole = await payload_names(client, scope.namespace, info), package.first_name(info)
     if whole not in secrets:
         raise PayloadGoneError(f"the payload of {info.name} is gone: its Secret {whole} was deleted")
-    spec = info.asked
+    spec = info.jobspec
     carried = (labelling.INFO, labelling.CALL, *spec.cluster.annotation)
     sub = Submission(
         spec=spec,
         info=info,
         namespace=scope.namespace,
         secrets=tuple(secrets),
-        labels={key: value for key, value in _given(first, "labels").items() if key != labelling.ATTEMPT},
+        labels={key: value for key, value in _metadata(first, "labels").items() if key != labelling.ATTEMPT},
         annotations={
-            **{key: value for key, value in _given(first, "annotations").items() if key in carried},
+            **{key: value for key, value in _metadata(first, "annotations").items() if key in carried},
             labelling.PAID: paid,
         },
         minor=await session.minor(),
@@ -237,7 +237,7 @@ def reference(owner: Object) -> dict[str, str]:
     }
 
 
-def _given(obj: Object, field: str) -> dict[str, str]:
+def _metadata(obj: Object, field: str) -> dict[str, str]:
     return dict(obj["metadata"].get(field) or {})
 
 
@@ -285,7 +285,7 @@ class SecretKeeper(SwapKeeper):
 
 async def swap_keeper(job: JobRef) -> SecretKeeper | None:
     """Return the keeper of a job's next swap; None if nodes keep it. Raises ``ClusterError``."""
-    name = package.swaps_name(job.info.asked, job.info)
+    name = package.swaps_name(job.info.jobspec, job.info)
     if not name:
         return None
     try:

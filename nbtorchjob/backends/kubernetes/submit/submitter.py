@@ -25,7 +25,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
     Target,
     created,
 )
-from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, asked
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, network_policies
 from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
 from nbtorchjob.backends.kubernetes.session import KNOWN_S, Session
@@ -96,7 +96,7 @@ class Submitter:
         self._packed = packed
         self._spec = spec
         self._anew = anew
-        self._given = None if anew else spec.name  # the given name, if there is one
+        self._given_name = None if anew else spec.name  # the given name, if there is one
         # A job that is sent again has its variant signed already, with the same key.
         own = (
             info.variant
@@ -129,7 +129,7 @@ class Submitter:
                 others = await self._others(draft)
                 for job in [job for job in others if self._same(job.info) and not await over(job)]:
                     if job.info.call != self._info.call:
-                        raise naming.busy(self._given or "", job.info) from exc
+                        raise naming.busy(self._given_name or "", job.info) from exc
                     existing = job.info
                     return replace(
                         draft.info, name=existing.name, created=existing.created, cluster=existing.cluster
@@ -138,8 +138,8 @@ class Submitter:
                     foreign = await self._foreign(draft)
                     if not foreign and await self._cleared(draft):
                         continue
-                    if self._given is not None:
-                        raise _taken(draft, foreign) from exc
+                    if self._given_name is not None:
+                        raise _taken_error(draft, foreign) from exc
                 # An ended job of the same call, or of the given name, has the name.
                 draft = await self._renamed(draft, {draft.info.name, *_names(others)})
             else:
@@ -147,14 +147,14 @@ class Submitter:
                     draft.info, self._packed.key, ours=self._packed.ours
                 )
                 return draft.info
-        if self._given is not None:
-            raise _taken(draft, "")
+        if self._given_name is not None:
+            raise _taken_error(draft, "")
         raise NameTakenError(f"{_TRIES} names for this job are taken on the cluster: choose one with --name")
 
-    async def _renamed(self, draft: Draft, taken: Collection[str]) -> Draft:
-        if draft.info.name not in taken:
+    async def _renamed(self, draft: Draft, used_names: Collection[str]) -> Draft:
+        if draft.info.name not in used_names:
             return draft
-        while self._name() in taken:  # not drafted: that copies the payload
+        while self._name() in used_names:  # not drafted: that copies the payload
             self._count += 1
         return await self._draft(draft.kind, draft.scope)
 
@@ -203,7 +203,7 @@ class Submitter:
             runtime=None if blind else await self._runtime(kind, scope.namespace),
             on_demand=first_on_demand(self._spec.retry),
         )
-        manifests = [*kind.manifests(sub), *asked(sub)]
+        manifests = [*kind.manifests(sub), *network_policies(sub)]
         if info.at_once is not None and not self._anew:
             # A run's job object waits for its turn, suspended, unless the run is among the first
             job = manifests[0]
@@ -291,9 +291,9 @@ class Submitter:
 
     def _same(self, other: JobInfo) -> bool:
         """Whether a job is a run of the given name or, without one, of this call."""
-        if self._given is None:
+        if self._given_name is None:
             return not self._anew and other.call == self._info.call
-        return self._given in (other.name, other.spec.get("name"))
+        return self._given_name in (other.name, other.spec.get("name"))
 
     async def _foreign(self, draft: Draft) -> str:
         """Name an object that has the job's name and that nbtorchjob didn't make; "" if there is none."""
@@ -404,7 +404,7 @@ def _owned(obj: dict[str, Any], owner: Object) -> dict[str, Any]:
     return {**obj, "metadata": {**obj.get("metadata", {}), "ownerReferences": [reference(owner)]}}
 
 
-def _taken(draft: Draft, foreign: str) -> NameTakenError:
+def _taken_error(draft: Draft, foreign: str) -> NameTakenError:
     name, scope = draft.info.name, draft.scope
     if foreign:
         return NameTakenError(

@@ -207,7 +207,7 @@ def give_up(job: JobDirectory, exc: Exception) -> None:
 def start(job: JobDirectory, gpus: Sequence[str] = ()) -> None:
     """Have this Python's pool start the job; a group's run gets its own GPUs. Raises ``SubmitError``."""
     request, allowed, info = job.request(), os.sched_getaffinity(0), job.info()
-    env = info.asked.env
+    env = info.jobspec.env
     request["env"] = {**compilers.chosen(request["env"]), **env}
     if info.group and gpus:
         request["env"][processes.VISIBLE] = ",".join(gpus)

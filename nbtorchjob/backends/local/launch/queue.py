@@ -66,19 +66,19 @@ class Behind(NamedTuple):
     """How many jobs a waiting job is behind, and which hold the places that it waits for."""
 
     many: int
-    mine: Place
+    own_place: Place
     holders: list[Place]
 
     @property
     def lacks_gpus(self) -> bool:
         """Whether fewer GPUs are free than it asks for."""
-        return len(_free(self.mine, self.holders)) < self.mine.wants
+        return len(_free(self.own_place, self.holders)) < self.own_place.wants
 
 
 def place(job: JobDirectory) -> Place:
     """Return the place of a job that this process sends."""
     info, me = job.info(), Process.of(os.getpid())
-    visible = info.asked.env.get(processes.VISIBLE)
+    visible = info.jobspec.env.get(processes.VISIBLE)
     lab = info.lab is not None
     gpus = processes.device_names(visible) if not lab else ()
     wants = min(len(gpus), info.nproc_per_node) if info.group else len(gpus)
@@ -184,7 +184,7 @@ def take(new: Sequence[Place] = ()) -> list[Place]:
         for place in new:
             latest = max(place.at, math.nextafter(latest, math.inf))
             fresh.append(replace(place, at=latest))
-        held_places = map(_taken, going.values())
+        held_places = map(_current_place, going.values())
         starts = [replace(entry, starter=me) for entry in due([*waiting.values(), *fresh], held_places)]
         for entry in starts:
             _write(folder / "running", entry)
@@ -246,7 +246,7 @@ def behind(name: str) -> Behind | None:
     if not liveness.queued(name):
         return None
     waiting, running = _known.look(directory.queue_dir())
-    running = [*map(_taken, running)]
+    running = [*map(_current_place, running)]
     many = ahead(name, waiting, running)
     if many is None:
         return None
@@ -254,7 +254,7 @@ def behind(name: str) -> Behind | None:
     return Behind(many, own_place, _in_the_way(own_place, running))
 
 
-def _taken(entry: Place) -> Place:
+def _current_place(entry: Place) -> Place:
     """Return the place of a running job, without ranks while one is stopped, which may take hours."""
     path = directory.jobs_dir() / entry.name
     return replace(entry, ranks=0) if entry.ranks and any(path.glob("*/stopped-*")) else entry

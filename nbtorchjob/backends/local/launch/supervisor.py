@@ -181,7 +181,7 @@ class Attempt:
         self._store: object = None
         self._stop_at: float | None = None
         self._kill_at: float | None = None
-        self._told = False  # whether its nodes were told to leave
+        self._leave_sent = False  # whether its nodes were told to leave
         self._stopping = 0.0  # when nodes that were told to end have to have ended
         self._refuge, why = folders.refuge(request["env"])
         if why:
@@ -196,7 +196,7 @@ class Attempt:
     def ended_on_demand(self) -> bool:
         """Whether its nodes ended because they were told to: not all with success, and none by itself."""
         codes = {node.code for node in self._nodes.values()}
-        return self._told and bool(codes - {exits.OK}) and codes <= {exits.OK, *_TOLD}
+        return self._leave_sent and bool(codes - {exits.OK}) and codes <= {exits.OK, *_TOLD}
 
     @property
     def due(self) -> float | None:
@@ -295,9 +295,9 @@ class Attempt:
 
     def leave(self) -> None:
         """Tell the nodes that the job's deadline is near: their ranks have until then to save."""
-        for node in [] if self._told else self.live:
+        for node in [] if self._leave_sent else self.live:
             _send(node.pid, signal.SIGTERM)
-        self._told = True
+        self._leave_sent = True
 
     def stop(self, *, gently: bool = False) -> None:
         """Ask the nodes to end, ``gently`` with time for their ranks to save; kill those that don't."""

@@ -36,7 +36,7 @@ def _object(**fields: Shape) -> Shape:
     return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
 
 
-def _said(shape: Shape, text: str) -> Shape:
+def _describe(shape: Shape, text: str) -> Shape:
     return {**shape, "description": text}
 
 
@@ -47,102 +47,106 @@ def ref(name: str) -> Shape:
 
 _IDS = "|".join(f"{name}:{row.address}" for name, row in ROWS.items())
 
-_BUDGET = _object(used=_COUNT, limit=_said(_or_null(_COUNT), "null: unlimited"))
+_BUDGET = _object(used=_COUNT, limit=_describe(_or_null(_COUNT), "null: unlimited"))
 
 _PROGRESS = _object(
-    unit=_said(_TEXT, 'what is counted: "step", "epoch", "percent"'),
+    unit=_describe(_TEXT, 'what is counted: "step", "epoch", "percent"'),
     done=_NUMBER,
     total=_or_null(_NUMBER),
-    left=_said(_or_null(_NUMBER), "seconds to go"),
+    left=_describe(_or_null(_NUMBER), "seconds to go"),
 )
 
 _STILL = _object(
-    since=_said(_NUMBER, "seconds since the epoch: when it was last heard from"),
-    unit=_said(_or_null(_TEXT), 'what is overdue: "step", "epoch", "report"; null: it never reported any'),
-    usual=_said(_or_null(_NUMBER), "the usual seconds for one"),
+    since=_describe(_NUMBER, "seconds since the epoch: when it was last heard from"),
+    unit=_describe(
+        _or_null(_TEXT), 'what is overdue: "step", "epoch", "report"; null: it never reported any'
+    ),
+    usual=_describe(_or_null(_NUMBER), "the usual seconds for one"),
 )
 
 _STRIP = _object(
     of={"enum": [*usage.KINDS]},
-    newest=_said(_TEXT, 'the newest, in words: "7.2 of 8 GB"'),
-    parts=_said(_list(_NUMBER), "shares of the whole, from 0 to 1, oldest first"),
+    newest=_describe(_TEXT, 'the newest, in words: "7.2 of 8 GB"'),
+    parts=_describe(_list(_NUMBER), "shares of the whole, from 0 to 1, oldest first"),
 )
 
 _USE = _object(node=_COUNT, strips=_list(ref("Strip")))
 
 _LAB = _object(
-    doing=_said(_TEXT, 'in a few words: "idle", "runs cell 4"; "" if it is starting or has ended'),
-    since=_said(_or_null(_NUMBER), "seconds since the epoch: unused since then"),
-    ends=_said(_or_null(_NUMBER), "seconds since the epoch: when it ends if it stays unused"),
-    memory=_said(_COUNT, "bytes that its ranks hold, as far as is known"),
-    cells=_said(_COUNT, "how many it has accepted"),
-    ended=_said(_or_null(_TEXT), 'why it has ended: "asked", "idle"'),
+    doing=_describe(_TEXT, 'in a few words: "idle", "runs cell 4"; "" if it is starting or has ended'),
+    since=_describe(_or_null(_NUMBER), "seconds since the epoch: unused since then"),
+    ends=_describe(_or_null(_NUMBER), "seconds since the epoch: when it ends if it stays unused"),
+    memory=_describe(_COUNT, "bytes that its ranks hold, as far as is known"),
+    cells=_describe(_COUNT, "how many it has accepted"),
+    ended=_describe(_or_null(_TEXT), 'why it has ended: "asked", "idle"'),
 )
 
 _JOB = _object(
-    id=_said(_TEXT, FORMS),
+    id=_describe(_TEXT, FORMS),
     name=_TEXT,
-    label=_said(_TEXT, 'what runs, in a few words: "cell", "train(lr=0.1)"'),
+    label=_describe(_TEXT, 'what runs, in a few words: "cell", "train(lr=0.1)"'),
     backend={"enum": [*ROWS]},
     where=_TEXT,
     phase=ref("Phase"),
-    status=_said(
+    status=_describe(
         _TEXT,
         'the phase as a card shows it: also "QUEUED", "CANCELLING", "SUSPENDED", "STOPPED", "DELETED", '
         'and if a user should act "HUNG", "STALLED", "LEAVING", "DEBUGGING", "RETRYING", "WAITING"',
     ),
     terminal={"type": "boolean"},
-    notebook=_said(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
-    cell=_said(_TEXT, 'the id of the cell that submitted it, or ""'),
-    created=_said(_NUMBER, "seconds since the epoch"),
-    started=_said(_or_null(_NUMBER), "when its first node started, in seconds since the epoch"),
-    ended=_said(_or_null(_NUMBER), "seconds since the epoch"),
-    elapsed=_said(_NUMBER, "seconds"),
-    nodes=_said(_object(asked=_pair(_COUNT), now=_COUNT), "asked: the fewest and the most"),
+    notebook=_describe(_TEXT, "the path for the contents API, \"\" where it isn't below the server's root"),
+    cell=_describe(_TEXT, 'the id of the cell that submitted it, or ""'),
+    created=_describe(_NUMBER, "seconds since the epoch"),
+    started=_describe(_or_null(_NUMBER), "when its first node started, in seconds since the epoch"),
+    ended=_describe(_or_null(_NUMBER), "seconds since the epoch"),
+    elapsed=_describe(_NUMBER, "seconds"),
+    nodes=_describe(_object(asked=_pair(_COUNT), now=_COUNT), "asked: the fewest and the most"),
     nproc_per_node=_COUNT,
     attempts=_COUNT,
     restarts=_object(used=_COUNT, limit=_COUNT),
     budgets={"type": "object", "additionalProperties": ref("Budget")},
-    kept=_said({"type": "boolean"}, "whether it is a lab: its ranks stay, and run further cells"),
-    lab=_said(_or_null(ref("Lab")), "null of a job that isn't kept"),
-    promoted=_said(_TEXT, 'the lab whose cells it runs once more, or ""'),
-    note=_said(_TEXT, "one line, by a person"),
-    tags=_said(_list(_TEXT), "by a person"),
-    group=_said(_TEXT, 'the name that it has in common with other runs, or ""'),
-    run=_said(_COUNT, "its place in the group, from 1; 0 of a job in none"),
-    pending=_said(_list(_TEXT), "why it waits, a line each"),
-    failure=_said(_or_null(_TEXT), "the first failure in one line"),
-    progress=_said(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
-    metrics=_said(_list(_TEXT), 'its newest ones in words, at most a few: "loss 0.41"'),
-    still=_said(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
-    artifacts=_said(_or_null(_COUNT), "files that its ranks left; null where that isn't known"),
-    resumable=_said(
+    kept=_describe({"type": "boolean"}, "whether it is a lab: its ranks stay, and run further cells"),
+    lab=_describe(_or_null(ref("Lab")), "null of a job that isn't kept"),
+    promoted=_describe(_TEXT, 'the lab whose cells it runs once more, or ""'),
+    note=_describe(_TEXT, "one line, by a person"),
+    tags=_describe(_list(_TEXT), "by a person"),
+    group=_describe(_TEXT, 'the name that it has in common with other runs, or ""'),
+    run=_describe(_COUNT, "its place in the group, from 1; 0 of a job in none"),
+    pending=_describe(_list(_TEXT), "why it waits, a line each"),
+    failure=_describe(_or_null(_TEXT), "the first failure in one line"),
+    progress=_describe(_or_null(ref("Progress")), "null where nothing was reported or the logs weren't read"),
+    metrics=_describe(_list(_TEXT), 'its newest ones in words, at most a few: "loss 0.41"'),
+    still=_describe(_or_null(ref("Still")), "null unless it runs and has been silent for longer than usual"),
+    artifacts=_describe(_or_null(_COUNT), "files that its ranks left; null where that isn't known"),
+    resumable=_describe(
         _or_null({"type": "boolean"}), "whether it left a checkpoint; null where that isn't known"
     ),
-    curves=_said(_or_null({"type": "boolean"}), "whether TensorBoard has something to show; null as above"),
-    uses=_said(_list(ref("Use")), "of its first nodes, while it runs, as far as measured"),
+    curves=_describe(
+        _or_null({"type": "boolean"}), "whether TensorBoard has something to show; null as above"
+    ),
+    uses=_describe(_list(ref("Use")), "of its first nodes, while it runs, as far as measured"),
 )
 
 _CHART = _object(
-    svg=_said(_TEXT, "an image, for the page's colour scheme"),
-    title=_said(_TEXT, "its alternative text"),
-    width=_said(_COUNT, "pixels"),
-    height=_said(_COUNT, "pixels"),
+    svg=_describe(_TEXT, "an image, for the page's colour scheme"),
+    title=_describe(_TEXT, "its alternative text"),
+    width=_describe(_COUNT, "pixels"),
+    height=_describe(_COUNT, "pixels"),
 )
 
 _PART = _object(
     title=_TEXT,
-    head=_said(_list(_TEXT), "the table's; empty where its first column says what a row is"),
+    head=_describe(_list(_TEXT), "the table's; empty where its first column says what a row is"),
     rows=_list(_list(_TEXT)),
-    said=_said(_list(_TEXT), "sentences"),
-    wrote=_said(_list(_TEXT), "lines, as they were written"),
-    code=_said(_list(_pair(_TEXT)), 'spans: a kind to be coloured by, or "", and the text'),
+    said=_describe(_list(_TEXT), "sentences"),
+    wrote=_describe(_list(_TEXT), "lines, as they were written"),
+    code=_describe(_list(_pair(_TEXT)), 'spans: a kind to be coloured by, or "", and the text'),
     charts=_list(ref("Chart")),
 )
 
 _PROFILE = _object(
-    line=_said(_TEXT, "the magic's line that selects it"),
-    spec=_said({"type": "object"}, "the spec that results, as `JobSpec.to_json` returns it"),
+    line=_describe(_TEXT, "the magic's line that selects it"),
+    spec=_describe({"type": "object"}, "the spec that results, as `JobSpec.to_json` returns it"),
 )
 
 SHAPES: Mapping[str, Shape] = {
@@ -156,30 +160,32 @@ SHAPES: Mapping[str, Shape] = {
     "Lab": _LAB,
     "Job": _JOB,
     "Jobs": _object(
-        jobs=_said(_list(ref("Job")), "oldest first; only those that are new or changed, if it isn't whole"),
-        removed=_said(_list(_TEXT), "ids of jobs that are gone"),
-        whole=_said({"type": "boolean"}, "whether there are no other jobs"),
-        mark=_said(_TEXT, "stands for this answer: pass it as `known` the next time"),
-        notes=_said(_list(_TEXT), "why some may be missing"),
-        unseen=_said(_list(_TEXT), "prefixes of the ids of jobs that may be missing or outdated"),
+        jobs=_describe(
+            _list(ref("Job")), "oldest first; only those that are new or changed, if it isn't whole"
+        ),
+        removed=_describe(_list(_TEXT), "ids of jobs that are gone"),
+        whole=_describe({"type": "boolean"}, "whether there are no other jobs"),
+        mark=_describe(_TEXT, "stands for this answer: pass it as `known` the next time"),
+        notes=_describe(_list(_TEXT), "why some may be missing"),
+        unseen=_describe(_list(_TEXT), "prefixes of the ids of jobs that may be missing or outdated"),
     ),
     "Artifact": _object(
-        path=_said(_TEXT, "relative"), size=_said(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
+        path=_describe(_TEXT, "relative"), size=_describe(_COUNT, "bytes"), node=_COUNT, attempt=_COUNT
     ),
     "Note": _object(note=_TEXT, tags=_list(_TEXT)),
     "RunFile": _object(
-        path=_said(_TEXT, "artifacts/… or checkpoints/…"),
-        size=_said(_COUNT, "bytes"),
-        modified=_said(_NUMBER, "seconds since the epoch"),
+        path=_describe(_TEXT, "artifacts/… or checkpoints/…"),
+        size=_describe(_COUNT, "bytes"),
+        modified=_describe(_NUMBER, "seconds since the epoch"),
         node=_COUNT,
     ),
     "Files": _object(
-        files=_said(_list(ref("RunFile")), "by path and node"),
-        trouble=_said(_list(_TEXT), "which nodes are missing, and why"),
-        more=_said({"type": "boolean"}, "whether there are more files than are listed"),
+        files=_describe(_list(ref("RunFile")), "by path and node"),
+        trouble=_describe(_list(_TEXT), "which nodes are missing, and why"),
+        more=_describe({"type": "boolean"}, "whether there are more files than are listed"),
     ),
-    "Artifacts": _object(artifacts=_said(_list(ref("Artifact")), "by path")),
-    "Value": _object(name=_TEXT, value=_said(_TEXT, "as Python writes it: 0.001, 'adam'")),
+    "Artifacts": _object(artifacts=_describe(_list(ref("Artifact")), "by path")),
+    "Value": _object(name=_TEXT, value=_describe(_TEXT, "as Python writes it: 0.001, 'adam'")),
     "Values": _object(values=_list(ref("Value"))),
     "Chart": _CHART,
     "Part": _PART,
@@ -187,15 +193,17 @@ SHAPES: Mapping[str, Shape] = {
     "Profiles": _object(
         default=_or_null(_TEXT),
         profiles={"type": "object", "additionalProperties": _PROFILE},
-        notes=_said(_list(_TEXT), "which can't be used, and why"),
+        notes=_describe(_list(_TEXT), "which can't be used, and why"),
     ),
-    "Finding": _object(good={"type": "boolean"}, text=_TEXT, remedy=_said(_TEXT, 'what to do, or ""')),
+    "Finding": _object(good={"type": "boolean"}, text=_TEXT, remedy=_describe(_TEXT, 'what to do, or ""')),
     "Findings": _object(findings=_list(ref("Finding"))),
-    "Document": _said({"type": "object"}, "a document in its own format: JSON Schema 2020-12, OpenAPI 3.1"),
+    "Document": _describe(
+        {"type": "object"}, "a document in its own format: JSON Schema 2020-12, OpenAPI 3.1"
+    ),
     "Error": {
         "type": "object",
         "properties": {
-            "message": _said({"type": "string", "pattern": "^[^\\n]+$"}, "one line that says what to do"),
+            "message": _describe({"type": "string", "pattern": "^[^\\n]+$"}, "one line that says what to do"),
             "reason": _or_null(_TEXT),
         },
         "required": ["message"],

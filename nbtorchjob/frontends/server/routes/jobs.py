@@ -36,15 +36,17 @@ from nbtorchjob.ui.card import describe, render
 
 def description(backend: Backend, name: str) -> str:
     """Return all that is known of a job, as ``%torchjob describe`` does."""
-    return describe.text(*_known(backend, name)) + "\n"
+    return describe.text(*_describe_args(backend, name)) + "\n"
 
 
 def described(backend: Backend, name: str) -> page.Page:
     """Return the same, and the job's options and code, for a page to lay out."""
-    return page.description(*_known(backend, name))
+    return page.description(*_describe_args(backend, name))
 
 
-def _known(backend: Backend, name: str) -> tuple[JobState, float, Mapping[str, str], Path, Tended | None]:
+def _describe_args(
+    backend: Backend, name: str
+) -> tuple[JobState, float, Mapping[str, str], Path, Tended | None]:
     state = backend.snapshot(name)
     enforced = {} if state.info.unreadable else backend.enforcement(state.info)
     tended = None if state.phase.terminal else who_tends(backend, state.info)
@@ -197,7 +199,7 @@ class NoteHandler(Api):
             raise MalformedError('the body must be {"note": TEXT, "tags": [TEXT, …]}')
 
         def annotate(backend: Backend, name: str) -> None:
-            naming.annotate(backend, backend.known(name), note, tags=tags)
+            naming.annotate(backend, backend.brief_state(name), note, tags=tags)
 
         await _change(self, JobId.parse(id), annotate)
         self.finish_empty()

@@ -251,7 +251,7 @@ class FilesHandler(Api):
         path = self.get_argument("file", "")
 
         def find(at: Backend, name: str) -> dict[str, Any]:
-            listing = files.listed(at, at.known(name), path)
+            listing = files.listed(at, at.brief_state(name), path)
             return {
                 "files": [asdict(file) for file in listing.files[:MOST_LISTED]],
                 "trouble": [f"node {node}: {why}" for node, why in listing.trouble.items()],
@@ -282,7 +282,7 @@ class FileHandler(Streamed):
             )
 
         def find(at: Backend, name: str) -> tuple[files.Content, bytes]:
-            content = files.content(at, at.known(name), path, node)
+            content = files.content(at, at.brief_state(name), path, node)
             if limit is None:
                 return content, next(content.pieces, b"")
             try:

@@ -45,7 +45,7 @@ def used(stage, user):
 
 def runs(stage, kind):
     """Submit two runs, one at a time."""
-    call, rows = capture.from_cell("n", {}, given={"n": 0}), [{"n": 1}, {"n": 2}]
+    call, rows = capture.from_cell("n", {}, run_values={"n": 0}), [{"n": 1}, {"n": 2}]
     spec = stage.spec(name=f"runs-{kind}", kind=kind, pod_patch=stage.acting("begin()\nvalue(1)"))
     submission.send_runs(submission.prepare(call, submission.check(spec)), rows, at_once=1)
 

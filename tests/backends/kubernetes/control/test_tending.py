@@ -117,7 +117,7 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
 
 @pytest.mark.parametrize("kind", ["indexedjob", "pytorchjob", "trainjob"])
 def test_the_next_run_of_a_group_is_started_but_none_that_its_user_suspended(stage, tender, attach, kind):
-    call, rows = capture.from_cell("n", {}, given={"n": 0}), [{"n": number} for number in range(4)]
+    call, rows = capture.from_cell("n", {}, run_values={"n": 0}), [{"n": number} for number in range(4)]
     spec = stage.spec(name="sweep", kind=kind, pod_patch=stage.acting(ALONE))
     runs = submission.send_runs(submission.prepare(call, submission.check(spec)), rows, at_once=1)
     runs[1].suspend()  # before its turn

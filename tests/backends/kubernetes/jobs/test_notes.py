@@ -24,7 +24,7 @@ def test_they_are_an_annotation_that_outlives_the_job_here(stage):
     stage.sign("go")
     assert job.wait(60)
     job.tag("done")
-    known = backend("kubernetes").known(job.info.address).annotated
+    known = backend("kubernetes").brief_state(job.info.address).annotated
     assert known is not None
     assert known.tags == ("baseline", "done")
 

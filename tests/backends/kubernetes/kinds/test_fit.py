@@ -13,7 +13,7 @@ from nbtorchjob.backends.kubernetes.kinds.fit import (
     choose,
     enforced,
     left_to_us,
-    ours,
+    own_policies,
     retry_owner,
 )
 from nbtorchjob.errors import SpecError, SubmitError
@@ -377,19 +377,19 @@ ENFORCED = {TTL: 60, DEADLINE: 60, CLEAN: "All"}
 def test_what_an_operator_does_not_do_is_left_to_us(kind, nnodes, retry, left):
     asked = spec(nnodes, retry, **ENFORCED)
 
-    assert ours(KINDS[kind], asked, retry_owner(KINDS[kind], asked, NEWEST)) == left
+    assert own_policies(KINDS[kind], asked, retry_owner(KINDS[kind], asked, NEWEST)) == left
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_nobody_asked_for_is_left_to_nobody(kind):
-    assert ours(KINDS[kind], spec(), "") == set()
-    assert ours(KINDS[kind], spec(**{CLEAN: "Running"}), "") == set()
+    assert own_policies(KINDS[kind], spec(), "") == set()
+    assert own_policies(KINDS[kind], spec(**{CLEAN: "Running"}), "") == set()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_that_we_ended_is_removed_by_us(kind):
-    assert TTL in ours(KINDS[kind], spec(**ENFORCED), "", halted=True)
-    assert TTL not in ours(KINDS[kind], spec(), "", halted=True)
+    assert TTL in own_policies(KINDS[kind], spec(**ENFORCED), "", halted=True)
+    assert TTL not in own_policies(KINDS[kind], spec(), "", halted=True)
 
 
 def test_who_sees_to_a_policy_is_said_with_its_reason():

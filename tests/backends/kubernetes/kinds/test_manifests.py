@@ -312,7 +312,9 @@ def test_nothing_of_the_payload_is_in_the_manifest_but_its_secrets_names(case):
 @pytest.mark.parametrize("case", CASES)
 def test_all_pods_of_a_job_are_under_its_network_policy(case):
     labels = labelling.labels(JobInfo("train-7k2q"), "ada", {"team": "vision"})
-    [policy] = network_policy.asked(submission(JobSpec(cluster=Cluster(network_policy=True)), labels=labels))
+    [policy] = network_policy.network_policies(
+        submission(JobSpec(cluster=Cluster(network_policy=True)), labels=labels)
+    )
     selector = policy["spec"]["podSelector"]
 
     assert policy["spec"] == {

@@ -34,4 +34,4 @@ def test_what_keeps_a_cancelled_job_from_starting_is_what_holds(spec, reason):
     ended: list[ev.Event] = [ev.CancelRequested(2e9), ev.Verdict(2e9, False, DEADLINE_EXCEEDED)]
     state = reduce(apply, [*workloads.facts(workload(**spec)), *ended], JobState(JobInfo("job")))
 
-    assert lifetime.held(state) == reason
+    assert lifetime.hold_reason(state) == reason

@@ -59,7 +59,7 @@ def test_a_file_that_no_job_uses_any_more_is_removed_once_it_is_old(storage, fol
 
     assert str(leftover) == "262 kB in 1 file that no job uses"
     (left,) = backend("kubernetes").leftovers()
-    assert (left.name, left.what) == (f"{storage}/_shipped", str(leftover))
+    assert (left.name, left.description) == (f"{storage}/_shipped", str(leftover))
     backend("kubernetes").clear(left)
 
     assert not (folder / "jobs" / file).exists()

@@ -189,8 +189,8 @@ def test_what_its_spec_left_open_is_as_it_was_picked_then(stage):
     again = job.retry()
 
     assert again.info.cluster == job.info.cluster
-    assert again.info.asked == job.info.asked
-    assert again.info.asked.cluster.kind is None
+    assert again.info.jobspec == job.info.jobspec
+    assert again.info.jobspec.cluster.kind is None
 
 
 def test_a_machine_that_never_saw_the_job_can_run_it_again(stage, tmp_path, monkeypatch):

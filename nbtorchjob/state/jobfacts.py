@@ -21,11 +21,11 @@ Described: TypeAlias = tuple[int, float, int]
 
 
 def described(event: ev.RankFailed) -> Described:
-    """Return an error's key in :attr:`Known.variables`."""
+    """Return an error's key in :attr:`Facts.variables`."""
     return -event.round, event.error.time, event.rank
 
 
-class Known(FrozenDataclass):
+class Facts(FrozenDataclass):
     """The facts of one job. ``apply`` adds to them; nothing else does."""
 
     info: JobInfo
@@ -238,7 +238,7 @@ class Known(FrozenDataclass):
 
     def evicted(self, life: Life) -> ev.Evicted | None:
         """Return why the job's queue took that pod away; None if the queue didn't."""
-        took = life.taken
+        took = life.taken_at
         if took is None:
             return None
         # Times are whole seconds, and a job's pods only go once it has been suspended for the eviction.
