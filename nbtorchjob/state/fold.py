@@ -429,7 +429,7 @@ _APPLY |= {
     ),
     # A lab's turns.
     ev.TurnPlaced: _sorted("turns_placed", lambda e: e.round, _first, _MOST),
-    ev.TurnEnded: _sorted("turns_over", lambda e: (e.round, e.node), _first, _MOST),
+    ev.TurnEnded: _sorted("turns_over", lambda e: (e.round, e.node), _first, _MOST_RANKS),
     ev.LabEnds: _one("lab_ends", _first),
     # The job as a whole.
     ev.CheckoutTold: _one("checkout", _time_of),

@@ -163,6 +163,8 @@ def turns(lab: JobState) -> list[Turn]:
     going: Counter[str] = Counter()  # runs before that aren't over, by group
     number_of = numbers(lab)
     newest = {_sent_as(fact.id): fact.round for fact in lab.turns}
+    # A lab's turns follow each other: of those before one that has ended on a node, the ends may be dropped.
+    reached = {fact.base: fact.round for fact in lab.turns if fact.round in ends and not lab.info.is_pool}
     for fact in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
         if not fact.id and fact.round != firsts[-1]:
             continue
@@ -173,9 +175,9 @@ def turns(lab: JobState) -> list[Turn]:
         place = placed.get(fact.round)
         nodes = place.nodes if place is not None and place.nodes else fact.nodes
         part = nodes if len(nodes) < len(fact.nodes) else ()
-        if all(node in ended for node in nodes):
+        if all(node in ended for node in nodes) or fact.round < reached.get(fact.base, fact.round):
             failed = tuple(sorted({rank for end in ended.values() for rank in end.failed}))
-            free = max(free, *(end.time for end in ended.values()))
+            free = max([free, *(end.time for end in ended.values())])
             stage = Stage.FAILED if failed else Stage.DONE
             in_order.append(Turn(number, fact, stage, free, failed, word, part))
         elif fact.base != lab.round or lab.phase.terminal:
@@ -612,6 +614,9 @@ class View:
             text, needs = f"waits behind {', '.join(named)}", _needs(self.lab.info, fact)
             if any(turn.nodes for turn in before) or (self.lab.info.is_pool and needs < len(fact.nodes)):
                 text = f"{text}; it needs {needs} of {words.count(len(fact.nodes), 'node')}"
+            group, at_once = _limit(fact)
+            if 0 < at_once <= sum(turn.group == group for turn in before):
+                text = f"{text}; --at-once lets {words.count(at_once, 'run')} of its sweep go on at a time"
         if text not in ("", self._wait_text):
             self._wait_text = text
             yield ev.Waiting(max([fact.time, *(turn.since for turn in before)]), text)

@@ -80,6 +80,13 @@ def test_turns_are_counted_in_their_order_and_one_runs_at_a_time():
     assert turns.idle_since(state) is None
 
 
+def test_a_turn_is_over_once_one_behind_it_has_ended_on_a_node():
+    # Of thousands of turns on many nodes only the newest ends are kept.
+    state = known(*FIRST, taken(5, 3.0, "a"), taken(6, 4.0, "b"), *ran(6, 4.1)[:-1])
+
+    assert stages(state) == [(1, Stage.DONE), (2, Stage.DONE), (3, Stage.RUNS)]
+
+
 def test_a_lab_is_idle_from_its_last_turns_end_and_ends_after_that():
     state = known(*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1))
 
@@ -494,6 +501,8 @@ def test_runs_that_their_sweep_holds_back_wait_and_so_do_jobs_behind_them(at_onc
     for key in ("b", "c"):
         job = seen([*events, *base(9, 5.0)], key, info=info)
         assert bool(job.waits) == (at_once == 1)
+        held_back = "; --at-once lets 1 run of its sweep go on at a time"
+        assert [wait.text.endswith(held_back) for wait in job.waits] == [key == "b"] * len(job.waits)
         assert job.verdict.text == text
 
     over = known(*events, *alone(5, 4.0, 0)[2:], info=info)
