@@ -198,25 +198,22 @@ class Window:
         target = tuple(str(self._entries[key]) for key in ("backend", "context", "namespace"))
         wrong_place = {"context", "namespace"} & self.verdict.errors.keys()
         # A half-typed context doesn't exist.
-        choices = ("", *(choice.value for choice in self._offered.get("context", ())))
-        if (
-            not PLACES[target[0]].has_pods
-            or target == self._target
-            or wrong_place
-            or target[1] not in choices
-        ):
+        contexts = ("", *(choice.value for choice in self._offered.get("context", ())))
+        looked_up = target == self._target
+        if not PLACES[target[0]].has_pods or looked_up or wrong_place or target[1] not in contexts:
             return
         self._target = target
-        where = Cluster(context=target[1] or None, namespace=target[2] or None)
+        cluster = Cluster(context=target[1] or None, namespace=target[2] or None)
+        spec = JobSpec(backend=target[0], cluster=cluster)
 
-        def choices(spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
+        def choices() -> Mapping[str, Sequence[Choice]]:
             try:
                 chosen = backend(spec.backend)
                 return chosen.choices(spec) if isinstance(chosen, Images) else {}
             except (NBTorchJobError, ImportError):  # the doctor reports these
                 return {}
 
-        self._lookup.ask(lambda: choices(JobSpec(backend=target[0], cluster=where)), self._offer)
+        self._lookup.ask(choices, self._offer)
 
     def _judge_fields(self) -> None:
         for key, field in self._fields.items():
