@@ -58,9 +58,16 @@ metrics = st.dictionaries(
 
 def of(hint):
     """Return a strategy for the JSON of a fact's field of that type."""
-    known = {int: numbers, float: times, str: texts, bool: st.booleans(), bytes: st.binary(), Error: errors}
-    if hint in known:
-        return known[hint]
+    strategies = {
+        int: numbers,
+        float: times,
+        str: texts,
+        bool: st.booleans(),
+        bytes: st.binary(),
+        Error: errors,
+    }
+    if hint in strategies:
+        return strategies[hint]
     if hint is ev.Stage:
         return st.integers(-1, 4)
     if type(None) in get_args(hint):
@@ -125,10 +132,10 @@ def _plain(name, hint):
         return _plain(name, get_args(hint)[0])
     if name in ("attempt", "world_size"):
         return 1
-    known = {int: 0, float: NOW, str: "a", bool: False, bytes: ""}
-    known |= {Error: {"type": "E", "message": "m"}, ev.Stage: 0}
-    if hint in known:
-        return known[hint]
+    values = {int: 0, float: NOW, str: "a", bool: False, bytes: ""}
+    values |= {Error: {"type": "E", "message": "m"}, ev.Stage: 0}
+    if hint in values:
+        return values[hint]
     if is_dataclass(hint):
         return _honest(hint)
     return [_plain(name, get_args(hint)[0])] if get_args(hint)[-1] is Ellipsis else {}

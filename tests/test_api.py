@@ -134,8 +134,8 @@ def test_a_job_is_named_after_what_runs():
 def test_a_dry_run_lists_what_ships_and_starts_nothing(empty):
     text = nbtorchjob.dry_run(train.fn, 10, offset=[0] * 1000, spec=Elastic(nnodes="1:2", nproc_per_node=2))
 
-    what, backend, ships, *rows = text.splitlines()
-    assert (what, ships) == ("# train(10, offset=list)", "# ships:")
+    call, backend, ships, *rows = text.splitlines()
+    assert (call, ships) == ("# train(10, offset=list)", "# ships:")
     assert "1 to 2 node(s) × 2 rank(s)" in backend
     assert {"train", "args[0]", "offset"} <= {row.split()[1] for row in rows}
     assert nothing_started(empty)
@@ -239,8 +239,8 @@ def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty
 
 
 def test_a_project_brings_what_its_build_is_named(empty, folder, monkeypatch):
-    mine = project(folder / "repo-of-mine", "mylib")
-    pyproject = mine / "pyproject.toml"
+    repo = project(folder / "repo-of-mine", "mylib")
+    pyproject = repo / "pyproject.toml"
     pyproject.write_text(pyproject.read_text().partition("[project]")[0])
     monkeypatch.syspath_prepend(folder / "site")
     install(folder / "site", "mylib", "1.0", "mylib.py")
@@ -251,7 +251,7 @@ def test_a_project_brings_what_its_build_is_named(empty, folder, monkeypatch):
 
     with pytest.raises(LackingError, match=r"lacks mylib 1\.0"):
         submission.prepare(call, submission.check(spec))
-    spec = dataclasses.replace(spec, package=[str(mine)])
+    spec = dataclasses.replace(spec, package=[str(repo)])
     assert submission.prepare(call, submission.check(spec)).notes == ()
     assert "would be refused" not in submission.dry_run(call, spec)
 
@@ -398,9 +398,9 @@ FRONT = Terminal()
 def test_a_spec_is_filled_and_checked_once_a_submission(send, monkeypatch):
     done = []
 
-    def counted(what, work):
+    def counted(step, work):
         def counting(spec):
-            done.append(what)
+            done.append(step)
             return work(spec)
 
         return counting

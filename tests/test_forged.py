@@ -152,10 +152,10 @@ FORGED = {
 @pytest.mark.parametrize(("event", "fields"), FORGED.values(), ids=FORGED)
 def test_a_fact_that_cannot_be_is_counted_and_told(event, fields):
     record = {"event": event, "time": NOW, "node": 0, **fields}
-    known = ev.Notice(NOW, "known")
+    fact = ev.Notice(NOW, "known")
 
     state = reduce(
-        apply, factlines.read(lines([record, record, factlines.to_json(known)])), JobState(JobInfo("job"))
+        apply, factlines.read(lines([record, record, factlines.to_json(fact)])), JobState(JobInfo("job"))
     )
 
     assert [notice.text for notice in state.notices] == ["known"]
@@ -209,11 +209,11 @@ def test_what_comes_again_and_again_is_kept_to_a_bound(fact):
 def test_of_more_than_anybody_needs_the_same_are_kept_in_any_order():
     @given(st.permutations(range(6)))
     def check(order):
-        known: tuple[int, ...] = ()
+        numbers: tuple[int, ...] = ()
         mapped: Mapping[int, str] = {}
         for number in order:
-            known = fold.merged(known, number, int, int, 3)
+            numbers = fold.merged(numbers, number, int, int, 3)
             mapped = fold.bounded(mapped, number, "", 3)
-        assert (known, dict(mapped)) == ((3, 4, 5), {0: "", 1: "", 2: ""})
+        assert (numbers, dict(mapped)) == ((3, 4, 5), {0: "", 1: "", 2: ""})
 
     check()

@@ -120,9 +120,9 @@ def test_fields_may_have_any_name():
 
 
 def test_one_that_holds_itself_can_be_shown():
-    held: dict[str, str] = {}
-    fact = Told(1.0, 2, used=held)
-    held["told"] = fact  # type: ignore[assignment]
+    mapping: dict[str, str] = {}
+    fact = Told(1.0, 2, used=mapping)
+    mapping["told"] = fact  # type: ignore[assignment]
     assert repr(fact) == "Told(time=1.0, node=2, text='', used={'told': ...})"
 
 
@@ -181,9 +181,9 @@ def test_two_are_equal_that_are_of_one_kind_and_say_the_same():
     assert fact == Told(1.0, 2, "a")
     assert fact != Told(1.0, 2, "b")
     assert fact != Made(1.0, 2, "a")  # type: ignore[comparison-overlap]
-    one, other = Event.__args__[:2]
-    assert hash(one(1.0, 2, "a")) == hash(one(host="a", node=2, time=1.0))
-    assert len({one(1.0, 2, "a"), one(1.0, 2, "a"), other(1.0, 2)}) == 2
+    first, second = Event.__args__[:2]
+    assert hash(first(1.0, 2, "a")) == hash(first(host="a", node=2, time=1.0))
+    assert len({first(1.0, 2, "a"), first(1.0, 2, "a"), second(1.0, 2)}) == 2
 
 
 @pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda fact: pickle.loads(pickle.dumps(fact))])

@@ -294,7 +294,7 @@ def test_the_first_state_that_is_asked_for_has_what_is_known_already(backend):
 @pytest.mark.parametrize("before", [(), STARTED], ids=["nothing", "something"])
 def test_facts_that_come_while_a_state_is_looked_up_are_not_lost(backend, monkeypatch, before):
     def snapshot(name):
-        state = known(name)
+        state = lookup(name)
         backend.tell(*FAILED[len(before) : -1])
         until(first, lambda state: state.errors)
         return state
@@ -302,14 +302,14 @@ def test_facts_that_come_while_a_state_is_looked_up_are_not_lost(backend, monkey
     first, second = handle(backend, created=1.0), handle(backend, created=1.0)
     first.wait(0)  # starts to follow the job
     backend.tell(*before)
-    known = backend.snapshot
+    lookup = backend.snapshot
     monkeypatch.setattr(backend, "snapshot", snapshot)
     second.state  # noqa: B018
 
     backend.tell(FAILED[-1])
     assert first.wait(LIMIT)
     backend.known = FAILED
-    assert first.state.failure == known("swift-otter").failure is not None
+    assert first.state.failure == lookup("swift-otter").failure is not None
     assert second.state == first.state
 
 

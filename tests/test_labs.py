@@ -75,19 +75,19 @@ def test_a_node_whose_place_another_one_takes_is_waited_for(monkeypatch, trouble
     monkeypatch.setattr(labs, "_GONE_S", 0.0)
     lab = Told(FIRST)
     refusals = repeat(AskError(trouble, absent=True), 2 * labs._TRIES)
-    asked: list[Mapping[str, Any]] = []
+    questions: list[Mapping[str, Any]] = []
 
     class Nodes:
         @contextmanager
         def talk(self, name, node, question, timeout):
             for exc in refusals:
                 raise exc
-            asked.append(question)
+            questions.append(question)
             yield SimpleNamespace(hear=lambda seconds: {})
 
     monkeypatch.setattr(Told, "_nodes", Nodes())
     lab.end()
-    assert asked == [{"question": "end"}]
+    assert questions == [{"question": "end"}]
 
 
 def test_a_cell_that_was_taken_as_its_sender_was_interrupted_is_cancelled(monkeypatch):
@@ -181,8 +181,8 @@ class Kept(Lab):
 
     def took(self, round_, id_, text, **more):
         base = self.state.round
-        taken = ev.TurnTaken(6.0, 0, round_, base, id_, (0,), (0,), "cell", text, "c", **more)
-        self.facts.append(taken)
+        fact = ev.TurnTaken(6.0, 0, round_, base, id_, (0,), (0,), "cell", text, "c", **more)
+        self.facts.append(fact)
 
     def notes(self, call, answer):
         self.there |= {*call.sets, *(ship.name for ship in call.ships)}

@@ -25,14 +25,14 @@ HEAVY = ("torch", "IPython", "ipywidgets", "kubernetes", "cloudpickle", "numpy")
 def test_what_is_exported_is_there_and_what_is_there_is_exported():
     # In a fresh interpreter: importing a submodule makes it an attribute of its package.
     code = "import nbtorchjob; print(*(n for n in vars(nbtorchjob) if not n.startswith('_')))"
-    there = {
+    names = {
         name
         for name in python(code).split()
         if not isinstance(getattr(nbtorchjob, name), types.ModuleType) and ours(getattr(nbtorchjob, name))
     }
 
     assert nbtorchjob.__all__ == sorted(nbtorchjob.__all__)
-    assert there <= set(nbtorchjob.__all__)
+    assert names <= set(nbtorchjob.__all__)
     for package in (nbtorchjob, capture):  # both import most of their names late
         for name in package.__all__:
             assert getattr(package, name) is not None

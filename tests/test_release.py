@@ -34,9 +34,9 @@ def test_a_citation_names_the_version_and_date_of_the_changelog():
 def test_the_conda_recipe_requires_what_the_package_does():
     recipe = read("conda/recipe.yaml")
     run = [Requirement(text) for text in recipe["requirements"]["run"] if not text.startswith("python ")]
-    ours = [Requirement(text) for text in PROJECT["dependencies"]]
+    dependencies = [Requirement(text) for text in PROJECT["dependencies"]]
 
-    assert {(r.name, str(r.specifier)) for r in run} == {(r.name, str(r.specifier)) for r in ours}
+    assert {(r.name, str(r.specifier)) for r in run} == {(r.name, str(r.specifier)) for r in dependencies}
     assert recipe["context"]["version"] == PROJECT["version"]
     assert f">={recipe['context']['python_min']}" == PROJECT["requires-python"]
     assert recipe["about"]["summary"] == PROJECT["description"]

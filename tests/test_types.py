@@ -77,8 +77,8 @@ def elsewhere(tmp_path):
 
 def test_mypy_understands_the_code_of_a_user(elsewhere):
     # Use the cache of `make types`: without it this takes a minute.
-    known = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
-    command = [sys.executable, "-m", "mypy", *known, elsewhere.name]
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+    command = [sys.executable, "-m", "mypy", *options, elsewhere.name]
     done = subprocess.run(command, cwd=elsewhere.parent, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout

@@ -58,9 +58,9 @@ class Checkout:
 
     def built(self):
         """Return the arguments of jlpm's calls since the last time."""
-        asked = self.calls.read_text().splitlines() if self.calls.exists() else []
+        arguments = self.calls.read_text().splitlines() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
-        return asked
+        return arguments
 
 
 @pytest.fixture

@@ -102,8 +102,8 @@ def test_a_file_where_another_node_has_a_folder_is_copied_below_its_node(job, tm
 def test_a_second_nodes_file_is_completed_where_it_was_synced(job, written, tmp_path, first, second):
     (written / "runs").mkdir()
     (written / "runs" / "loss.csv").write_text("of")
-    here = backend("local")
-    going = links.Sync(here, here.snapshot(job.name), "artifacts/runs", tmp_path / "synced")
+    local = backend("local")
+    going = links.Sync(local, local.snapshot(job.name), "artifacts/runs", tmp_path / "synced")
     for node in (first, second):
         runs(job, node)
         going.step()
@@ -138,8 +138,8 @@ def test_what_could_not_be_copied_is_named_once_all_else_is_here(job, written, t
     monkeypatch.setattr(files, "MOST_FILES", 1)
     with pytest.raises(ResultError, match=r"^artifacts has more files than the 10,000 .*: name a folder"):
         attach(job.name).get("artifacts", tmp_path / "home", node=0)
-    here = backend("local")
-    going = links.Sync(here, here.snapshot(job.name), "artifacts", tmp_path / "synced")
+    local = backend("local")
+    going = links.Sync(local, local.snapshot(job.name), "artifacts", tmp_path / "synced")
     assert going.step()
     assert going.trouble == "node 0 has more files than the 10,000 that it lists: sync a folder of them"
     going.close()
@@ -157,8 +157,8 @@ def test_all_files_of_an_ended_job_are_copied(job, tmp_path, monkeypatch):
 def test_two_syncs_to_one_folder_do_not_mix_what_they_copy(job, written, tmp_path, monkeypatch):
     (written / "events").write_bytes(b"one")
     runs(job, 0)
-    here, read = backend("local"), host_files.Reader.read
-    first, second = (links.Sync(here, here.snapshot(job.name), "", tmp_path / "home") for _ in range(2))
+    local, read = backend("local"), host_files.Reader.read
+    first, second = (links.Sync(local, local.snapshot(job.name), "", tmp_path / "home") for _ in range(2))
     troubles = []
 
     def overlapped(self, *args):
@@ -186,8 +186,8 @@ def test_a_checkpoint_that_all_nodes_share_is_synced_once(job, tmp_path, monkeyp
     job.folder.checkpoints.mkdir()
     monkeypatch.setenv(checkpoints.CHECKPOINTS, str(job.folder.checkpoints))
     (job.folder.checkpoints / "step-1.pt").write_text("weights")
-    here = backend("local")
-    going = links.Sync(here, here.snapshot(job.name), "checkpoints", tmp_path / "synced")
+    local = backend("local")
+    going = links.Sync(local, local.snapshot(job.name), "checkpoints", tmp_path / "synced")
     for node in (first, second):
         runs(job, node)
         going.step()

@@ -117,11 +117,11 @@ def test_forged_stacks_are_shown_or_left_out():
 
 
 def test_forged_words_of_the_debugger_are_left_out():
-    held = ev.RankStops(5.0, 1, 1, 1, 3, "f", "/tmp/1.py", ev.FAILURE)
+    stop = ev.RankStops(5.0, 1, 1, 1, 3, "f", "/tmp/1.py", ev.FAILURE)
     for odd in ODD:
-        completed = talk.Session(saying(odd), held).complete("a", 0, 1)
+        completed = talk.Session(saying(odd), stop).complete("a", 0, 1)
         assert all(isinstance(word, str) for word in completed)
-        assert {*talk.release(answering({"released": odd}), state(held))} <= {1}
+        assert {*talk.release(answering({"released": odd}), state(stop))} <= {1}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_forged_words_of_the_debugger_are_left_out():
 )
 def test_what_a_node_ends_with_is_one_short_line(end, trouble):
     node, conversation = Messages(KEY), Conversation(1, KEY, {"question": "sample"})
-    asked = conversation.hear(node.write({"number": "1"}, RECORD_BYTES))
+    request = conversation.hear(node.write({"number": "1"}, RECORD_BYTES))
     node.number("1")
-    question = node.read(bytearray(asked), RECORD_BYTES)
+    question = node.read(bytearray(request), RECORD_BYTES)
     assert isinstance(question, dict)
     node.number(question[OWN])
     conversation.hear(node.write({"end": end}, RECORD_BYTES))
@@ -159,11 +159,11 @@ def test_an_end_that_no_command_has_is_none_that_can_be_read(status):
 
 
 def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
-    heard = 0
+    count = 0
 
     async def receive():
-        nonlocal heard
-        heard += 1
+        nonlocal count
+        count += 1
         await asyncio.sleep(0)
         return b"x" * 100
 
@@ -175,7 +175,7 @@ def test_a_pod_that_does_not_stop_talking_is_not_heard_ahead(monkeypatch):
         line = results.PodLine(cast("Any", None), {})
         for _ in range(10 * results._AHEAD):
             await asyncio.sleep(0)
-        before = heard
+        before = count
         assert line.receive(0) == b"x" * 100
         line._work.cancel()
         return before

@@ -61,10 +61,10 @@ def take(asked, folder, facts=STARTED, seconds=1.0, rank=1, by: Any = stacks.tak
 
 
 def test_the_trace_becomes_a_file_and_an_earlier_one_stays(folder):
-    asked = Asked()
-    first, second = take(asked, folder), take(asked, folder)
+    backend = Asked()
+    first, second = take(backend, folder), take(backend, folder)
 
-    assert asked.asked[:2] == [
+    assert backend.asked[:2] == [
         ({"question": "sample"}, [1]),
         ({"question": "profile", "rank": 1, "seconds": 1.0, "memory": False}, [1]),
     ]

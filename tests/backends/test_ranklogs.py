@@ -44,8 +44,8 @@ def test_a_line_that_has_no_end_yet_comes_once_it_has_or_the_job_is_over(job):
 
 
 def test_a_node_s_lines_are_those_that_were_written_on_it(job):
-    for round_, (here, there) in enumerate(((0, 1), (1, 0))):
-        for node, rank in enumerate((here, there)):
+    for round_, (first, second) in enumerate(((0, 1), (1, 0))):
+        for node, rank in enumerate((first, second)):
             job.begin(round_, (rank,), node)
             job.log(b"round %d\n" % round_, rank, round_, at=10.0 + round_, node=node)
     job.end()
@@ -66,17 +66,17 @@ def test_a_stream_is_what_was_written_to_it(job):
     assert (handle.logs(stream="stdout"), handle.logs(stream="stderr")) == ("out put\n10%\r", "err or\n")
     assert handle.logs() == "out err put\n10%\ror\n"
     nothing: Any = "stdin"
-    for asked in (handle.lines, handle.logs):
+    for method in (handle.lines, handle.logs):
         with pytest.raises(SpecError, match="stream: got 'stdin', but it must be stdout or stderr"):
-            asked(stream=nothing)
+            method(stream=nothing)
 
 
 def test_a_rank_or_node_that_the_job_can_not_have_is_refused(job):
     handle = attach(job.name)
     handle.info = JobInfo(job.name, nodes=(2, 2), spec={"name": job.name})
-    for asked in (lambda: handle.lines(2), lambda: handle.lines(node=2)):
+    for call in (lambda: handle.lines(2), lambda: handle.lines(node=2)):
         with pytest.raises(SpecError, match="got 2, but it must be 0 to 1"):
-            asked()
+            call()
 
 
 def test_an_archive_has_a_file_for_each_rank_that_wrote(job):
@@ -104,8 +104,8 @@ class Long(Logs):
 
 def test_of_an_archive_little_waits():
     backend: Any = Long()
-    taken = 0
+    size = 0
     for piece in downloads.zip_logs(backend, JobState(JobInfo("long"))):
-        taken += len(piece)
-        assert backend.read - taken < 2 << 20
-    assert taken > 16 << 20
+        size += len(piece)
+        assert backend.read - size < 2 << 20
+    assert size > 16 << 20

@@ -96,7 +96,7 @@ def of_pool(facts=LOST):
 def kept(tmp_path, monkeypatch):
     """Return a function that keeps a job as its sender does."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
-    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
     return lambda info: Kept.create(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
 
 
@@ -112,7 +112,7 @@ def sends(backend):
 
 
 def test_artifacts_of_each_attempt_are_fetched_by_the_number_of_its_own_round(monkeypatch):
-    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
     fetched = []
 
     class WithArtifacts(Pool):
@@ -154,7 +154,7 @@ def test_what_may_be_sent_again_is_remembered_whatever_was_sent_since():
 
 
 def test_a_job_that_is_over_is_kept_no_longer_though_nobody_follows_it(monkeypatch):
-    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
     backend, info = TurnBackend(cast("Any", Pool([taken(5, 100.0, "c1"), *ran(5, 150.0)]))), job()
     backend.sent(info, BEFORE, lambda times, attempt: AFTER)
     assert backend.snapshot(info.address).phase is Phase.SUCCEEDED
@@ -185,18 +185,18 @@ def test_a_job_that_had_not_begun_is_sent_again_at_once_whatever_the_clocks_of_p
 
 
 def test_a_job_that_is_cancelled_between_two_attempts_is_so_whoever_asks_and_whenever(monkeypatch):
-    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
     backend, info = of_pool(), job()
     backend.sent(info, BEFORE, lambda times, attempt: AFTER)
     backend.cancel(info.address)
 
-    asked = [backend.snapshot(info.address)]
-    asked += [reduce(apply, followed(backend, info), JobState(info)) for _ in range(2)]
-    assert [state.phase for state in [*asked, backend.snapshot(info.address)]] == [Phase.CANCELLED] * 4
+    states = [backend.snapshot(info.address)]
+    states += [reduce(apply, followed(backend, info), JobState(info)) for _ in range(2)]
+    assert [state.phase for state in [*states, backend.snapshot(info.address)]] == [Phase.CANCELLED] * 4
 
 
 def test_one_that_failed_for_good_before_it_was_cancelled_has_failed(monkeypatch):
-    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
     backend, info = of_pool(), replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
     backend.sent(info, BEFORE, lambda times, attempt: AFTER)
     backend.cancel(info.address)
@@ -220,7 +220,9 @@ def test_another_process_knows_budgets_and_attempts_of_a_job_also_once_it_is_ove
     state = reduce(apply, followed(backend, info), JobState(info))
     other = of_pool(backend.inner.told).snapshot(info.address)
 
-    attempts = [[replace(attempt, lines=()) for attempt in known.attempts] for known in (state, other)]
+    attempts = [
+        [replace(attempt, lines=()) for attempt in job_state.attempts] for job_state in (state, other)
+    ]
     assert [attempt.number for attempt in attempts[1]] == [1, 2]
     assert attempts[1] == attempts[0]
     assert other.budgets == state.budgets
@@ -234,7 +236,7 @@ def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
     others = [TurnBackend(backend.inner) for _ in range(2)]
     sent = others[0].sent_by_user(info.address)
     assert sent is not None
-    sent.take_up(lambda *asked: pytest.fail("it was sent twice"))
+    sent.take_up(lambda *args: pytest.fail("it was sent twice"))
 
     async def followed_by_all():
         async def follow(backend):
@@ -412,13 +414,13 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
             await waits.wait()
             states.append(TurnBackend(late.inner).snapshot(info.address))
         await follows
-        return [*states, reduce(apply, heard, JobState(info))]
+        return [*states, reduce(apply, events, JobState(info))]
 
-    waits, heard = asyncio.Event(), []
+    waits, events = asyncio.Event(), []
 
     async def follow():
         async for event in late.follow(info.address):
-            heard.append(event)
+            events.append(event)
             if isinstance(event, ev.Waiting) and event.text == "it is being sent to its pool again":
                 waits.set()
 
@@ -438,8 +440,8 @@ def test_those_who_have_seen_a_loss_and_do_nothing_are_waited_for_no_longer(kept
         return [event async for event in late.follow(info.address)]
 
     with stopped.followed():
-        heard = asyncio.run(asyncio.wait_for(follow(), LIMIT))
-    assert reduce(apply, heard, JobState(info)).phase is Phase.FAILED
+        events = asyncio.run(asyncio.wait_for(follow(), LIMIT))
+    assert reduce(apply, events, JobState(info)).phase is Phase.FAILED
 
 
 def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatch):
@@ -474,14 +476,14 @@ sys.stdin.read()
 
 
 def test_a_fork_that_outlives_its_kernel_follows_no_job(kept, tmp_path):
-    mine = kept(POOL)
+    kept_job = kept(POOL)
     folder = tmp_path / "pools" / POOL.run / "c1"
     command = [sys.executable, "-c", FOLLOWS, str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as kernel:
         assert kernel.stdout is not None
         assert kernel.stdout.readline() == b"forked\n"
         assert kernel.wait(LIMIT) == 0
-        assert not mine.seen(())
+        assert not kept_job.seen(())
 
 
 @pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])
@@ -497,17 +499,17 @@ def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
 @pytest.mark.usefixtures("kept")
 def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
     Kept.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
-    asked = []
+    names = []
 
     def refuse(name):
-        asked.append(name)
+        names.append(name)
         raise NBTorchJobError("the cluster is gone")
 
     monkeypatch.setattr(pools, "backend", refuse)
     sender = pools.Sender()
     sender.look()
     sender.look()
-    assert len(asked) == 1
+    assert len(names) == 1
 
 
 @pytest.mark.parametrize("record", [b"", b"\0" * 64, b"[]", b'{"round": 5}', b'{"question": '], ids=repr)
@@ -527,7 +529,7 @@ def test_a_record_that_a_power_cut_damaged_hides_no_other_job(kept, tmp_path, re
 
 
 def test_a_job_of_a_pool_that_is_gone_is_not_taken_for_one_of_a_pool_of_that_name(monkeypatch):
-    monkeypatch.setattr(backends_turns, "able", lambda inner, *asked: inner)
+    monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
     backend = of_pool([taken(5, 100.0, "c1"), *ran(5, 150.0)])
     old = job("1")
     backend.sent(old, BEFORE, lambda times, attempt: AFTER)

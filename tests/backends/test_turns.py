@@ -88,11 +88,11 @@ def test_one_who_takes_nothing_is_let_go_and_one_who_does_hears_all(backend):
     idle, busy = feed.listen(), feed.listen()
     busy.take()
     facts = [*(ev.Notice(float(n), str(n)) for n in range(5000)), ev.Closed(5000.0)]
-    taken = heard(busy)
+    future = heard(busy)
     for fact in facts:
         loop.start(backend.facts.put(fact))
 
-    assert taken.result(LIMIT) == facts
+    assert future.result(LIMIT) == facts
     assert not idle.take()
     assert not busy.take()
 

@@ -27,16 +27,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(names)}; default: all")
     parser.add_argument("--against", type=Path, help="a checkout to compare with")
-    asked = parser.parse_args()
-    if unknown := set(asked.names) - {*names}:
+    arguments = parser.parse_args()
+    if unknown := set(arguments.names) - {*names}:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
-    if asked.against and not (asked.against / "nbtorchjob" / "__init__.py").is_file():
-        parser.error(f"{asked.against} is no checkout of this project")
-    checkouts = [HERE.parents[1], *([asked.against.resolve()] if asked.against else [])]
+    if arguments.against and not (arguments.against / "nbtorchjob" / "__init__.py").is_file():
+        parser.error(f"{arguments.against} is no checkout of this project")
+    checkouts = [HERE.parents[1], *([arguments.against.resolve()] if arguments.against else [])]
     failed = []
     tables: dict[Path, dict[str, list[Row]]] = {checkout: defaultdict(list) for checkout in checkouts}
-    for name in asked.names or names:
-        for checkout in checkouts * (TURNS if asked.against else 1):
+    for name in arguments.names or names:
+        for checkout in checkouts * (TURNS if arguments.against else 1):
             rows = run(name, checkout)
             failed += [] if rows is not None else [f"{name} on {checkout}"]
             for key, row in rows or ():

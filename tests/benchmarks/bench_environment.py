@@ -147,15 +147,15 @@ def installing(folder: Path) -> None:
     subjects = {subject.__name__: subject for subject in (nodes.pip, nodes.kept, nodes.stocked)}
     if installer():
         subjects |= {"uv": nodes.uv, "sent": nodes.sent}
-    taken = in_turn(subjects, INSTALLED)
-    times = medians(taken)
+    samples = in_turn(subjects, INSTALLED)
+    times = medians(samples)
     rows = [
         Row("from an earlier job of this machine", times["kept"], times["pip"], 0.1),
         Row("from the store", times["stocked"], times["pip"], 0.25),
         *([Row("with uv", times["uv"], times["pip"], 1.0)] if "uv" in times else []),
         *([Row("with uv from the store", times["sent"], times["pip"], 1.0)] if "sent" in times else []),
     ]
-    show("Installing three packages", "with pip", rows, spread(taken))
+    show("Installing three packages", "with pip", rows, spread(samples))
 
 
 def main() -> None:
@@ -166,12 +166,12 @@ def main() -> None:
         begun = time.perf_counter()
         needed()
         first = time.perf_counter() - begun
-        taken = in_turn(
+        samples = in_turn(
             {subject.__name__: subject for subject in (captured, told, needed, compared, unchanged, saved)},
             ROUNDS,
         )
         installing(folder)
-    times = medians(taken)
+    times = medians(samples)
     rows = [
         Row("a node tells what it has", times["told"], times["captured"]),
         Row("which distributions a cell needs", times["needed"], times["captured"], 2.0),
@@ -186,7 +186,7 @@ def main() -> None:
         rows,
         f"{len(fact.distributions)} distributions and {len(fact.modules)} modules of other names, "
         f"Python {sys.version.split()[0]}; the first cell of a kernel: {first * 1000:.0f} ms",
-        spread(taken),
+        spread(samples),
     )
 
 

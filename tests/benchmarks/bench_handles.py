@@ -55,12 +55,12 @@ def main() -> None:
             costs.append(taken(job.name, many))
             job.cancel()
             del job
-    (one, few), (many_s, more) = costs
+    (one_s, few), (many_s, more) = costs
     show(
         f"Handles: {HANDLES} on one running job, {SECONDS:.0f} s",
         "one handle",
         [
-            Row("CPU", many_s, one, 1.5),
+            Row("CPU", many_s, one_s, 1.5),
             Row("descriptors", float(more), max(1.0, few), 1, ""),
         ],
     )

@@ -25,8 +25,8 @@ def asked(page: Page) -> tuple[float, float]:
     page.on("request", lambda request: urls.append(request.url))
     page.on("websocket", lambda socket: urls.append(socket.url))
     page.wait_for_timeout(MINUTES * 60_000)
-    ours = sum("/nbtorchjob/" in url for url in urls)
-    return ours / MINUTES, (len(urls) - ours) / MINUTES
+    count = sum("/nbtorchjob/" in url for url in urls)
+    return count / MINUTES, (len(urls) - count) / MINUTES
 
 
 def idle(folder: Path) -> tuple[float, float]:
@@ -50,8 +50,8 @@ def sizes(static: Path) -> tuple[float, float]:
 
 def main() -> None:
     with own_state() as folder:
-        ours, others = idle(folder)
-    rows = [Row("requests a minute", ours, others, 0.5, "")]
+        own_rate, other_rate = idle(folder)
+    rows = [Row("requests a minute", own_rate, other_rate, 0.5, "")]
     show(f"Idle: a notebook and the sidebar, {MINUTES} minutes", "JupyterLab's own", rows)
     names = ("scripts", "scripts, compressed")
     triples = zip(names, sizes(BUILT / "static"), sizes(WIDGETS / "static"), strict=True)

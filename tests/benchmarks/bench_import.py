@@ -75,12 +75,12 @@ def main() -> None:
         for code in subjects.values():  # to read the files once and make the profile
             seconds(code)
         imports = {name: partial(seconds, code) for name, code in subjects.items()}
-        taken = in_turn(
+        samples = in_turn(
             {**imports, **{name: partial(command, *words) for name, words in COMMANDS.items()}}, ROUNDS
         )
         plain = json.loads(run(IMPORT + BROUGHT))
         loaded = json.loads(run(SHELL + LOAD + BROUGHT))
-    report(taken, plain, loaded)
+    report(samples, plain, loaded)
 
 
 def report(taken: dict[str, list[float]], plain: list[str], loaded: list[str]) -> None:

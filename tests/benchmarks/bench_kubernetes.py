@@ -42,16 +42,16 @@ def ask() -> None:
 
 
 def delay(cluster: Apart) -> None:
-    taken = delays(cluster)
-    p99 = {name: quantiles(values, n=100)[-1] for name, values in taken.items()}
-    half, plain = median(taken["event"]), median(taken["plain"])
+    samples = delays(cluster)
+    p99 = {name: quantiles(values, n=100)[-1] for name, values in samples.items()}
+    half, plain = median(samples["event"]), median(samples["plain"])
     rows = [
         Row("plain HTTP, median", plain, plain),
         Row("event, median", half, plain),
         Row("plain HTTP, p99", p99["plain"], p99["plain"]),
         Row("event, p99", p99["event"], p99["plain"]),
     ]
-    show(f"Delay: from a rank's print to the kernel, {len(taken['event'])} lines", "plain HTTP", rows)
+    show(f"Delay: from a rank's print to the kernel, {len(samples['event'])} lines", "plain HTTP", rows)
 
 
 def throughput(cluster: Apart, folder: Path) -> None:
@@ -61,8 +61,8 @@ def throughput(cluster: Apart, folder: Path) -> None:
             "followed": lambda: load.followed(0),
             f"followed, {CUTS} cuts a pod": lambda: load.followed(CUTS),
         }
-        taken = in_turn(subjects, ROUNDS)
-    times = medians(taken)
+        samples = in_turn(subjects, ROUNDS)
+    times = medians(samples)
     base = times["plain HTTP, unread"]
     rows = [Row(name, value, base, GOAL if name == "followed" else None) for name, value in times.items()]
     size, speed = sum(map(len, load.texts)) / MB, PODS * LINES / times["followed"]
@@ -71,16 +71,16 @@ def throughput(cluster: Apart, folder: Path) -> None:
         f"{size:.0f} MB printed, {speed:,.0f} lines a second; none lost, none doubled",
         f"connections that were cut, round by round: {cuts}; after each, whole seconds are sent again",
     ]
-    show(f"Logs: {PODS} pods x {LINES:,} lines", "plain HTTP", rows, spread(taken), *notes)
+    show(f"Logs: {PODS} pods x {LINES:,} lines", "plain HTTP", rows, spread(samples), *notes)
 
 
 def crowd(cluster: Apart) -> None:
     cluster.hold(".*")
-    one, many = watches(cluster, 1), watches(cluster, JOBS_FOLLOWED)
+    base, many = watches(cluster, 1), watches(cluster, JOBS_FOLLOWED)
     show(
         "Watches open in one namespace",
         "one job's",
-        [Row("1 job", one, one, None, ""), Row(f"{JOBS_FOLLOWED} jobs", many, one, 1, "")],
+        [Row("1 job", base, base, None, ""), Row(f"{JOBS_FOLLOWED} jobs", many, base, 1, "")],
     )
     listing = listed(cluster, JOBS_LISTED)
     show(

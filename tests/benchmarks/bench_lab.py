@@ -53,16 +53,16 @@ def main() -> None:
         }
         if px is not None:
             subjects["ipyparallel's %%px"] = lambda: px(CELLS)
-        taken: dict[str, list[float]] = {name: [] for name in subjects}
+        samples: dict[str, list[float]] = {name: [] for name in subjects}
         pool.import_all()  # as it does in its first idle seconds, which would fall into some of the cells
         for subject in subjects.values():
             subject()  # warm
         for _ in range(ROUNDS):
             for name, subject in subjects.items():
-                taken[name] += subject()
+                samples[name] += subject()
         timed(lambda: lab.run_cell("1 + 1").result(), MANY - ROUNDS * CELLS)
-        taken["a cell after 1,000"] = timed(lambda: lab.run_cell("1 + 1").result(), 2 * CELLS)
-    report(taken)
+        samples["a cell after 1,000"] = timed(lambda: lab.run_cell("1 + 1").result(), 2 * CELLS)
+    report(samples)
 
 
 def two() -> int:

@@ -102,14 +102,14 @@ def killed(lab: Lab, trials: int, rng: random.Random) -> str:
             time.sleep(rng.random() * LATEST_S * (4 if lab.info.cluster else 1))
             os.kill(kernel.pid, signal.SIGKILL)
             home += [int(first), *map(int, kernel.stdout.read().split())]
-    one, *others = [numbers for _, numbers in looked(lab)]
-    if any(other != one for other in others):
+    cells, *others = [numbers for _, numbers in looked(lab)]
+    if any(other != cells for other in others):
         return "ranks differ"
-    if one != sorted(set(one)):
-        return f"out of order, or twice: {one}"
-    if lost := {*home} - {*one}:
+    if cells != sorted(set(cells)):
+        return f"out of order, or twice: {cells}"
+    if lost := {*home} - {*cells}:
         return f"lost, though their values came home: {sorted(lost)}"
-    print(f"  {len(one)} cells ran, of which {len(home)} were known to the kernels that sent them")
+    print(f"  {len(cells)} cells ran, of which {len(home)} were known to the kernels that sent them")
     return ""
 
 
@@ -117,14 +117,14 @@ def at_once(lab: Lab, cells: int, rng: random.Random) -> str:
     """Send so many cells from each of two kernels at once; return the fault, or an empty string."""
     lab.run(begin).result(60)
     starts = (0, cells)
-    with kernel_of(lab, starts[0], cells) as one, kernel_of(lab, starts[1], cells) as other:
-        home = [[int(line) for line in kernel.stdout or ()] for kernel in (one, other)]
+    with kernel_of(lab, starts[0], cells) as kernel_a, kernel_of(lab, starts[1], cells) as kernel_b:
+        home = [[int(line) for line in kernel.stdout or ()] for kernel in (kernel_a, kernel_b)]
     first, second = [numbers for _, numbers in looked(lab)]
     if first != second:
         return "ranks differ"
     for start, came in zip(starts, home, strict=True):
-        wanted = [*range(start, start + cells)]
-        if came != wanted or [line for line in first if line in wanted] != wanted:
+        expected = [*range(start, start + cells)]
+        if came != expected or [line for line in first if line in expected] != expected:
             return f"out of order, lost, or twice: {first}, and home came {came}"
     turns = sum((a < cells) != (b < cells) for a, b in itertools.pairwise(first))
     print(f"  they took turns {turns} times")
@@ -145,8 +145,8 @@ def spec_of(kind: "str | None") -> Iterator[JobSpec]:
     with ExitStack() as stack:
         kubeconfig = os.environ.get("NBTORCHJOB_TEST_KUBECONFIG")
         os.environ["KUBECONFIG"] = kubeconfig or str(stack.enter_context(Emulator()).kubeconfig)
-        asked = Cluster(kind=kind, namespace="default", **POD)
-        yield JobSpec(Elastic(2), "kubernetes", cluster=asked, all_ranks=True)
+        cluster = Cluster(kind=kind, namespace="default", **POD)
+        yield JobSpec(Elastic(2), "kubernetes", cluster=cluster, all_ranks=True)
 
 
 def main() -> int:
@@ -161,13 +161,13 @@ def main() -> int:
     wrong = 0
     with own_state(), spec_of(arguments.kind) as spec, nbtorchjob.keep(spec, name="lab") as lab:
         lab.run(begin).result(60)
-        for what, times, trial in (
+        for label, times, trial in (
             ("interrupts", arguments.interrupts, interrupted),
             ("kernels killed", arguments.kernels, killed),
             ("cells of each of two kernels", arguments.cells, at_once),
         ):
             fault = trial(lab, times, rng)
-            print(f"{times} {what}: {fault or 'no state lost'}")
+            print(f"{times} {label}: {fault or 'no state lost'}")
             wrong += bool(fault)
     return wrong
 

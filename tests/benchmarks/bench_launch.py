@@ -183,8 +183,8 @@ def install_torchrunx(folder: Path) -> str | None:
         return ""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
     # Without dependencies first: its torch would come with gigabytes of CUDA.
-    for wanted in (["--no-deps", TORCHRUNX], ["fabric>=3.2"]):
-        if subprocess.run([*install, *wanted], capture_output=True).returncode != 0:
+    for arguments in (["--no-deps", TORCHRUNX], ["fabric>=3.2"]):
+        if subprocess.run([*install, *arguments], capture_output=True).returncode != 0:
             return None
     return str(folder)
 
@@ -219,11 +219,11 @@ def main() -> None:
         path = install_torchrunx(folder / "torchrunx")
         if path is not None:
             peers.append(Peer("torchrunx", lambda: torchrunx(other_script, path)))
-        taken = in_turn({**subjects, **{peer.name: peer for peer in peers}}, ROUNDS)
+        samples = in_turn({**subjects, **{peer.name: peer for peer in peers}}, ROUNDS)
         notes = [failure for peer in peers for failure in peer.failures]
         if path is None:
             notes.append("torchrunx: not installed")
-        report(measured(taken), notes)
+        report(measured(samples), notes)
         took = median(tail() for _ in range(ROUNDS * WARM_CALLS))
         show("Launch: a warm job's tail, from its value to its end", "1", [Row("tail", took, 1, TAIL_GOAL_S)])
 

@@ -78,9 +78,9 @@ def here(notes: str, victims: int, after: float) -> Trial:
     time.sleep(after)
     for pid in pids[:victims]:
         os.kill(pid, signal.SIGTERM)
-    asked = time.monotonic()
+    start = time.monotonic()
     wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() for pid in pids[:victims]))
-    return judged(job, notes, time.monotonic() - asked)
+    return judged(job, notes, time.monotonic() - start)
 
 
 def there(cluster: Emulator, kind: str, notes: str, victims: int, after: float) -> Trial:

@@ -120,7 +120,7 @@ def main() -> None:
         targets = {"log": None, "null": os.devnull, "file": str(folder / "lines")}
         watched(1000, None)  # to import everything, and start the pool
         rounds = [{name: watched(LINES, to) for name, to in targets.items()} for _ in range(ROUNDS)]
-    report({name: [taken[name] for taken in rounds] for name in targets})
+    report({name: [round_[name] for round_ in rounds] for name in targets})
 
 
 def report(taken: dict[str, list[Watched]]) -> None:

@@ -55,12 +55,12 @@ def main() -> None:
             "told": lambda: failing(no_locals=False),
             "left out": lambda: failing(no_locals=True),
         }
-        taken = in_turn(subjects, ROUNDS)
-    times = medians(taken)
+        samples = in_turn(subjects, ROUNDS)
+    times = medians(samples)
     rows = [Row(f"CPU of looking at {RANKS} ranks", cpu, SECONDS, 0.002)]
     show(f"Use: {SECONDS} seconds of a node", "the time", rows, f"told {reports} times")
     rows = [Row("variables told", times["told"], times["left out"], 1.1)]
-    show("Failure: a warm call that fails", "--no-locals", rows, spread(taken))
+    show("Failure: a warm call that fails", "--no-locals", rows, spread(samples))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main() -> None:
         script = folder / "plain.py"
         script.write_text(SCRIPT)
         pool.import_all()
-        taken = in_turn(
+        timings = in_turn(
             {
                 "plain": lambda: plain(script),
                 "warm job, one step": lambda: call(stepped),
@@ -68,10 +68,10 @@ def main() -> None:
             ROUNDS,
         )
         goals = {"warm job, one step": 0.06}
-        times = medians(taken)
+        times = medians(timings)
         rows = [Row(name, value, times["plain"], goals.get(name)) for name, value in times.items()]
         memory = Path(f"/proc/{pool.process().pid}/status").read_text().partition("VmRSS:")[2].split()[0]
-        show("First optimizer step", "plain", rows, spread(taken), f"pool: {int(memory) // 1024} MiB")
+        show("First optimizer step", "plain", rows, spread(timings), f"pool: {int(memory) // 1024} MiB")
 
 
 if __name__ == "__main__":

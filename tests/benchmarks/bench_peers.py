@@ -33,12 +33,12 @@ class Counting:
         return Counting(self._store.below(prefix), self._counts, self._mute)
 
     def __getattr__(self, name: str) -> Any:
-        asked: Callable[..., Any] = getattr(self._store, name)
+        method: Callable[..., Any] = getattr(self._store, name)
 
         def count(*args: Any) -> Any:
             self._counts[0] += name in CALLS
             if not (self._mute.is_set() and name == "set" and "beat" in args[0]):
-                return asked(*args)
+                return method(*args)
             return None
 
         return count

@@ -87,25 +87,25 @@ async def followed(url: str, folder: Path, pods: int) -> tuple[float, float, flo
         return Life()
 
     async def one(pod: int) -> None:
-        async with aclosing(follow(here, "ns", f"p-{pod}", "main", ended=lives)) as batches:
+        async with aclosing(follow(connection, "ns", f"p-{pod}", "main", ended=lives)) as batches:
             async for lines in batches:
                 cache.add(Pod(pod, f"uid-{pod}"), lines)
                 left[pod] -= len(lines)
                 if not any(left):
                     done.set()
 
-    async with client(url, folder) as here:
+    async with client(url, folder) as connection:
         before, memory, began = descriptors(), resident(), time.process_time()
         tasks = [asyncio.ensure_future(one(pod)) for pod in range(pods)]
         await asyncio.wait([asyncio.ensure_future(done.wait()), *tasks], return_when=asyncio.FIRST_COMPLETED)
-        taken = descriptors() - before, resident() - memory, time.process_time() - began
+        usage = descriptors() - before, resident() - memory, time.process_time() - began
         for task in tasks:
             task.cancel()
         failed = [
             exc for exc in await asyncio.gather(*tasks, return_exceptions=True) if isinstance(exc, Exception)
         ]
     assert not failed, failed[0]
-    return taken
+    return usage
 
 
 def descriptors() -> int:
@@ -117,14 +117,14 @@ def resident() -> float:
 
 
 def measured(folder: Path, shares: bool, pods: tuple[int, ...]) -> list[tuple[float, float, float]]:
-    ours, child_end = multiprocessing.get_context("spawn").Pipe()
+    parent_end, child_end = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(child_end, folder, shares))
     process.start()
     try:
-        url: Any = ours.recv()
+        url: Any = parent_end.recv()
         return [asyncio.run(followed(url, folder, many)) for many in pods]
     finally:
-        ours.send(None)
+        parent_end.send(None)
         process.join()
 
 
@@ -135,9 +135,9 @@ def main() -> None:
         key, authority = str(folder / "key.pem"), str(folder / "ca.crt")
         arguments = ["req", "-x509", "-nodes", "-newkey", "rsa:2048", "-keyout", key, "-out", authority]
         subprocess.run(["openssl", *arguments, *about], check=True, capture_output=True)
-        shared, apart = measured(folder, True, PODS), measured(folder, False, PODS)
+        shared, http1 = measured(folder, True, PODS), measured(folder, False, PODS)
         rows, costs = [], []
-        for pods, (files, memory, cpu), (plain, _, plain_cpu) in zip(PODS, shared, apart, strict=True):
+        for pods, (files, memory, cpu), (plain, _, plain_cpu) in zip(PODS, shared, http1, strict=True):
             rows.append(Row(f"{pods} pods", files / pods, 1.0, 0.1 if pods > 64 else None, ""))
             rows.append(Row(f"{pods} pods, HTTP/1.1 alone", plain / pods, 1.0, None, ""))
             costs.append(f"{pods} pods: CPU {cpu:.2f} s (HTTP/1.1 {plain_cpu:.2f}), {memory:.0f} MB more")

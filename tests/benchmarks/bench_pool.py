@@ -57,26 +57,26 @@ def first_line(spec: JobSpec) -> float:
 def main() -> None:
     small: dict[str, Any] = {**SMALL}
     own = JobSpec(Elastic(nnodes=2), "kubernetes", cluster=replace(Cluster(kind="indexedjob"), **small))
-    there = JobSpec(pool="warm")
+    pool_spec = JobSpec(pool="warm")
     with own_state(), Apart():
         pool = api.pool(own, name="warm")
-        first_line(there)
-        taken: dict[str, list[float]] = {"pool": [], "own": []}
+        first_line(pool_spec)
+        timings: dict[str, list[float]] = {"pool": [], "own": []}
         for _ in range(PAIRS):
-            taken["pool"].append(first_line(there))
-            taken["own"].append(first_line(own))
+            timings["pool"].append(first_line(pool_spec))
+            timings["own"].append(first_line(own))
         began = time.perf_counter()
-        values = [send(there).result(120) for _ in range(IN_A_ROW)]
+        values = [send(pool_spec).result(120) for _ in range(IN_A_ROW)]
         of_one = (time.perf_counter() - began) / IN_A_ROW
         assert len({repr(value) for value in values}) == 1, set(map(repr, values))
         pool.job.delete()
-    base = median(taken["own"])
+    base = median(timings["own"])
     rows = [
-        Row("in a pool, median", median(taken["pool"]), base, 1),
-        Row("in a pool, worst", max(taken["pool"]), base),
+        Row("in a pool, median", median(timings["pool"]), base, 1),
+        Row("in a pool, worst", max(timings["pool"]), base),
         Row("with pods of its own, median", base, base),
-        Row("in a pool, of 2 s", median(taken["pool"]), MEDIAN_S, 1),
-        Row("in a pool, worst, of 4 s", max(taken["pool"]), WORST_S, 1),
+        Row("in a pool, of 2 s", median(timings["pool"]), MEDIAN_S, 1),
+        Row("in a pool, worst, of 4 s", max(timings["pool"]), WORST_S, 1),
         Row(f"each of {IN_A_ROW} in a row, to its value", of_one, base),
     ]
     note = f"{IN_A_ROW} jobs in a row found the same files and variables, each having left some"

@@ -141,10 +141,10 @@ class Trial:
 
     def _job(self, name: str) -> Job[Any] | None:
         """Return the job by its code, as a killed kernel may not know its name; else by that name."""
-        known = turns.turns(self._pool.state)
-        mine = [turn for turn in known if f"number = {self.number}\n" in turn.fact.text]
-        assert len(mine) <= 1, mine
-        return api.attach(f"warm#{mine[0].number}") if mine else api.attach(name) if name else None
+        pool_turns = turns.turns(self._pool.state)
+        matches = [turn for turn in pool_turns if f"number = {self.number}\n" in turn.fact.text]
+        assert len(matches) <= 1, matches
+        return api.attach(f"warm#{matches[0].number}") if matches else api.attach(name) if name else None
 
     def _cell_is(self) -> str:
         job = self._job("")
@@ -183,12 +183,12 @@ class Trial:
         return False
 
     def _kill_pod(self, kernel: "subprocess.Popen[str]", due: bool) -> bool:
-        async def delete(here: Session) -> bool:
-            pods = (await here.client.list(PODS, NAMESPACE, labels=labelling.of("warm"))).items
-            there = [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
-            if not there:
+        async def delete(cluster_session: Session) -> bool:
+            pods = (await cluster_session.client.list(PODS, NAMESPACE, labels=labelling.of("warm"))).items
+            names = [pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"]
+            if not names:
                 return False
-            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{random.choice(there)}"
+            path = f"/api/v1/namespaces/{NAMESPACE}/pods/{random.choice(names)}"
             async with self._cluster.plainly() as http:
                 answer = await http.delete(path, json={"gracePeriodSeconds": 0})
                 return answer.ok
@@ -228,23 +228,23 @@ def main() -> int:
     parser.add_argument("--retries", type=int, default=0, help="the budget of each job")
     parser.add_argument("--beside", action="store_true", help="run two jobs side by side")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    random.seed(asked.seed)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
     small: dict[str, Any] = {**SMALL}
-    retry = Retry(retries=asked.jobs, backoff=0)
+    retry = Retry(retries=arguments.jobs, backoff=0)
     cluster = Cluster(kind="indexedjob", **small)
     spec = JobSpec(Elastic(nnodes=NODES), "kubernetes", cluster=cluster, retry=retry)
     outcomes: Counter[str] = Counter()
     kills = 0
-    with own_state() as folder, Apart() as there:
+    with own_state() as folder, Apart() as emulator:
         pool = api.pool(spec, name="warm")
-        for number in range(1, asked.jobs + 1, 1 + asked.beside):
-            victim = VICTIMS[(number // 2 if asked.beside else number) % len(VICTIMS)]
-            nodes = NODES // 2 if asked.beside else NODES
-            trial = Trial(number, folder, pool, there, asked.retries, nodes)
+        for number in range(1, arguments.jobs + 1, 1 + arguments.beside):
+            victim = VICTIMS[(number // 2 if arguments.beside else number) % len(VICTIMS)]
+            nodes = NODES // 2 if arguments.beside else NODES
+            trial = Trial(number, folder, pool, emulator, arguments.retries, nodes)
             with ThreadPoolExecutor() as beside:
-                other = Trial(number + 1, folder, pool, there, asked.retries, nodes)
-                running = beside.submit(other.run, "", 0.0) if asked.beside else None
+                other = Trial(number + 1, folder, pool, emulator, arguments.retries, nodes)
+                running = beside.submit(other.run, "", 0.0) if arguments.beside else None
                 outcome = trial.run(victim, random.uniform(0, LATEST_S))
             print(f"{number:3} {victim if trial.killed else '-':6} {outcome}", flush=True)
             outcomes[outcome.partition(":")[0]] += 1
@@ -256,7 +256,7 @@ def main() -> int:
                 outcomes[outcome.partition(":")[0]] += 1
             kills += trial.killed
         pool.job.delete()
-    print(f"\n{asked.jobs} jobs, {kills} of them with something killed:")
+    print(f"\n{arguments.jobs} jobs, {kills} of them with something killed:")
     for outcome, count in outcomes.most_common():
         print(f"  {count:3} {outcome}")
     return int(any(outcome.isupper() for outcome in outcomes))

@@ -81,15 +81,15 @@ def train(how: str, folder: str, device: str) -> "tuple[list[float], list[float]
 def main() -> None:
     """Print the table."""
     device, ranks = ("cuda", 1) if processes.gpus() else ("cpu", 2)
-    taken = {}
+    timings = {}
     with own_state():
         for how in HOW:
             with tempfile.TemporaryDirectory() as folder:
                 job = submit(train, how, folder, device, spec=Elastic(nproc_per_node=ranks))
-                taken[how] = job.result(900)
+                timings[how] = job.result(900)
     # Compare neighbours: the speed of a machine differs from minute to minute.
-    ratios = {how: [saved / free for free, saved in zip(*taken[how], strict=True)] for how in HOW}
-    step = statistics.median(taken[BESIDE][0]) / STRETCH
+    ratios = {how: [saved / free for free, saved in zip(*timings[how], strict=True)] for how in HOW}
+    step = statistics.median(timings[BESIDE][0]) / STRETCH
     rows = [Row("no saving", step, step)]
     for how in HOW:
         goal = None if how == WAITED else 1.05

@@ -110,8 +110,8 @@ def main() -> None:
         if mapped is not None:
             mapped(1)
             subjects["ipyparallel"] = lambda: sum(mapped(1))
-        taken = in_turn(subjects, ROUNDS)
-    times = medians(taken)
+        timings = in_turn(subjects, ROUNDS)
+    times = medians(timings)
     least = MANY * SECONDS / CORES
     rows = [
         Row("12 plain processes", times["plain"], times["plain"], peer=True),
@@ -123,7 +123,7 @@ def main() -> None:
         Row("nbtorchjob.map", times["nbtorchjob.map"], times["plain"], goal=0.5),
     ]
     note = f"the least that {MANY} × {SECONDS} s take on {CORES} cores is {least:.1f} s"
-    show(f"Runs: {MANY} of {SECONDS} s", "plain", rows, note, spread(taken))
+    show(f"Runs: {MANY} of {SECONDS} s", "plain", rows, note, spread(timings))
 
 
 if __name__ == "__main__":

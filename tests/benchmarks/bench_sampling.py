@@ -71,10 +71,10 @@ class Ranks:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         pipes = [_fork.Pipe() for _ in range(number)]
-        self.ends = [here for here, _ in pipes]
+        self.ends = [parent_end for parent_end, _ in pipes]
         self.processes = [
-            _fork.Process(target=_run, args=(work, rank, number, port, folder, size, there), daemon=True)
-            for rank, (_, there) in enumerate(pipes)
+            _fork.Process(target=_run, args=(work, rank, number, port, folder, size, child_end), daemon=True)
+            for rank, (_, child_end) in enumerate(pipes)
         ]
         for process in self.processes:
             process.start()
@@ -111,7 +111,7 @@ def _run(
     port: int,
     folder: str,
     size: str,
-    asked: Connection,
+    connection: Connection,
 ) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": number, "RANK": rank}
     os.environ.update({name: str(value) for name, value in where.items()})
@@ -121,7 +121,7 @@ def _run(
     if folder:
         Sampler(rank).start(folder)
     dist.init_process_group("gloo")
-    work(asked)
+    work(connection)
 
 
 def loops() -> None:
@@ -137,11 +137,11 @@ def loops() -> None:
             "ours": lambda: ours.run(number),
             "asked": lambda: asked(ours, number, inquiry),
         }
-        taken = in_turn(subjects, ROUNDS)
+        timings = in_turn(subjects, ROUNDS)
         for ranks in (pair, off, torchs, ours):
             ranks.end()
-    added = {name: _added(values, taken["off"]) for name, values in taken.items() if name != "off"}
-    beside = _added(taken["ours"], taken["torch"])
+    added = {name: _added(values, timings["off"]) for name, values in timings.items() if name != "off"}
+    beside = _added(timings["ours"], timings["torch"])
     rows = [
         *(
             Row(f"{name}, more than off", statistics.median(more), whole, GOALS.get(name), "us")
@@ -150,7 +150,7 @@ def loops() -> None:
         Row("ours, more than torch", statistics.median(beside), whole, 0.02, "us"),
     ]
     notes = [f"{name}: half of the rounds {_middle(more)}" for name, more in added.items()]
-    alone = statistics.median(taken["off"])
+    alone = statistics.median(timings["off"])
     notes.append(
         f"a call on two ranks takes {whole:.1f} us, on one {alone:.1f} us; {ROUNDS} rounds of {number}"
     )
@@ -180,24 +180,24 @@ def answers() -> None:
             ranks = Ranks(wait, number, folder, str(recorder.SIZE))
             ranks.said()
             inquiry.enter(ranks.pids)
-            taken = []
+            timings = []
             for _ in range(ANSWERS):
                 began = time.perf_counter()
                 samples = inquiry.samples()
-                taken.append(time.perf_counter() - began)
+                timings.append(time.perf_counter() - began)
                 assert {rank["state"] for rank in samples} == {"runs"}, samples
             ranks.end()
-        rows.append(Row(f"{number} ranks", statistics.median(taken), 1.0, 1.0))
+        rows.append(Row(f"{number} ranks", statistics.median(timings), 1.0, 1.0))
         notes.append(f"{number} ranks: {len(json.dumps(samples)):,} bytes")
     show("From the question to what the ranks of a node do", "1 s", rows, *notes)
 
 
 def starts() -> None:
     """Measure the cost of sampling at the start of a node and of a rank."""
-    here, there = _fork.Pipe()
-    process = _fork.Process(target=_start, args=(there,), daemon=True)
+    parent_end, child_end = _fork.Pipe()
+    process = _fork.Process(target=_start, args=(child_end,), daemon=True)
     process.start()
-    rows = [Row(name, value, 35_000, 0.01, "us") for name, value in here.recv().items()]
+    rows = [Row(name, value, 35_000, 0.01, "us") for name, value in parent_end.recv().items()]
     process.kill()
     process.join()
     show("To be looked at from the start", "a warm call of 35 ms", rows)

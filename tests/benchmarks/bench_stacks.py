@@ -95,20 +95,20 @@ def measured(nodes: int) -> tuple[float, float]:
 
     samples = [sample(node) for node in range(nodes)]
 
-    def others(mine: Sequence[int], store: Any, news: News) -> None:
+    def others(share: Sequence[int], store: Any, news: News) -> None:
         ring = Ring(0, range(nodes), 0, 15.0)
         while not store.check([ring.key(GATHER)]):
             news.wait()
         name = store.get(ring.key(GATHER)).decode()
-        for node in mine:
+        for node in share:
             ring.node = node
             give(store, ring, name, samples[node])
 
     threads = []
     for part in range(THREADS):
         waits = connect()
-        mine = range(1 + part, nodes, THREADS)
-        threads.append(Thread(target=others, args=(mine, waits, News(waits)), daemon=True))
+        share = range(1 + part, nodes, THREADS)
+        threads.append(Thread(target=others, args=(share, waits, News(waits)), daemon=True))
         threads[-1].start()
 
     class Lead:

@@ -67,8 +67,8 @@ RAISES = "import os\ndef version(step):\n    return 1 / (int(os.environ['RANK'])
 
 def start(notes: str, retry: "Retry | None" = None) -> "Job[int]":
     """Start a training, and wait until all of its ranks step."""
-    asked = JobSpec(Elastic(2, nproc_per_node=2), env={"NOTES": notes}, retry=retry)
-    job: Job[int] = submission.submit(capture.from_cell(CELL, {}), asked)
+    spec = JobSpec(Elastic(2, nproc_per_node=2), env={"NOTES": notes}, retry=retry)
+    job: Job[int] = submission.submit(capture.from_cell(CELL, {}), spec)
     wait_for(lambda: len(steps(notes, 1)) == 4 and all(steps(notes, 1)))
     return job
 
@@ -111,10 +111,10 @@ def end(job: "Job[int]", notes: str) -> None:
 def swaps(count: int, fails: int, chance: random.Random) -> None:
     """Swap, and fail to swap, so many times; print the outcomes and the time to the first new step."""
     with tempfile.TemporaryDirectory() as notes, tempfile.TemporaryDirectory() as plain:
-        job, asked, refused, back = start(notes), [], 0, 0
+        job, requests, refused, back = start(notes), [], 0, 0
         for number in range(1, count + 1):
             time.sleep(chance.uniform(0, 0.1))
-            asked.append((number, time.time()))
+            requests.append((number, time.time()))
             job.swap(NEW % number)
         # If the ranks stopped at once, they would make no step with the last version.
         wait_for(lambda: all(rank[-1][0] == count for rank in steps(notes, 1)))
@@ -130,16 +130,16 @@ def swaps(count: int, fails: int, chance: random.Random) -> None:
                 back += 1
         end(job, notes)
         ranks = steps(notes, 1)
-        took = [min(rank_began(rank, number) for rank in ranks) - when for number, when in asked]
+        took = [min(rank_began(rank, number) for rank in ranks) - when for number, when in requests]
         versions = [version for version, _, _ in ranks[0]]
         Path(plain, "schedule").write_text(repr(versions))
         other = start(plain)
         assert other.result(1200) == len(versions)
         same = outcomes(steps(plain, 1)) == outcomes(ranks)
-        known = [0, *(number for number, _ in asked)]
+        numbers = [0, *(number for number, _ in requests)]
         print(f"swaps {count}, one rank fails {fails}, first call fails {fails}, steps {len(versions)}")
         print(f"ranks that change at other steps: {not alike(ranks)}")
-        in_order = list(dict.fromkeys(versions)) == known and versions == sorted(versions)
+        in_order = list(dict.fromkeys(versions)) == numbers and versions == sorted(versions)
         print(f"versions lost or doubled: {not in_order}")
         print(f"refused {refused}, put back {back}, recorded {sum(not s.back for s in job.state.swapped)}")
         print(f"each loss that of the schedule run plainly: {same}")
@@ -151,7 +151,7 @@ def swaps(count: int, fails: int, chance: random.Random) -> None:
 
 def rank_began(rank: "list[tuple[int, float, float]]", version: int) -> float:
     """Return when a rank began its first step with a version."""
-    return next(began for known, _, began in rank if known == version)
+    return next(began for current, _, began in rank if current == version)
 
 
 def ask(job: "Job[int]", messages: "multiprocessing.queues.SimpleQueue[str]") -> None:

@@ -41,17 +41,17 @@ def acting(signs: str) -> str:
 
 def sweep(count: int, patch: str, at_once: int | None) -> Runs[int]:
     """Send so many runs."""
-    wanted = replace(spec("indexedjob", image=IMAGE, pod_patch=patch), name=f"sweep{count}")
+    job_spec = replace(spec("indexedjob", image=IMAGE, pod_patch=patch), name=f"sweep{count}")
     points = [{"number": number} for number in range(count)]
     call = capture.from_cell("number", {}, run_values=points[0])
-    return submission.send_runs(submission.prepare(call, submission.check(wanted)), points, at_once=at_once)
+    return submission.send_runs(submission.prepare(call, submission.check(job_spec)), points, at_once=at_once)
 
 
 def measured(count: int, at_once: int | None) -> list[Row]:
     """Send so many runs and wait for their values; return the rows."""
     with own_state(), Apart() as cluster, tempfile.TemporaryDirectory() as signs:
         sweep(1, acting(signs), None).cancel()  # for the work that is needed only once
-        before, held, began = requests(), memory(os.getpid()), time.perf_counter()
+        before, baseline, began = requests(), memory(os.getpid()), time.perf_counter()
         runs = sweep(count, acting(signs), at_once)
         sent, sending = requests() - before, time.perf_counter() - began
         looks = runs.looks()
@@ -70,7 +70,7 @@ def measured(count: int, at_once: int | None) -> list[Row]:
         before = requests()
         assert runs.results(600) == [1] * count
         ended, took = requests() - before, time.perf_counter() - ending
-        grown = memory(os.getpid()) - held
+        grown = memory(os.getpid()) - baseline
     return [
         Row("requests to send a run", sent / count, 1, None, ""),
         Row("to send a run", sending / count, 1, None),
@@ -89,8 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_sweep", description=__doc__)
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--at-once", type=int)
-    wanted = parser.parse_args()
-    show(f"{wanted.runs} runs on a cluster", "1", measured(wanted.runs, wanted.at_once))
+    arguments = parser.parse_args()
+    show(f"{arguments.runs} runs on a cluster", "1", measured(arguments.runs, arguments.at_once))
 
 
 if __name__ == "__main__":

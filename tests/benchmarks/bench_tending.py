@@ -67,7 +67,7 @@ def crowd(jobs: int) -> None:
     with own_state(), Apart() as cluster, tempfile.TemporaryDirectory() as folder:
         cluster.hold(".*")
         pattern = submit("0", spec("indexedjob"))
-        on_loop(lambda here: copies(here, pattern.name, jobs - 1))
+        on_loop(lambda cluster_session: copies(cluster_session, pattern.name, jobs - 1))
         path = f"{folder}/s"
         words = ["tend", "--namespace", NAMESPACE, "--listen", path]
         began = time.perf_counter()
@@ -78,14 +78,14 @@ def crowd(jobs: int) -> None:
             took = time.perf_counter() - began
             before = asked(path)["requests"]
             time.sleep(IDLE_S)
-            idle, held = (asked(path)["requests"] - before) / IDLE_S * 60, memory(process.pid)
+            idle, megabytes = (asked(path)["requests"] - before) / IDLE_S * 60, memory(process.pid)
         finally:
             process.terminate()
             process.wait()
     rows = [
         Row("until all are known", took, 1.0, None),
         Row("requests a minute while nothing happens", idle, 1, 12, ""),
-        Row("memory", held, 1, 400, "MB"),
+        Row("memory", megabytes, 1, 400, "MB"),
     ]
     show(f"Tending {jobs:,} jobs whose pods wait", "1", rows)
 
@@ -135,9 +135,9 @@ def deaths(kills: int) -> None:
         before = len(made(stage)[0])
         job.wait()
         names, lives = made(stage)[0], len(list(stage.signs.glob("life-*")))
-        wanted = {job.name, *(f"{job.name}-a{number}" for number in range(2, attempts + 2))}
+        attempt_names = {job.name, *(f"{job.name}-a{number}" for number in range(2, attempts + 2))}
         assert job.state.phase is Phase.SUCCEEDED, job.state.failure
-        assert ({*names}, len(names), lives) == (wanted, attempts + 1, attempts + 1), (names, lives)
+        assert ({*names}, len(names), lives) == (attempt_names, attempts + 1, attempts + 1), (names, lives)
         assert job.state.budgets[0].used == attempts
     rows = [
         Row("attempts", attempts + 1, 1, None, ""),
@@ -151,11 +151,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.bench_tending", description=__doc__)
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--kills", type=int, default=KILLS)
-    wanted = parser.parse_args()
-    if wanted.jobs:
-        crowd(wanted.jobs)
-    if wanted.kills:
-        deaths(wanted.kills)
+    arguments = parser.parse_args()
+    if arguments.jobs:
+        crowd(arguments.jobs)
+    if arguments.kills:
+        deaths(arguments.kills)
 
 
 if __name__ == "__main__":

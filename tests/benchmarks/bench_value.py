@@ -99,10 +99,10 @@ def pickled() -> float:
 
 def serve(connection: Connection) -> None:
     """Answer each request with a fresh tensor, as itself or as an array, until it is None."""
-    while (wanted := connection.recv()) is not None:
+    while (request := connection.recv()) is not None:
         returned, tensor = made(FLOATS)
         # A tensor goes through shared memory here (torch.multiprocessing), an array through the pipe.
-        connection.send((returned, tensor if wanted == "tensor" else tensor.numpy()))
+        connection.send((returned, tensor if request == "tensor" else tensor.numpy()))
 
 
 def piped(connection: Connection, kind: str) -> float:
@@ -114,15 +114,15 @@ def piped(connection: Connection, kind: str) -> float:
 def main() -> None:
     # "spawn": a fork of this process, which has used torch's threads, could hang.
     context = multiprocessing.get_context("spawn")
-    ours, child_end = context.Pipe()
+    parent_end, child_end = context.Pipe()
     other = context.Process(target=serve, args=(child_end,))
     other.start()
     subjects: dict[str, Callable[[], float]] = {
         "fresh memcpy": memcpy,
         "job.result()": lambda: job(touched=False),
         "job.result(), every page read": lambda: job(touched=True),
-        "torch.multiprocessing, every page read": lambda: piped(ours, "tensor"),
-        "multiprocessing pipe, every page read": lambda: piped(ours, "array"),
+        "torch.multiprocessing, every page read": lambda: piped(parent_end, "tensor"),
+        "multiprocessing pipe, every page read": lambda: piped(parent_end, "array"),
     }
     try:
         with own_state():
@@ -135,7 +135,7 @@ def main() -> None:
             }
             report_into(in_turn(names, ROUNDS))
     finally:
-        ours.send(None)
+        parent_end.send(None)
         other.join()
 
 

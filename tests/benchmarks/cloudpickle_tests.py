@@ -89,12 +89,12 @@ def main() -> None:
             source.extractall(folder, filter="data")
         inner = next(folder.glob("cloudpickle-*/"))
         shutil.rmtree(inner / "cloudpickle")  # the tests are to import the installed one
-        baseline, ours = outcomes(inner, ours=False), outcomes(inner, ours=True)
+        baseline, candidate = outcomes(inner, ours=False), outcomes(inner, ours=True)
     good = [test for test, (outcome, _) in baseline.items() if outcome == "PASSED"]
-    same = [test for test in good if ours.get(test, ("", ""))[0] == "PASSED"]
+    same = [test for test in good if candidate.get(test, ("", ""))[0] == "PASSED"]
     print(f"{len(good)} of {len(baseline)} pass with cloudpickle, {len(same)} of them with a capture's")
     for test in sorted(set(good) - set(same)):
-        print(f"{test:<70} {' '.join(ours.get(test, ('', 'not run')))[:200]}")
+        print(f"{test:<70} {' '.join(candidate.get(test, ('', 'not run')))[:200]}")
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def engines(folder: Path, code: str) -> Iterator[Callable[[int], list[float]] | 
     Yield None if ipyparallel can't be installed.
     """
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder / "ipyparallel")]
-    for wanted in (["--no-deps", IPYPARALLEL], ["decorator"]):  # the other dependencies are installed
-        if subprocess.run([*install, *wanted], capture_output=True).returncode != 0:
+    for arguments in (["--no-deps", IPYPARALLEL], ["decorator"]):  # the other dependencies are installed
+        if subprocess.run([*install, *arguments], capture_output=True).returncode != 0:
             yield None
             return
     script = folder / "engines.py"

@@ -91,10 +91,10 @@ class Rig:
 
     def cases(self) -> Iterator[Case]:
         """Plant each difference; yield the case with its expected outcome."""
-        for name, mine, packages, imported in planted.apart():
-            planted.plant(self.here, *mine)
+        for name, kernel_packages, packages, imported in planted.apart():
+            planted.plant(self.here, *kernel_packages)
             planted.plant(self.there, *packages)
-            for distribution, version, *modules in mine:
+            for distribution, version, *modules in kernel_packages:
                 wheel(self.wheels, distribution, version.partition("+")[0], modules=modules)
             (need,) = capture.from_cell(f"import {imported}", {}).needs
             index = "private" if "missing" in name else "open"
@@ -156,8 +156,8 @@ class Rig:
             self._have(name, wheels=False)
             yield Case(f"only a wheel of {tag}", [name], fails=f"{tag}|no wheels with ")
         yield Case("on no index", [self._have("nowhere", wheels=False)], fails="nowhere")
-        mine = project(self._folder / "project", "project_mine", "3.0")
-        yield Case("a project of this machine", ["project_mine"], "3.0", package=[str(mine)])
+        project_path = project(self._folder / "project", "project_mine", "3.0")
+        yield Case("a project of this machine", ["project_mine"], "3.0", package=[str(project_path)])
         own = self._folder / "own"
         planted.file(own, "inplace.py", "version = '7.0'\n")
         install(self.here, "inplace", "7.0", url=own.as_uri(), dir_info={"editable": True})
@@ -193,8 +193,8 @@ class Rig:
 
     def run(self, case: Case, tool: str) -> tuple[bool, str, str, float]:
         """Run a case; return whether it came out right, the first report, the outcome, and the seconds."""
-        asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
-        plain = JobSpec(backend="kubernetes", cluster=asked)
+        cluster = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
+        plain = JobSpec(backend="kubernetes", cluster=cluster)
         call = capture.from_cell(case.cell, {})
         note = self._said(call, plain)
         url = self.indexes[case.index].url(LOGIN if case.index == "private" else "")
@@ -203,7 +203,7 @@ class Rig:
         spec = replace(
             plain,
             launch=Elastic(case.nodes),
-            cluster=replace(asked, storage=store),
+            cluster=replace(cluster, storage=store),
             env={"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0", **env, **case.env},
             package=[*case.package],
             all_ranks=True,
@@ -249,11 +249,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--uv", default=shutil.which("uv") or "", help="the program to try, too")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     wrong = 0
     with own_state() as folder, Emulator(kinds=("indexedjob",)) as cluster, ExitStack() as served:
-        rig = Rig(folder, cluster, asked.uv, served)
-        cases = [case for case in rig.cases() if all(word in case.name for word in asked.words)]
+        rig = Rig(folder, cluster, arguments.uv, served)
+        cases = [case for case in rig.cases() if all(word in case.name for word in arguments.words)]
         for name, how in (
             ("open", {}),
             ("private", {"login": LOGIN}),
@@ -270,7 +270,7 @@ def main() -> int:
             else:
                 served.enter_context(rig.indexes[name])
         for case in cases:
-            for tool in ("pip", "uv") if asked.uv else ("pip",):
+            for tool in ("pip", "uv") if arguments.uv else ("pip",):
                 right, note, came, took = rig.run(case, tool)
                 wrong += not right
                 print(f"{'ok   ' if right else 'WRONG'} {case.name} [{tool}, {took:.1f} s]")

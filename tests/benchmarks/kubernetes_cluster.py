@@ -45,7 +45,7 @@ class Apart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        on_loop(lambda here: here.client.close())
+        on_loop(lambda cluster_session: cluster_session.client.close())
         self._ours.send(None)
         self._process.join()
 
@@ -79,8 +79,8 @@ class Apart:
 def _serve(pipe: Connection) -> None:
     with Emulator() as cluster:
         pipe.send(str(cluster.kubeconfig))
-        while (asked := pipe.recv()) is not None:
-            name, *args = asked
+        while (request := pipe.recv()) is not None:
+            name, *args = request
             attribute = getattr(cluster, name)
             pipe.send(attribute(*args) if callable(attribute) else attribute)
 
@@ -117,8 +117,8 @@ def on_loop(work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
 def requests() -> int:
     """Count the requests that were sent to the current cluster so far."""
 
-    async def sent(here: Session) -> int:
-        return here.client.requests
+    async def sent(cluster_session: Session) -> int:
+        return cluster_session.client.requests
 
     return on_loop(sent)
 

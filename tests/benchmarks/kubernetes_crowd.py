@@ -49,7 +49,7 @@ class Listed:
 def listed(cluster: Apart, jobs: int) -> Listed:
     """List so many jobs, each with a pod that waits."""
     pattern = submit("0", spec("indexedjob"))
-    on_loop(lambda here: copies(here, pattern.name, jobs - 1))
+    on_loop(lambda cluster_session: copies(cluster_session, pattern.name, jobs - 1))
     started = time.perf_counter()
     api.jobs()
     took = time.perf_counter() - started

@@ -68,11 +68,11 @@ def printed(lines: Sequence[Sequence[str]]) -> None:
 
 def in_turn(subjects: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Call each subject once a round; return the values of each one, round by round."""
-    taken: dict[str, list[float]] = {name: [] for name in subjects}
+    timings: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(rounds):
         for name, subject in subjects.items():
-            taken[name].append(subject())
-    return taken
+            timings[name].append(subject())
+    return timings
 
 
 def medians(taken: dict[str, list[float]]) -> dict[str, float]:

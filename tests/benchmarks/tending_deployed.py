@@ -52,12 +52,12 @@ time.sleep(10000)
 def until(what: str, probe: "Callable[[], Any]") -> Any:
     """Wait until ``probe`` returns a true value; return that."""
     began = time.monotonic()
-    while not (there := probe()):
+    while not (value := probe()):
         if time.monotonic() - began > LONGEST_S:
             sys.exit(f"{what}: not within {LONGEST_S:.0f} s")
         time.sleep(0.5)
     print(f"{time.monotonic() - began:6.1f} s  {what}")
-    return there
+    return value
 
 
 def parts(image: str, server: str) -> "Iterator[dict[str, Any]]":
@@ -83,19 +83,19 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     config.load_kube_config()
-    here, core = dynamic.DynamicClient(client.ApiClient()), client.CoreV1Api()
+    dynamic_client, core = dynamic.DynamicClient(client.ApiClient()), client.CoreV1Api()
     with own_state():
         core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=NAMESPACE)))
         try:
             for part in parts(arguments.python, arguments.server):
-                api = here.resources.get(api_version=part["apiVersion"], kind=part["kind"])
+                api = dynamic_client.resources.get(api_version=part["apiVersion"], kind=part["kind"])
                 where = {"namespace": NAMESPACE} if api.namespaced else {}
                 try:
                     api.create(body=part, **where)
                 except ApiException as exc:
                     if exc.status != 409:  # objects outside the namespace stay from run to run
                         raise
-            trial(here, core, arguments.image)
+            trial(dynamic_client, core, arguments.image)
         finally:
             core.delete_namespace(NAMESPACE)
 
@@ -116,8 +116,8 @@ def trial(here: "dynamic.DynamicClient", core: "client.CoreV1Api", image: str) -
     notebook = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     assert notebook.stdout is not None
     name = notebook.stdout.readline().strip()
-    mine = f"nbtorchjob.dev/job={name}"
-    (pod,) = until(f"{name} runs", lambda: running(mine))
+    label = f"nbtorchjob.dev/job={name}"
+    (pod,) = until(f"{name} runs", lambda: running(label))
     until("its cell runs", lambda: "attempt 1" in log(pod.metadata.name))
     os.kill(notebook.pid, signal.SIGKILL)
     notebook.wait()

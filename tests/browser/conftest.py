@@ -173,8 +173,8 @@ def serving(folder, browser, **env):
     news.write_text(_QUIET)
     (folder / "pages").mkdir()
     (folder / "pages" / "nbtorchjob").symlink_to(BUILT)
-    own = {f"JUPYTER_{what}_DIR": str(folder / what) for what in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {f"JUPYTERLAB_{what.upper()}_DIR": str(folder / what) for what in ("settings", "workspaces")}
+    own = {f"JUPYTER_{kind}_DIR": str(folder / kind) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    own |= {f"JUPYTERLAB_{kind.upper()}_DIR": str(folder / kind) for kind in ("settings", "workspaces")}
     own |= {"IPYTHONDIR": str(folder / "ipython"), "KUBECONFIG": str(folder / "no-cluster")}
     own |= {"NBTORCHJOB_RANKS_AT_ONCE": "0"}  # jobs of different tests mustn't wait for each other
     with socket.socket() as free:

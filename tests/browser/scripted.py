@@ -121,8 +121,8 @@ def _hung(at: float, now: float, nodes: int, per_node: int, odd: int) -> Iterato
     for node in range(nodes):
         samples = []
         for rank in range(node * per_node, (node + 1) * per_node):
-            mine = replace(call, seq=416, done=True) if rank == odd else call
-            group = Group("0", everybody, (mine,))
+            collective = replace(call, seq=416, done=True) if rank == odd else call
+            group = Group("0", everybody, (collective,))
             thread = Thread("main", reads if rank == odd else waits)
             samples.append(RankSample(rank, RUNS, 100 + rank, (thread,), (group,)))
         yield ev.Sampled(now, node, 0, "quiet", tuple(samples))

@@ -105,8 +105,8 @@ def test_after_a_restart_of_the_kernel_a_job_is_attached_to_and_gives_its_value(
     cell = running("survives")
     notebook.page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
     notebook.sidebar.press("survives", "Attach")
-    there = "cell => jupyterapp.shell.currentWidget.content.widgets.length === cell + 2"
-    notebook.page.wait_for_function(there, arg=cell)
+    condition = "cell => jupyterapp.shell.currentWidget.content.widgets.length === cell + 2"
+    notebook.page.wait_for_function(condition, arg=cell)
     assert notebook.source(cell + 1) == "%torchjob attach survives"
 
     gate.touch()

@@ -80,8 +80,8 @@ class Notebook:
     def _had(self, kind: str) -> str:
         if self._random.random() < 0.03:
             return str(self._random.choice([*NAMES, *SHADOWED, *MISSING]))
-        wanted = [name for name, value in self._namespace.items() if name in _OURS and _is(value, kind)]
-        return str(self._random.choice(wanted or NAMES))
+        candidates = [name for name, value in self._namespace.items() if name in _OURS and _is(value, kind)]
+        return str(self._random.choice(candidates or NAMES))
 
 
 _OURS = {*NAMES, *SHADOWED}

@@ -38,8 +38,8 @@ class _Portrait:
         return f"{self._kind(type(value))} {self._body(value)}"
 
     def _kind(self, kind: type) -> str:
-        mine = " of the notebook" if self._namespace.get(kind.__name__) is kind else ""
-        return f"{kind.__module__}.{kind.__qualname__}{mine}"
+        suffix = " of the notebook" if self._namespace.get(kind.__name__) is kind else ""
+        return f"{kind.__module__}.{kind.__qualname__}{suffix}"
 
     def _body(self, value: Any) -> str:
         if isinstance(value, type):
@@ -73,7 +73,7 @@ class _Portrait:
         """Return the number of the first tensor with the same memory."""
         start = tensor.untyped_storage().data_ptr()
         self._memory.append((start, tensor.storage_offset()))
-        return f"memory {[known for known, _ in self._memory].index(start)}"
+        return f"memory {[address for address, _ in self._memory].index(start)}"
 
     def _vars(self, value: Any) -> str:
         own = dict(vars(value)) if hasattr(value, "__dict__") else {}

@@ -95,7 +95,7 @@ def examples() -> list[Example]:
 
 def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
     """Run cells on ``python``, each in a folder of its own; return the unexpected differences."""
-    there = version(python)
+    rank_version = version(python)
     ranks = Ranks(folder, python)
     differences = []
     try:
@@ -103,7 +103,7 @@ def compared(python: str, folder: Path, cells: Iterable[Example]) -> list[str]:
             with _notebook(folder / f"cell {number}"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 words = difference(cell, ranks)
-            if not _expected(cell.title, words, there):
+            if not _expected(cell.title, words, rank_version):
                 differences.append(f"{cell.title}: {words or 'it is the same'}")
     finally:
         ranks.close()
@@ -128,12 +128,12 @@ def _notebook(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def _expected(title: str, words: str, there: tuple[int, int]) -> bool:
+def _expected(title: str, words: str, rank_version: tuple[int, int]) -> bool:
     minor, pattern = _REFUSED.get(title, (0, ""))
-    if there < (3, minor):
+    if rank_version < (3, minor):
         return bool(re.search(pattern, words))
     minor, pattern = _OTHERWISE.get(title, (0, ""))
-    between = (there < (3, minor)) != ((3, minor) > _HERE)
+    between = (rank_version < (3, minor)) != ((3, minor) > _HERE)
     return not words or bool(between and re.search(pattern, words))
 
 
@@ -141,11 +141,11 @@ def main(pythons: list[str], every: int = 1) -> None:
     """Compare this Python with each of ``pythons``; exit with 1 if something differs."""
     good = True
     for python in pythons:
-        there, cells = version(python), examples()[::every]
+        rank_version, cells = version(python), examples()[::every]
         with tempfile.TemporaryDirectory() as folder:
             lines = compared(python, Path(folder), cells)
         good = good and not lines
-        pair = f"3.{_HERE[1]} -> 3.{there[1]}"
+        pair = f"3.{_HERE[1]} -> 3.{rank_version[1]}"
         print(f"{pair}: {len(cells)} cells, {len(lines)} differ", *lines, sep="\n    ", flush=True)
     sys.exit(not good)
 
@@ -166,12 +166,14 @@ def from_kernel(python: str, others: Iterable[str], folder: Path, every: int = 1
 
 def all_pairs() -> None:
     """Compare each interpreter that can stand for a kernel with all others."""
-    known = {**interpreters(), _HERE: sys.executable}
+    pythons = {**interpreters(), _HERE: sys.executable}
     good = True
     with tempfile.TemporaryDirectory() as folder:
-        for here, python in sorted(known.items()):
-            others = [known[there] for there in sorted(known) if there != here]
-            if here >= (3, 10):
+        for kernel_version, python in sorted(pythons.items()):
+            others = [
+                pythons[rank_version] for rank_version in sorted(pythons) if rank_version != kernel_version
+            ]
+            if kernel_version >= (3, 10):
                 kernel = from_kernel(python, others, Path(folder))
                 for line in kernel.stdout or ():
                     print(line, end="", flush=True)

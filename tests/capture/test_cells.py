@@ -245,8 +245,8 @@ def test_a_cell_runs_as_well_with_only_what_it_reads(lines):
         return
     notebook = {name: f"the notebook's {name}" for name in "abcd"}
     reads = {read.name for read in cells.parse(text, "<cell>").reads}
-    taken = {name: value for name, value in notebook.items() if name in reads}
-    assert _run(code, taken) == _run(code, notebook), text
+    subset = {name: value for name, value in notebook.items() if name in reads}
+    assert _run(code, subset) == _run(code, notebook), text
 
 
 def test_a_long_cell_takes_as_long_as_it_is():

@@ -92,9 +92,9 @@ def test_of_a_gpus_memory_only_what_is_looked_at_is_copied(monkeypatch):
 
 
 def test_what_else_is_captured_doesn_t_matter():
-    one = list(range(2_000_000))
+    numbers = list(range(2_000_000))
 
-    assert digests(one=one)["one"] == digests(one=one, other=1)["one"]
+    assert digests(one=numbers)["one"] == digests(one=numbers, other=1)["one"]
 
 
 def test_it_is_the_same_in_another_process():
@@ -106,9 +106,9 @@ def test_it_is_the_same_in_another_process():
         ]
     )
     argv = [sys.executable, "-c", code, str(Path(__file__).parents[2])]
-    there = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+    digest = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
-    assert digests(x=[torch.arange(5), {"lr": 0.1}, torch.zeros(2)])["x"] == there
+    assert digests(x=[torch.arange(5), {"lr": 0.1}, torch.zeros(2)])["x"] == digest
 
 
 def test_nothing_is_kept_of_what_is_called_a_secret():
@@ -127,10 +127,10 @@ def test_local_modules_have_one_too(tmp_path, monkeypatch):
         return captured(from_function(digested.f, root=tmp_path))["digested.py"]
 
     monkeypatch.syspath_prepend(tmp_path)
-    one, other = of("def f(): return 1\n"), of("def f(): return 2\n")
+    first, second = of("def f(): return 1\n"), of("def f(): return 2\n")
 
-    assert one[0] == other[0] == "module, 1 file, 18 B"
-    assert one[1] != other[1]
+    assert first[0] == second[0] == "module, 1 file, 18 B"
+    assert first[1] != second[1]
 
 
 def fingerprint_in_kernel(*, pid="17", count="3", lr="0.1"):
@@ -148,15 +148,15 @@ def test_another_value_is_another_call():
 
 @pytest.mark.parametrize(("left", "right"), [("a + 1", "a + 2"), ("a", "a  # said")])
 def test_another_text_is_another_call(left, right):
-    one, two = (capture.from_cell(text, {"a": 1}) for text in (left, right))
-    assert fingerprint(one) != fingerprint(two)
+    first, second = (capture.from_cell(text, {"a": 1}) for text in (left, right))
+    assert fingerprint(first) != fingerprint(second)
 
 
 @pytest.mark.parametrize(("one", "other"), WITH_THE_BYTE_OF_A_FRAME)
 def test_calls_with_values_that_hold_the_byte_of_a_frame_differ(one, other):
     calls = [capture.from_function(print, (value,)) for value in (one, one, other)]
-    mine, again, others = map(fingerprint, calls)
-    assert mine == again != others
+    first, again, others = map(fingerprint, calls)
+    assert first == again != others
 
 
 def test_memory_that_travels_beside_the_pickle_counts():
@@ -210,11 +210,11 @@ def test_what_torch_was_told_is_read_laid_and_put_in_words():
 
 def test_what_changes_numbers_is_a_note():
     torch.set_grad_enabled(False)
-    asked = "ranks don't get torch.set_grad_enabled(False): --carry-settings takes it along"
+    note = "ranks don't get torch.set_grad_enabled(False): --carry-settings takes it along"
 
-    assert submission.cautions(JobSpec()) == (asked,)
+    assert submission.cautions(JobSpec()) == (note,)
     assert submission.cautions(JobSpec(carry_settings=True)) == ()
-    assert f"# note: {asked}" in api.dry_run(len, "x")
+    assert f"# note: {note}" in api.dry_run(len, "x")
 
 
 class Counted(TorchFunctionMode):  # type: ignore[misc]  # torch has no types for it

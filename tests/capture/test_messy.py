@@ -55,10 +55,10 @@ def compare(cell: str, namespace: dict[str, Any], ranks: Ranks, filename: str) -
     # Names that the cell could set but didn't needn't have come along.
     names = [name for name in names if name in space or namespace.get(name) is not before.get(name)]
     space = {name: _whole(namespace[name]) for name in names if name in namespace}
-    there, here = _seen(*outcome, before), _seen(_whole(value), space, printed, error, before)
-    if here == there or call.notes or error.startswith("RecursionError"):
+    rank_outcome, plain_outcome = _seen(*outcome, before), _seen(_whole(value), space, printed, error, before)
+    if plain_outcome == rank_outcome or call.notes or error.startswith("RecursionError"):
         return ""
-    return f"plainly {here}\non a rank {there}"
+    return f"plainly {plain_outcome}\non a rank {rank_outcome}"
 
 
 def _seen(value: Any, space: dict[str, Any], printed: str, error: str, before: dict[str, Any]) -> list[str]:

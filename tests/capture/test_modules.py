@@ -17,9 +17,9 @@ from nbtorchjob.errors import CaptureError
 def root(tmp_path, monkeypatch):
     """Yield an importable notebook folder; drop its modules from ``sys.modules`` afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    known = set(sys.modules)
+    modules = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - modules:
         del sys.modules[name]
 
 

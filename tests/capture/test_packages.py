@@ -30,10 +30,10 @@ def test_options_files_and_a_block_add_up(folder):
     listed.write_text("nbtj-b\nnbtj-a==1\n")
     block = "# /// script\n# dependencies = ['nbtj-c<2']\n# ///\n1"
 
-    wanted = provided(block, "nbtj-a==1", requirements=[str(listed)]).packages
+    installs = provided(block, "nbtj-a==1", requirements=[str(listed)]).packages
 
-    assert wanted.requirements == ("nbtj-a==1", "nbtj-b", "nbtj-c<2")
-    assert wanted.names == {"nbtj-a", "nbtj-b", "nbtj-c"}
+    assert installs.requirements == ("nbtj-a==1", "nbtj-b", "nbtj-c<2")
+    assert installs.names == {"nbtj-a", "nbtj-b", "nbtj-c"}
     assert not provided("1").packages
 
 
@@ -57,26 +57,26 @@ def test_a_notebooks_first_cell_speaks_for_those_that_say_nothing(folder, monkey
 @pytest.fixture
 def kernel(folder, monkeypatch):
     """Return this kernel's site-packages with some distributions, one of them installed in place."""
-    here = folder / "site-packages"
-    install(here, "nbtj-a", "1.0+cpu", "nbtj_a.py")
-    install(here, "nbtj-b", "2.0", "nbtj_b.py")
-    install(here, "nbtj-c", "3.0", "nbtj_c.py")
-    a = here / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
+    site_packages = folder / "site-packages"
+    install(site_packages, "nbtj-a", "1.0+cpu", "nbtj_a.py")
+    install(site_packages, "nbtj-b", "2.0", "nbtj_b.py")
+    install(site_packages, "nbtj-c", "3.0", "nbtj_c.py")
+    a = site_packages / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
     a.write_text(
         a.read_text() + "Requires-Dist: nbtj-b\nRequires-Dist: torch\nRequires-Dist: no>1; extra == 'x'\n"
     )
-    mine = folder / "mine"
-    (mine / "src" / "nbtj_mine").mkdir(parents=True)
-    (mine / "src" / "nbtj_mine" / "__init__.py").write_text("import nbtj_c\n")
-    (mine / "src" / "nbtj_mine" / "data.txt").write_text("data")
-    url = {"url": mine.as_uri(), "dir_info": {"editable": True}}
-    info = install(here, "nbtj-mine", "0.1", **url)
+    project_path = folder / "mine"
+    (project_path / "src" / "nbtj_mine").mkdir(parents=True)
+    (project_path / "src" / "nbtj_mine" / "__init__.py").write_text("import nbtj_c\n")
+    (project_path / "src" / "nbtj_mine" / "data.txt").write_text("data")
+    url = {"url": project_path.as_uri(), "dir_info": {"editable": True}}
+    info = install(site_packages, "nbtj-mine", "0.1", **url)
     (info / "METADATA").write_text("Name: nbtj-mine\nVersion: 0.1\nRequires-Dist: nbtj-c\n")
-    (here / "mine.pth").write_text(str(mine / "src"))
-    for path in (mine / "src", here):
+    (site_packages / "mine.pth").write_text(str(project_path / "src"))
+    for path in (project_path / "src", site_packages):
         monkeypatch.syspath_prepend(path)
-    monkeypatch.setattr(site, "getsitepackages", lambda: [str(here)])
-    return here
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(site_packages)])
+    return site_packages
 
 
 def test_like_here_pins_what_is_needed_and_bounds_what_that_needs(kernel):
@@ -94,11 +94,11 @@ def test_what_is_of_no_index_is_not_looked_for_on_one(kernel):
     (kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA").write_text("Name: nbtj-a\nRequires-Dist: nbtj-file\n")
 
     call = capture.from_cell("import nbtj_a, nbtj_git, nbtj_file", {})
-    wanted = packages.provided(call, JobSpec(backend=CLUSTER, package=["like-here"])).packages
+    installs = packages.provided(call, JobSpec(backend=CLUSTER, package=["like-here"])).packages
 
-    assert wanted.requirements == ("nbtj-a==1.0", "nbtj-git @ git+https://host/nbtj@3f2a")
-    assert wanted.constraints == ()
-    (copy,) = wanted.wheels
+    assert installs.requirements == ("nbtj-a==1.0", "nbtj-git @ git+https://host/nbtj@3f2a")
+    assert installs.constraints == ()
+    (copy,) = installs.wheels
     assert copy.name == "nbtj_file-4.0-py3-none-any.whl"
     members = zipfile.ZipFile(io.BytesIO(copy.data)).namelist()
     assert [name for name in members if "info" not in name] == ["nbtj_file/__init__.py"]
@@ -139,17 +139,17 @@ def test_a_kernel_whose_packages_are_at_odds_is_copied_as_it_is(kernel):
     metadata = kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
     metadata.write_text("Name: nbtj-a\nRequires-Dist: nbtj-b<2\n")
 
-    wanted = provided("import nbtj_a, nbtj_c", "like-here").packages
+    installs = provided("import nbtj_a, nbtj_c", "like-here").packages
 
-    assert wanted.exactly == ("nbtj-a==1.0", "nbtj-c==3.0", "nbtj-b==2.0")
-    assert (wanted.requirements, wanted.constraints) == ((), ())
+    assert installs.exactly == ("nbtj-a==1.0", "nbtj-c==3.0", "nbtj-b==2.0")
+    assert (installs.requirements, installs.constraints) == ((), ())
 
 
 def test_what_is_asked_for_by_name_is_not_pinned_to_what_is_here(kernel):
-    wanted = provided("import nbtj_a, nbtj_c", "like-here", "nbtj-b>=3", "NBTJ_c==9").packages
+    installs = provided("import nbtj_a, nbtj_c", "like-here", "nbtj-b>=3", "NBTJ_c==9").packages
 
-    assert wanted.requirements == ("nbtj-b>=3", "NBTJ_c==9", "nbtj-a==1.0")
-    assert wanted.constraints == ()
+    assert installs.requirements == ("nbtj-b>=3", "NBTJ_c==9", "nbtj-a==1.0")
+    assert installs.constraints == ()
 
 
 def test_what_is_installed_in_place_travels_as_it_is_with_what_it_needs(kernel):
@@ -178,8 +178,8 @@ def test_on_this_machine_all_is_like_here_already(kernel):
 
 def test_what_is_going_to_be_there_is_known_without_building_it(kernel, folder):
     wheel_path = wheel(folder, "My_Wheel")
-    mine = project(folder / "a", "my.project", first="raise SystemExit")
-    spec = JobSpec(package=[str(wheel_path), str(mine), "nbtj-x", "like-here"])
+    project_path = project(folder / "a", "my.project", first="raise SystemExit")
+    spec = JobSpec(package=[str(wheel_path), str(project_path), "nbtj-x", "like-here"])
 
     names = packages.pinned(capture.from_cell("import nbtj_a", {}).needs, spec)
 
@@ -195,7 +195,7 @@ def test_a_project_that_is_installed_in_place_has_its_name_here(kernel, folder):
 
 
 def test_a_call_that_installs_something_else_is_another_call(folder):
-    calls = [provided("1", *asked) for asked in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
+    calls = [provided("1", *requirements) for requirements in ((), ("nbtj-a",), ("nbtj-a", "nbtj-b"))]
 
     assert len({identity.of(call) for call in calls}) == 3
 

@@ -212,11 +212,11 @@ def test_what_a_package_lets_go_of_is_not_kept(package):
 
     top = package[0]
     top.model = Model()
-    gone = weakref.ref(top.model)
+    reference = weakref.ref(top.model)
     assert found() == []
     top.model = None
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_a_second_look_calls_as_much_as_has_changed(package, notebook):
@@ -267,7 +267,7 @@ CHANGES = st.tuples(
 def test_whatever_changes_between_captures_each_names_what_is_there(captures):
     with imported_package() as (top, inner):
         owners = dict(zip(OWNERS, (top, top.A, top.B, inner, inner.A), strict=True))
-        there: set[str] = set()
+        names: set[str] = set()
         for changes in captures:
             for owner, name, kind in changes:
                 if kind == "gone":
@@ -275,16 +275,16 @@ def test_whatever_changes_between_captures_each_names_what_is_there(captures):
                         delattr(owners[owner], name)
                 else:
                     setattr(owners[owner], name, value(kind))
-                there -= {f"{owner}.{name}"}
-                there |= {f"{owner}.{name}"} if kind.startswith("my ") else set()
-            assert sorted(found()) == sorted(there)
+                names -= {f"{owner}.{name}"}
+                names |= {f"{owner}.{name}"} if kind.startswith("my ") else set()
+            assert sorted(found()) == sorted(names)
 
 
 def test_a_package_that_is_gone_is_not_kept(notebook):
     with imported_package() as modules:
-        gone = weakref.ref(modules[0].f)
+        reference = weakref.ref(modules[0].f)
         assert found() == []
     del modules
     from_cell("1", notebook)
     gc.collect()
-    assert gone() is None
+    assert reference() is None

@@ -258,14 +258,14 @@ class A:
     space = notebook(text, "<cell 7>")
     call = back(pickling.dump({"f": space["f"], "A": space["A"]}))
     for sent, arrived in [(space["f"], call["f"]), (space["A"].m, call["A"].m)]:
-        for mine, other in zip(code_in(sent.__code__), code_in(arrived.__code__), strict=True):
-            assert other == mine  # names, constants, instructions, exception table
+        for original, other in zip(code_in(sent.__code__), code_in(arrived.__code__), strict=True):
+            assert other == original  # names, constants, instructions, exception table
             assert other.co_filename == "<cell 7>"
-            assert other.co_firstlineno == mine.co_firstlineno
-            assert [*other.co_lines()] == [*mine.co_lines()]
+            assert other.co_firstlineno == original.co_firstlineno
+            assert [*other.co_lines()] == [*original.co_lines()]
             if sys.version_info >= (3, 11):
-                assert other.co_qualname == mine.co_qualname
-                assert [*other.co_positions()] == [*mine.co_positions()]
+                assert other.co_qualname == original.co_qualname
+                assert [*other.co_positions()] == [*original.co_positions()]
     with pytest.raises(ZeroDivisionError) as failed:
         call["f"](2)()
     assert ("<cell 7>", 6) in [(entry.filename, entry.lineno) for entry in traceback.extract_tb(failed.tb)]

@@ -120,12 +120,12 @@ def test_what_is_no_file_is_refused_and_not_opened(tree):
     os.mkfifo(tree / "pipe")
     assert refused(tree, "pipe") == "--ship pipe: it is a pipe, and only files can be shipped"
     with socket.socket(socket.AF_UNIX) as server:
-        here = os.getcwd()
+        cwd = os.getcwd()
         try:
             os.chdir(tree)  # a socket's path has to be short
             server.bind("sock")
         finally:
-            os.chdir(here)
+            os.chdir(cwd)
     assert "it is a socket" in refused(tree, "sock")
 
 
@@ -226,8 +226,8 @@ def test_a_path_that_leads_elsewhere_is_no_option(value):
 
 
 def test_paths_have_one_form():
-    asked: list[Any] = ["configs/", "./configs", Path("a//b"), "."]
-    assert JobSpec(ship=asked).ship == ("configs", "a/b", ".")
+    paths: list[Any] = ["configs/", "./configs", Path("a//b"), "."]
+    assert JobSpec(ship=paths).ship == ("configs", "a/b", ".")
     assert JobSpec.from_json(JobSpec(ship=["configs/"]).to_json()).ship == ("configs",)
     with pytest.raises(SpecError, match="a list of paths"):
         JobSpec(ship="configs")

@@ -66,13 +66,13 @@ def main(arguments: list[str]) -> int:
             ran = subprocess.run([sys.executable, "-m", "pytest", "-q", SUITE], env=env, check=False)
             add(SUITE, began, f"**exit code {ran.returncode}**" if ran.returncode else RIGHT)
         alone = os.environ.get(ALONE, "") not in ("", "0")
-        with site(kubeconfig, image, patience, alone=alone, emulator=emulator) as here:
+        with site(kubeconfig, image, patience, alone=alone, emulator=emulator) as case_site:
             for case in CASES.values():
-                for kind in case.kinds(here):
+                for kind in case.kinds(case_site):
                     title = case.title if case.once else f"{case.title} ({kind})"
                     if all(word in title for word in words):
                         began = time.monotonic()
-                        add(title, began, tried(case, here, kind))
+                        add(title, began, tried(case, case_site, kind))
         began, names = time.monotonic(), left(kubeconfig, patience)
         add("nothing is left behind", began, f"**{', '.join(names)}**" if names else RIGHT)
     print("\n| case | took | |\n|---|---|---|", *rows, sep="\n")

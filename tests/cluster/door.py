@@ -47,16 +47,16 @@ class Door:
                 near, _ = opened.accept()
                 server = socket.create_connection(self._there)
                 self._ends += [near, server]
-                for one, other in ((near, server), (server, near)):
-                    threading.Thread(target=_carry, args=(one, other), daemon=True).start()
+                for source, target in ((near, server), (server, near)):
+                    threading.Thread(target=_carry, args=(source, target), daemon=True).start()
 
 
-def _carry(one: socket.socket, other: socket.socket) -> None:
+def _carry(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
-        while data := one.recv(1 << 16):
-            other.sendall(data)
+        while data := source.recv(1 << 16):
+            target.sendall(data)
     with suppress(OSError):
-        other.shutdown(socket.SHUT_RDWR)
+        target.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -129,8 +129,8 @@ class Site:
 
     def submit(self, cell: str, variables: dict[str, Any] | None = None, **asked: Any) -> Job[Any]:
         """Submit a cell, with ``leaving``, ``Leaving`` and ``attempt`` among its variables."""
-        known = {"leaving": leaving, "Leaving": Leaving, "attempt": attempt, **(variables or {})}
-        return submission.submit(capture.from_cell(cell, known), self.spec(**asked))
+        bindings = {"leaving": leaving, "Leaving": Leaving, "attempt": attempt, **(variables or {})}
+        return submission.submit(capture.from_cell(cell, bindings), self.spec(**asked))
 
     def stubborn(self, cell: str, **asked: Any) -> Job[Any]:
         """Submit a cell that ignores SIGTERM, and wait until it prints that it has begun."""
@@ -198,7 +198,7 @@ class Site:
 
     def queue(self, cpu: str) -> str:
         """Create a Kueue queue with that much CPU quota, and a priority; return the name of both."""
-        if CLUSTER_QUEUES[:3] not in _ask_session(lambda here: here.served()):
+        if CLUSTER_QUEUES[:3] not in _ask_session(lambda cluster_session: cluster_session.served()):
             raise NotHere("needs Kueue")
         self.needs_to_be_alone("a ClusterQueue is in no namespace")
         name = f"{self.namespace}-{secrets.token_hex(2)}"
@@ -361,9 +361,9 @@ def site(
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         _ask(lambda client: client.create(NAMESPACES, None, body))
         try:
-            here = Site(name, image, patience, alone, emulator)
-            with here.undo:
-                yield here
+            case_site = Site(name, image, patience, alone, emulator)
+            with case_site.undo:
+                yield case_site
         finally:
             _ask(lambda client: client.delete(Target(NAMESPACES, None, name)))
 
@@ -371,7 +371,7 @@ def site(
 def left(kubeconfig: str, patience: float) -> list[str]:
     """Return the objects that cases have left outside of namespaces, and namespaces that don't end."""
     with _in_environment(KUBECONFIG=kubeconfig):
-        served = {*_ask_session(lambda here: here.served()), NAMESPACES[:3]}
+        served = {*_ask_session(lambda cluster_session: cluster_session.served()), NAMESPACES[:3]}
         end = time.monotonic() + patience
         while True:
             names = [name for api_ in _OUTSIDE if api_[:3] in served for name in _names(api_)]
@@ -393,8 +393,8 @@ def _kubeconfig() -> dict[str, Any]:
     config = yaml.safe_load(path.read_text())
     named = config["current-context"]
     [context] = [entry for entry in config["contexts"] if entry["name"] == named]
-    for plural, one in (("clusters", "cluster"), ("users", "user")):
-        config[plural] = [entry for entry in config[plural] if entry["name"] == context["context"][one]]
+    for plural, singular in (("clusters", "cluster"), ("users", "user")):
+        config[plural] = [entry for entry in config[plural] if entry["name"] == context["context"][singular]]
     [cluster] = [entry["cluster"] for entry in config["clusters"]]
     if authority := cluster.pop("certificate-authority", None):
         data = (path.parent / authority).read_bytes()
@@ -417,12 +417,14 @@ def _in_environment(**variables: str) -> Iterator[None]:
 
 def _served(namespace: str) -> list[str]:
     async def ask() -> list[str]:
-        here = await session(None)
+        cluster_session = await session(None)
         kinds = []
-        for kind in await here.kinds():
-            known = kind.runtimes
+        for kind in await cluster_session.kinds():
+            runtimes = kind.runtimes
             # Without a runtime for torch a TrainJob can't be created.
-            if known is None or known.default.name in await attempts.names(here.client, known, namespace):
+            if runtimes is None or runtimes.default.name in await attempts.names(
+                cluster_session.client, runtimes, namespace
+            ):
                 kinds.append(kind.name)
         return sorted(kinds)
 
@@ -441,4 +443,4 @@ def _ask_session(question: Callable[[Any], Awaitable[T]]) -> T:
 
 
 def _ask(question: Callable[[Client], Awaitable[T]]) -> T:
-    return _ask_session(lambda here: question(here.client))
+    return _ask_session(lambda cluster_session: question(cluster_session.client))

@@ -31,8 +31,8 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def here(cluster):
-    with site(str(cluster.kubeconfig), "localhost/torch:1", 120, emulator=cluster) as here:
-        yield here
+    with site(str(cluster.kubeconfig), "localhost/torch:1", 120, emulator=cluster) as case_site:
+        yield case_site
     assert left(str(cluster.kubeconfig), 60) == []
 
 
@@ -44,25 +44,25 @@ def test_a_case_is_right_on_the_emulator(title, kind, here):
 
 
 def test_no_namespace_is_left_and_what_went_wrong_is_in_the_table(cluster):
-    def wrong(here, kind):
-        raise ValueError(f"not as it\nshould be in {here.namespace}")
+    def wrong(case_site, kind):
+        raise ValueError(f"not as it\nshould be in {case_site.namespace}")
 
     def names():
         items = cluster.request("GET", f"/api/v1/{NAMESPACES.plural}")["items"]
         return {item["metadata"]["name"] for item in items if "deletionTimestamp" not in item["metadata"]}
 
     before = names()
-    with site(str(cluster.kubeconfig), "localhost/torch:1", 5) as here:
-        assert names() - before == {here.namespace}
-        outcome = tried(Case("a case", wrong, once=True), here, "indexedjob")
+    with site(str(cluster.kubeconfig), "localhost/torch:1", 5) as case_site:
+        assert names() - before == {case_site.namespace}
+        outcome = tried(Case("a case", wrong, once=True), case_site, "indexedjob")
 
     assert names() == before
-    why = f"**ValueError: not as it should be in {here.namespace}**"
+    why = f"**ValueError: not as it should be in {case_site.namespace}**"
     assert row("a case", 1.2, outcome) == f"| a case | 1 s | {why} |"
 
 
 def test_what_is_everybodys_isnt_touched_where_others_use_the_cluster(cluster):
-    with site(str(cluster.kubeconfig), "localhost/torch:1", 60) as here:
-        outcome = tried(CASES["a preemption by Kueue"], here, "indexedjob")
+    with site(str(cluster.kubeconfig), "localhost/torch:1", 60) as case_site:
+        outcome = tried(CASES["a preemption by Kueue"], case_site, "indexedjob")
 
     assert outcome.startswith("not here: a ClusterQueue is in no namespace: set NBTORCHJOB_TEST_ALONE=1")

@@ -132,8 +132,8 @@ def board(front, monkeypatch, tmp_path):
         return list(front.texts)
 
     yield SimpleNamespace(line=line, synced=front.synced, job=front.job)
-    for known in list(connecting._boards.values()):
-        known.close()
+    for board in list(connecting._boards.values()):
+        board.close()
 
 
 def test_a_job_with_the_name_of_a_deleted_one_has_a_tensorboard_of_its_own(board):

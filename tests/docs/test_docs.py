@@ -142,11 +142,11 @@ def made(names):
 
 
 def installed(words):
-    verb, what = words
+    verb, requirement = words
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert verb == "install"
-    assert what.startswith(".[")
-    assert set(what[2:-1].split(",")) <= extras.keys()
+    assert requirement.startswith(".[")
+    assert set(requirement[2:-1].split(",")) <= extras.keys()
 
 
 def held(paths):
@@ -210,11 +210,13 @@ def test_every_verb_and_exit_code_of_the_command_is_in_the_docs():
 def test_every_verb_has_its_document_in_the_table_for_programs():
     text = (ROOT / "docs" / "cli.md").read_text().partition("## For programs")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| (`.*?) \| (.*) \|$", text, re.MULTILINE))
-    told = {verb: document for verbs, document in rows.items() for verb in re.findall(r"`([a-z]+)", verbs)}
+    documents = {
+        verb: document for verbs, document in rows.items() for verb in re.findall(r"`([a-z]+)", verbs)
+    }
 
-    assert told.keys() == COMMANDS.keys()
-    none = {verb for verb, document in told.items() if document.startswith("none")}
-    assert {verb for verb, known in COMMANDS.items() if JSON not in known.options} == none - {"debug"}
+    assert documents.keys() == COMMANDS.keys()
+    none = {verb for verb, document in documents.items() if document.startswith("none")}
+    assert {verb for verb, command in COMMANDS.items() if JSON not in command.options} == none - {"debug"}
 
 
 def test_every_command_of_jupyterlab_is_in_the_docs():
@@ -239,21 +241,21 @@ def test_every_module_that_a_page_names_exists(paper):
         *ROOT.glob("docs/*.py"),
     ]
     top = [path for path in ROOT.iterdir() if path.is_dir()]
-    there = ["/" + path.as_posix() + "/" * path.is_dir() for path in [*package, *top, *ROOT.glob("docs/*/")]]
+    paths = ["/" + path.as_posix() + "/" * path.is_dir() for path in [*package, *top, *ROOT.glob("docs/*/")]]
     named = A_PATH.findall(paper.read_text())
 
     assert named
-    assert [path for path in named if not any(known.endswith("/" + path) for known in there)] == []
+    assert [path for path in named if not any(candidate.endswith("/" + path) for candidate in paths)] == []
 
 
 def test_every_package_has_its_line_in_the_architecture():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     modules = {path.name + "/" * path.is_dir() for path in (ROOT / "nbtorchjob").iterdir()}
-    ours = {name for name in modules if not name.startswith("_") and re.search(r"\.py$|/$", name)} - {
+    entries = {name for name in modules if not name.startswith("_") and re.search(r"\.py$|/$", name)} - {
         "labextension/"
     }
 
-    assert [name for name in sorted(ours) if f"`{name}`" not in text] == []
+    assert [name for name in sorted(entries) if f"`{name}`" not in text] == []
 
 
 def test_the_architecture_is_read_in_one_sitting():

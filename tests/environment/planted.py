@@ -34,14 +34,16 @@ def apart():
 
     So one folder can hold all packages here, and one all packages there. Those here can be imported.
     """
-    for number, (case, (mine, packages, module, *_)) in enumerate(PLANTED.items()):
+    for number, (case, (kernel_packages, packages, module, *_)) in enumerate(PLANTED.items()):
 
         def own(text, number=number):
             return re.sub("mine|other|more|space", rf"\g<0>{number}", text)
 
-        here = [tuple(own(text.replace(SUFFIX, ".py")) for text in texts) for texts in mine]
-        there = [own(text) if isinstance(text, str) else tuple(map(own, text)) for text in packages]
-        yield case, here, there, own(module)
+        kernel_contents = [
+            tuple(own(text.replace(SUFFIX, ".py")) for text in texts) for texts in kernel_packages
+        ]
+        target_contents = [own(text) if isinstance(text, str) else tuple(map(own, text)) for text in packages]
+        yield case, kernel_contents, target_contents, own(module)
 
 
 # Packages here, packages there, imported module; verdict with the version there; whether node and we refuse.

@@ -41,9 +41,9 @@ def told(name="image"):
     """Return this interpreter's description as that of an image, stored and loaded again."""
     fact = EnvironmentTold(1.0, 0, **environment.description())
     images.learn(Asked("", name), f"sha256:{name}", fact)
-    known = images.contents_of(Asked("", name))
-    assert known is not None
-    return known.environment
+    contents = images.contents_of(Asked("", name))
+    assert contents is not None
+    return contents.environment
 
 
 def refused(differences):
@@ -104,16 +104,16 @@ def test_a_line_names_all_and_strict_refuses_what_differs(standing):
     standing("here", MINE, ("a", "1.0", "a.py"), ("b", "1.0", "b.py"), ("c", "1.0", "c.py"))
     differences, own = needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()), here.environment()
     standing("there", ("mine", "2.0", MINE[2]), ("c", "1.1", "c.py"))
-    there = told()
+    target = told()
 
-    compared = images.compared(differences, own, there)
+    compared = images.compared(differences, own, target)
     assert compared.line == "lacks a 1.0 and b 1.0 and has c 1.1 (here 1.0) and mine 2.0 (here 1.2.0)"
     assert compared.refusal("it", strict=False) == ""
     assert compared.refusal("it", strict=True).startswith(
         "it lacks a 1.0 and b 1.0, which the call imports: add"
     )
 
-    pinned = images.compared(differences, own, there, ("a", "B>=1", "C @ https://example.com/c.whl"))
+    pinned = images.compared(differences, own, target, ("a", "B>=1", "C @ https://example.com/c.whl"))
     assert [row.verdict for row in pinned.rows] == [PINNED, PINNED, PINNED, DIFFERS]
     assert pinned.line == "has mine 2.0 (here 1.2.0)"
     assert pinned.refusal("it", strict=True) == (
@@ -154,25 +154,25 @@ def test_of_many_that_differ_strict_proposes_one_option(standing):
 def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked(standing, tmp_path):
     standing("here", MINE, ("a", "1.0.3", "a.py"))
     differences = needs(Imports(frozenset(["mine", "a"])), ())
-    asked = [vars(difference) | {"mend": difference.mend} for difference in differences]
-    there = standing("there", ("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py"))
+    records = [vars(difference) | {"mend": difference.mend} for difference in differences]
+    folder = standing("there", ("mine", "2.0", MINE[2]), ("a", "1.0.9", "a.py"))
 
     with pytest.raises(
         PayloadError, match=r"this image has mine 2\.0 and lacks mine 1\.2\.0, .* mine==1\.2\.0"
     ):
-        environment.check_versions(asked, str(tmp_path / "packages"))
-    environment.check_versions(asked, str(there))
+        environment.check_versions(records, str(tmp_path / "packages"))
+    environment.check_versions(records, str(folder))
 
 
 def test_what_a_job_sets_for_python_makes_another_case():
     spec = JobSpec(backend="kubernetes", cluster=Cluster(image="train:1"))
-    (asked,) = asked_images(spec)
+    (image,) = asked_images(spec)
 
     for same in (replace(spec, env={"LR": "1"}), replace(spec, launch=Elastic(2, 8))):
-        assert asked_images(same) == [asked] == [Asked("", "train:1")]
+        assert asked_images(same) == [image] == [Asked("", "train:1")]
     mounted = replace(spec.cluster, mount=["type=volume,src=libs,dst=/opt/libs"])
     for other in (replace(spec, env={"PYTHONPATH": "/opt/libs"}), replace(spec, cluster=mounted)):
-        assert asked_images(other) != [asked]
+        assert asked_images(other) != [image]
     # A runtime's image is known by the runtime's name.
     own = [
         asked_images(JobSpec(backend="kubernetes", cluster=Cluster(runtime=name)))
@@ -234,9 +234,9 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
     ],
 )
 def test_another_cuda_is_named_where_builds_tell(here_is, there_is, text):
-    own, there = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
+    own, target = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
 
-    cuda = images.compared((), own, there).cuda
+    cuda = images.compared((), own, target).cuda
 
     assert cuda.startswith(text)
     assert bool(cuda) is bool(text)
@@ -244,9 +244,9 @@ def test_another_cuda_is_named_where_builds_tell(here_is, there_is, text):
 
 def test_another_machine_is_named():
     own = here.environment()
-    there = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
+    target = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
 
-    compared = images.compared((), own, there)
+    compared = images.compared((), own, target)
 
     assert compared.line == f"has sparc64 (here {own.machine})"
     assert compared.refusal("it", strict=False) == ""
@@ -265,10 +265,10 @@ def test_what_a_node_tells_reaches_no_terminal_as_more_than_text():
     fact = EnvironmentTold(1.0, 0, "3\x1b[1m", "x", {"a\x1b": "1", "b": "2\n3", "good": "1.0"}, ("\x9b",))
     images.learn(Asked("", "hostile"), "", fact)
 
-    known = images.contents_of(Asked("", "hostile"))
+    contents = images.contents_of(Asked("", "hostile"))
 
-    assert known is not None
-    assert known.environment == here.Environment("", "x", {"good": "1.0"})
+    assert contents is not None
+    assert contents.environment == here.Environment("", "x", {"good": "1.0"})
 
 
 def test_what_no_job_has_run_for_long_is_forgotten(state_dir):

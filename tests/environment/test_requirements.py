@@ -20,13 +20,13 @@ def test_words_are_requirements_projects_wheels_or_what_is_needed(folder):
     mylib = project(folder / "mylib", "mylib")
     wheel_path = wheel(folder, "mine")
 
-    asked = requirements.of_words(
+    requests = requirements.of_words(
         ["peft==0.18", str(mylib), str(wheel_path), "like-here", "a @ https://host/a.whl"]
     )
 
-    assert asked.requirements == ("peft==0.18", "a @ https://host/a.whl")
-    assert asked.paths == (mylib, wheel_path)
-    assert asked.like_here
+    assert requests.requirements == ("peft==0.18", "a @ https://host/a.whl")
+    assert requests.paths == (mylib, wheel_path)
+    assert requests.like_here
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_who_stops_waiting_leaves_nothing_behind():
 def test_an_interrupt_keeps_nobody_from_bringing_it_whenever_it_comes():
     for moment in itertools.count():
         once = Once[int]()
-        with Interrupting(moment) as there:
+        with Interrupting(moment) as context:
             once.wait(0)
         bringer = threading.Thread(target=once.bring, args=(moment,), daemon=True)
         bringer.start()
@@ -65,6 +65,6 @@ def test_an_interrupt_keeps_nobody_from_bringing_it_whenever_it_comes():
         assert not bringer.is_alive(), moment
         assert once.wait(LIMIT)
         assert once.result() == moment
-        if not there.interrupted:
+        if not context.interrupted:
             break
     assert moment > 10

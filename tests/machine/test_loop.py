@@ -78,7 +78,7 @@ def test_an_interrupt_leaves_the_loop_to_others_whenever_it_comes():
 
     for moment in itertools.count():
         begins = work()
-        with Interrupting(moment) as there:
+        with Interrupting(moment) as context:
             loop.run(begins)
         got = list[int]()
         if moment == 0:  # interrupted before anything else
@@ -88,7 +88,7 @@ def test_an_interrupt_leaves_the_loop_to_others_whenever_it_comes():
         other.join(LIMIT)
 
         assert got == [1], moment
-        if not there.interrupted:
+        if not context.interrupted:
             break
     assert moment > 20
 

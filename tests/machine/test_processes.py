@@ -51,8 +51,8 @@ print(text == b"0123456789abcdef" * (2 << 20))
 )
 def test_merged_memory_lies_in_huge_pages_and_is_what_it_was():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    what, same = done.stdout.splitlines()
+    outcome, same = done.stdout.splitlines()
     assert same == "True"
-    if what == "none left":
+    if outcome == "none left":
         pytest.skip("the kernel has no huge pages to give: the machine's memory is in pieces")
-    assert what == "merged"
+    assert outcome == "merged"

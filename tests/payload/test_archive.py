@@ -207,9 +207,9 @@ def test_a_local_module_s_program_can_be_run_by_ranks_too(far, folder, monkeypat
     Payload(str(folder / "job.pyz")).extract(str(folder / "first"))
     lay(Payload(str(folder / "swap")), str(folder / "later"), ["tools/__init__.py", "tools/run.sh"])
 
-    for there in (folder / "first", folder / "later"):
-        assert os.access(there / "tools" / "run.sh", os.X_OK)
-        assert not os.access(there / "tools" / "__init__.py", os.X_OK)
+    for root in (folder / "first", folder / "later"):
+        assert os.access(root / "tools" / "run.sh", os.X_OK)
+        assert not os.access(root / "tools" / "__init__.py", os.X_OK)
 
 
 def test_swaps_of_a_payload_that_has_some_come_behind_them(job):

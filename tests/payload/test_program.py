@@ -236,7 +236,7 @@ except nbtorchjob.runtime.store.payload.PayloadError:
 def test_each_part_brings_what_its_modules_import():
     # Every job of a cluster has this part, and so has every job that asks for packages.
     everywhere = part_of("environment")
-    apart = {name for part in program.PARTS for name in part_of(part)}
+    part_paths = {name for part in program.PARTS for name in part_of(part)}
 
     for part in program.PARTS:
         for name in part_of(part):
@@ -246,7 +246,7 @@ def test_each_part_brings_what_its_modules_import():
                 (str(node.module).replace(".", "/"), alias.name) for node in froms for alias in node.names
             ]
             imported = {path for home, own in homes for path in (f"{home}.py", f"{home}/{own}.py")}
-            assert imported & apart <= {*part_of(part), *everywhere}, (part, name)
+            assert imported & part_paths <= {*part_of(part), *everywhere}, (part, name)
 
 
 def part_of(part):

@@ -136,8 +136,8 @@ class Lab:
         return self.until(lambda: self._bases(many))
 
     def _bases(self, many):
-        taken = {fact["round"] for fact in self.facts("TurnTaken") if fact["id"]}
-        rounds = sorted({fact["round"] for fact in self.facts("WorkersStarted")} - taken)
+        turn_rounds = {fact["round"] for fact in self.facts("TurnTaken") if fact["id"]}
+        rounds = sorted({fact["round"] for fact in self.facts("WorkersStarted")} - turn_rounds)
         if len(rounds) < many:
             return None
         with suppress(AskError, FileNotFoundError, ConnectionError):
@@ -155,9 +155,9 @@ class Lab:
 
     def over(self, round_):
         """Return the ranks that failed in a turn, once it is over."""
-        (taken,) = self.until(lambda: self.facts("TurnTaken", round=round_))
+        (turn,) = self.until(lambda: self.facts("TurnTaken", round=round_))
         ended = self.until(
-            lambda: len(facts := self.facts("TurnEnded", round=round_)) == len(taken["nodes"]) and facts
+            lambda: len(facts := self.facts("TurnEnded", round=round_)) == len(turn["nodes"]) and facts
         )
         return sorted(rank for fact in ended for rank in fact["failed"])
 
@@ -172,8 +172,8 @@ class Lab:
             peer.close()
             raise
         key = questions.node_key(KEY, "", node)
-        asked = Conversation(node, key, {"question": question, **more}, goes_on=True)
-        return Talk(asked, SocketLine(peer), LIMIT)
+        conversation = Conversation(node, key, {"question": question, **more}, goes_on=True)
+        return Talk(conversation, SocketLine(peer), LIMIT)
 
     def ask(self, question, node=0, **more):
         with self.talk(question, node, **more) as talk:

@@ -53,16 +53,16 @@ def family(pid):
 
 def listens(*pids):
     """Return the addresses at which these processes and their descendants listen."""
-    held = set()
+    open_files = set()
     for process in (process for pid in pids for process in family(pid)):
         for fd in Path(f"/proc/{process}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
-                held.add(str(fd.readlink()))
+                open_files.add(str(fd.readlink()))
     addresses = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in held:
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in open_files:
                 words = bytes.fromhex(fields[1].partition(":")[0])
                 address = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
                 addresses.append(str(ipaddress.ip_address(address)))

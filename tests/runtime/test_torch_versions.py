@@ -92,13 +92,13 @@ def test_ranks_return_through_queues_of_their_own(folder):
 
 def test_a_details_attribute_is_read_and_set_by_its_path():
     inner = SimpleNamespace(_seconds=1)
-    known = Attribute("Handler", "_inner._seconds", 60)
-    assert known.get(SimpleNamespace(_inner=inner)) == 1
-    known.set(SimpleNamespace(_inner=inner), 0)
+    attribute = Attribute("Handler", "_inner._seconds", 60)
+    assert attribute.get(SimpleNamespace(_inner=inner)) == 1
+    attribute.set(SimpleNamespace(_inner=inner), 0)
     assert inner._seconds == 0
 
-    known.set(SimpleNamespace(), 0)
-    assert known.get(SimpleNamespace()) == known.get(None) == 60
+    attribute.set(SimpleNamespace(), 0)
+    assert attribute.get(SimpleNamespace()) == attribute.get(None) == 60
 
 
 def test_the_agent_overrides_and_reads_what_is_listed_and_nothing_else():

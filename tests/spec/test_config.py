@@ -166,9 +166,9 @@ def test_elastic_takes_the_plugins_order():
 
 
 def test_requests_may_be_flytekits_resources():
-    asked: Any = SimpleNamespace(cpu=0.5, mem="2Gi", gpu=1, ephemeral_storage="1Gi", storage=None)
+    resources: Any = SimpleNamespace(cpu=0.5, mem="2Gi", gpu=1, ephemeral_storage="1Gi", storage=None)
 
-    assert Worker(requests=asked).requests == {
+    assert Worker(requests=resources).requests == {
         "cpu": "0.5",
         "memory": "2Gi",
         "nvidia.com/gpu": "1",
@@ -176,8 +176,8 @@ def test_requests_may_be_flytekits_resources():
     }
     assert Master(limits={"mem": "2Gi"}).limits == {"memory": "2Gi"}
     assert refused(Worker, requests={"mem": "2Gi", "memory": "1Gi"}).field == "requests"
-    asked.storage = "1Gi"
-    assert "ephemeral-storage" in str(refused(Worker, requests=asked))
+    resources.storage = "1Gi"
+    assert "ephemeral-storage" in str(refused(Worker, requests=resources))
 
 
 @pytest.mark.parametrize(

@@ -171,10 +171,10 @@ def test_a_line_says_it_and_gets_itself_back():
 
 
 def test_a_record_gives_it_back():
-    asked = early("--halve loss --at-least 2")
+    rule = early("--halve loss --at-least 2")
 
-    assert build(Early, asked.record()) == asked
-    assert JobInfo("g-r1", early=asked.record()).stops_early == asked
+    assert build(Early, rule.record()) == rule
+    assert JobInfo("g-r1", early=rule.record()).stops_early == rule
     assert early("").record() == {}
     assert JobInfo("g-r1").stops_early is None
 

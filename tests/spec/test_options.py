@@ -438,10 +438,10 @@ def test_a_lab_is_a_spec_with_a_name_and_its_line_says_so():
     ],
 )  # fmt: skip
 def test_beside_swap_what_it_does_not_heed_is_refused(line, refused):
-    with pytest.raises(SpecError) as told:
+    with pytest.raises(SpecError) as refusal:
         parse(line, JobSpec())
 
-    assert str(told.value).startswith(
+    assert str(refusal.value).startswith(
         f"{refused} can't be given with --swap a: it changes the running job at once"
     )
 

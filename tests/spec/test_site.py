@@ -109,9 +109,9 @@ def test_a_spec_in_python_is_filled_where_it_says_nothing(site):
         """
     )
     launch = Elastic(2, run_policy=RunPolicy(active_deadline_seconds=600))
-    mine = cluster_spec(launch, label={"tier": "high"}, toleration=("spot",))
+    user_spec = cluster_spec(launch, label={"tier": "high"}, toleration=("spot",))
 
-    spec = admitted(mine)
+    spec = admitted(user_spec)
 
     policy = RunPolicy(ttl_seconds_after_finished=60, active_deadline_seconds=600)
     cluster = Cluster(namespace="ml", label={"team": "vision", "tier": "high"}, toleration=("spot", "gpu"))
@@ -137,11 +137,11 @@ def test_what_a_site_says_of_pods_is_not_of_jobs_on_this_machine(site):
     )
 
     bare = admitted(profiles.default())
-    asked = admitted(options.parse("--backend kubernetes", profiles.default())[0])
+    kubernetes_spec = admitted(options.parse("--backend kubernetes", profiles.default())[0])
 
     assert bare == JobSpec(Elastic(run_policy=RunPolicy(active_deadline_seconds=60)))
-    assert asked.cluster == Cluster(namespace="ml")
-    assert asked.launch.run_policy == RunPolicy(CleanPodPolicy.ALL, active_deadline_seconds=60)
+    assert kubernetes_spec.cluster == Cluster(namespace="ml")
+    assert kubernetes_spec.launch.run_policy == RunPolicy(CleanPodPolicy.ALL, active_deadline_seconds=60)
 
 
 def test_what_the_environment_says_of_pods_is_not_of_jobs_on_this_machine(site, monkeypatch):
@@ -151,10 +151,10 @@ def test_what_the_environment_says_of_pods_is_not_of_jobs_on_this_machine(site, 
         monkeypatch.setenv(f"NBTORCHJOB_{name}", value)
     base = profiles.default()
 
-    here = options.parse("--backend local", base)[0]
-    assert submission.cautions(here) == ()
-    assert admitted(here).cluster == Cluster()
-    assert here.launch.nproc_per_node == 2
+    local_spec = options.parse("--backend local", base)[0]
+    assert submission.cautions(local_spec) == ()
+    assert admitted(local_spec).cluster == Cluster()
+    assert local_spec.launch.nproc_per_node == 2
     assert admitted(options.parse("--backend kubernetes", base)[0]).cluster.namespace == "team"
     for option in ("--namespace other", "--image torch:2", "--label c=d"):
         with pytest.raises(SpecError, match="can't be given on the local backend"):

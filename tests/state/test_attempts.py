@@ -307,11 +307,11 @@ def test_pods_that_a_suspension_took_are_no_loss():
 def test_a_suspension_that_shows_seconds_after_it_took_its_pods_took_them_unless_they_were_replaced_before(
     replaced, attempts
 ):
-    taken = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in (0, 1)]
+    deletions = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in (0, 1)]
     between = [] if replaced is None else [ev.Waiting(replaced, "waiting", 1, "again-1")]
     pauses = [ev.Suspended(8.0, True), ev.Suspended(9.0, False)]
     back = [ev.Waiting(10.0, "waiting", n, f"new-{n}") for n in (0, 1)]
-    state = fold(info(OPERATOR, retries=3), *REPLACED[:6], *taken, *between, *pauses, *back)
+    state = fold(info(OPERATOR, retries=3), *REPLACED[:6], *deletions, *between, *pauses, *back)
 
     assert len(state.attempts) == attempts
 
@@ -327,10 +327,10 @@ def test_a_suspension_that_shows_seconds_after_it_took_its_pods_took_them_unless
 def test_a_suspension_that_its_operator_shows_as_an_end_is_none_unless_a_node_failed_by_itself(
     code, deleted, failed
 ):
-    gone = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in ((0, 1) if deleted else (1,))]
+    deletions = [ev.NodeDisrupted(5.0, n, f"pod-{n}-1", ev.DELETED) for n in ((0, 1) if deleted else (1,))]
     ends = [ended(1, 5.0, 1, exits.LEFT), ended(0, 5.0, 1, code)]
     aborted = [ev.Verdict(5.0, False, "Aborted", pauses=True), ev.Suspended(5.0, True)]
-    state = fold(info(OPERATOR), *began(0, 1.0, 1, 100), *began(1, 1.0, 1, 100), *gone, *ends, *aborted)
+    state = fold(info(OPERATOR), *began(0, 1.0, 1, 100), *began(1, 1.0, 1, 100), *deletions, *ends, *aborted)
 
     assert (state.verdict is not None, state.suspended, conclusive(state)) == (failed, True, failed)
 

@@ -35,8 +35,8 @@ def deleted(node, number, time):
 @pytest.mark.parametrize("code", [exits.CANCELLED, 143, None])
 def test_pods_that_an_operator_makes_behind_a_budget_are_no_attempt(code):
     late = [*pod(0, 3, 23.0), *pod(1, 3, 24.0, 3), *deleted(0, 3, 25.0), *deleted(1, 3, 25.0)]
-    gone = [ended(node, 26.0, 3, code) for node in (0, 1)] if code else []
-    story = [*failing(1, 10.0), *failing(2, 20.0), *late, *gone]
+    ends = [ended(node, 26.0, 3, code) for node in (0, 1)] if code else []
+    story = [*failing(1, 10.0), *failing(2, 20.0), *late, *ends]
     state = fold(info(OPERATOR, retries=1), *story, ev.Verdict(22.5, False, STOPPED), ev.Closed(27.0))
 
     assert [attempt.budget for attempt in state.attempts] == [Budget.FAILURES] * 2
@@ -87,12 +87,18 @@ def test_of_two_pods_deleted_in_one_second_the_first_is_to_blame(first, orders):
 def test_what_failed_by_itself_in_the_second_of_a_suspension_is_an_attempt():
     # The operator deletes the pods that it restarts (Volcano's RestartJob).
     replaced = [*failing(1, 10.0), *deleted(0, 1, 13.0), *deleted(1, 1, 13.0)]
-    taken = [*pod(0, 2, 13.0, 2), *pod(1, 2, 13.0, 2), *deleted(0, 2, 14.0), *deleted(1, 2, 14.0)]
+    pod_facts = [*pod(0, 2, 13.0, 2), *pod(1, 2, 13.0, 2), *deleted(0, 2, 14.0), *deleted(1, 2, 14.0)]
     # The node that has to end last may have noticed that the other is gone.
-    gone = [ended(0, 14.0, 2, exits.CANCELLED), ended(1, 14.0, 2, exits.INFRASTRUCTURE_ERROR)]
+    ends = [ended(0, 14.0, 2, exits.CANCELLED), ended(1, 14.0, 2, exits.INFRASTRUCTURE_ERROR)]
     pauses = [ev.Suspended(14.0, True), ev.Suspended(16.0, False)]
     state = fold(
-        info(OPERATOR, retries=2), *replaced, *taken, *gone, *pauses, *pod(0, 3, 17.0, 3), *pod(1, 3, 17.0, 3)
+        info(OPERATOR, retries=2),
+        *replaced,
+        *pod_facts,
+        *ends,
+        *pauses,
+        *pod(0, 3, 17.0, 3),
+        *pod(1, 3, 17.0, 3),
     )
 
     assert [attempt.budget for attempt in state.attempts] == [Budget.FAILURES, None]

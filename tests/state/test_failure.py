@@ -389,9 +389,9 @@ def test_what_an_exception_says_cant_break_the_line():
 def test_only_a_keyboard_that_is_missing_has_words_of_its_own_for_a_missing_end():
     """The rows for EOFError rely on this: input() gives a message, a broken connection gives none."""
     asks = subprocess.run([sys.executable, "-c", "input()"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    ours, other_end = multiprocessing.Pipe()
+    end, other_end = multiprocessing.Pipe()
     other_end.close()
 
     assert asks.stderr.decode().rstrip().endswith("EOFError: EOF when reading a line")
     with pytest.raises(EOFError, match=r"^$"):
-        ours.recv()
+        end.recv()

@@ -110,8 +110,8 @@ def test_the_time_left_shrinks_between_steps_and_is_gone_once_one_is_overdue():
 
 def epochs_of_steps(many, *, first, rank=0):
     """Return one report a second, of 3 epochs of 100 steps; each report has its epoch."""
-    told = ({"epoch": n // 100 + first, "epochs": 3, "loss": 1.0} for n in range(many))
-    return reports(*told, rank=rank, every=1.0)
+    values = ({"epoch": n // 100 + first, "epochs": 3, "loss": 1.0} for n in range(many))
+    return reports(*values, rank=rank, every=1.0)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -135,12 +135,12 @@ def test_a_job_can_stall_in_its_last_epoch_and_has_done_all_once_it_succeeds():
 
 
 def test_an_epoch_that_is_told_at_its_end_is_done_however_often_it_is_told():
-    told = [
+    events = [
         ev.Reported(10.0 * epoch + more, 0, 0, 2 * epoch + more, {"epoch": epoch, "epochs": 9, name: 1.0})
         for epoch in range(1, 4)
         for more, name in enumerate(("loss", "val_loss"))
     ]
-    headway = progress(job(*told))
+    headway = progress(job(*events))
 
     assert headway is not None
     assert (headway.done, headway.left(31.0)) == (3, 59.0)
@@ -355,14 +355,14 @@ def test_names_nobody_where_it_is_not_known(facts):
 
 def test_ranks_that_wait_for_one_in_the_debugger_do_not_hang():
     stops = ev.RankStops(120.0, 0, 1, 0, 7, "step", "<cell>", ev.BREAKPOINT)
-    held = ev.RankStops(130.0, 0, 0, 0, 9, "<module>", "/home/me/a.py", ev.FAILURE)
+    hold = ev.RankStops(130.0, 0, 0, 0, 9, "<module>", "/home/me/a.py", ev.FAILURE)
     snapshot = state(stops, sampled())
 
     assert attempts.pending(snapshot, 180.0) == [
         "rank 1 stops at Cell In[1], line 7, in `step`, for 1 min 00 s: %torchjob debug job --rank 1"
     ]
     assert facts.status(snapshot, 9e9) == "DEBUGGING"
-    assert attempts.pending(state(stops, held), 250.0)[0] == (
+    assert attempts.pending(state(stops, hold), 250.0)[0] == (
         "rank 0 failed, and is held at a.py, line 9, for 2 min 00 s: %torchjob debug job --rank 0, or "
         "%torchjob release job"
     )

@@ -246,8 +246,8 @@ def test_the_largest_goes_on_where_that_is_best():
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_epoch_that_each_of_its_steps_tells_is_done_once_the_next_begins(first):
     def train(number, values, *more):
-        told = [{"epoch": step // 10 + first, "loss": value} for step, value in enumerate(values)]
-        return reported(number, told, *more, begins=number / 10)
+        reports = [{"epoch": step // 10 + first, "loss": value} for step, value in enumerate(values)]
+        return reported(number, reports, *more, begins=number / 10)
 
     early = Early(halve="loss", by="epoch", factor=2)
     usual, warms_up = train(1, [2.0] * 25), [*[3.0] * 5, *[1.0] * 5, *[4.0] * 15]

@@ -164,12 +164,12 @@ def moments(spans):
 
 @given(SPANS, SPANS)
 def test_they_are_as_sets_of_moments(some, others):
-    mine, other_spans = merged(some), merged(others)
+    spans, other_spans = merged(some), merged(others)
 
-    assert moments(mine) == moments(some)
-    assert moments(without(mine, other_spans)) == moments(some) - moments(others)
-    assert moments(common(mine, other_spans)) == moments(some) & moments(others)
-    assert length(mine) == len(moments(some))
+    assert moments(spans) == moments(some)
+    assert moments(without(spans, other_spans)) == moments(some) - moments(others)
+    assert moments(common(spans, other_spans)) == moments(some) & moments(others)
+    assert length(spans) == len(moments(some))
 
 
 TRACE = {"baseTimeNanoseconds": 1000, "traceEvents": [{"ph": "X", "name": "aten::mm", "tid": 7}]}

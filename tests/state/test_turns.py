@@ -126,8 +126,8 @@ def test_a_rank_that_stops_in_the_debugger_is_the_turns_and_the_labs_until_it_go
     begun = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], stop]
     through = ev.TurnEnded(3.6, 1, 5)
 
-    assert [held.rank for held in known(*begun).stopped] == [1]
-    assert [held.rank for held in seen(begun, "a").stopped] == [1]
+    assert [event.rank for event in known(*begun).stopped] == [1]
+    assert [event.rank for event in seen(begun, "a").stopped] == [1]
     named = replace(stop, filename="<torchjob cell 12>")
     assert facts.stop_of(named, known(*begun), 4.4).startswith(
         "rank 1 stops at Cell In[12], line 2, for 1.0 s"
@@ -316,8 +316,8 @@ def test_a_job_that_is_sent_again_waits_in_front_of_those_that_were_sent_later()
     assert texts == ["waits behind job 1", "waits behind job 1, job 2"]
 
     # The last job hadn't begun either, as the one in front of it had come by then.
-    gone = seen([*events, *ran(10, 6.3), *base(20, 9.0)], "c", info=POOL)
-    assert gone.verdict.text == turns.POOL_GONE_BEFORE
+    job = seen([*events, *ran(10, 6.3), *base(20, 9.0)], "c", info=POOL)
+    assert job.verdict.text == turns.POOL_GONE_BEFORE
 
 
 def test_a_rank_of_a_pools_job_that_ends_is_the_jobs_failure_alone():
@@ -431,8 +431,8 @@ def test_a_job_that_is_sent_again_waits_behind_those_that_have_begun():
     assert stages(state) == [(2, Stage.RUNS), (1, Stage.WAITS)]
     assert [turn.number for turn in turns.ahead(state, 6)] == [2]
     assert seen(events, "1", info=POOL, round=6).waits[-1].text == "waits behind job 2"
-    gone = seen([*events, *base(20, 9.0)], "a", info=POOL)
-    assert gone.verdict.text == turns.POOL_GONE_BEFORE
+    job = seen([*events, *base(20, 9.0)], "a", info=POOL)
+    assert job.verdict.text == turns.POOL_GONE_BEFORE
 
 
 def test_jobs_that_fit_run_side_by_side_and_the_others_wait_in_their_order():
@@ -440,10 +440,12 @@ def test_jobs_that_fit_run_side_by_side_and_the_others_wait_in_their_order():
     assert [turn.stage for turn in turns.turns(state)] == [Stage.RUNS, Stage.RUNS, Stage.WAITS, Stage.WAITS]
     assert [turn.number for turn in turns.running(state)] == [1, 2]
 
-    one, other, both = (seen(SIDE_BY_SIDE, key, info=POOL) for key in ("a", "b", "c"))
-    assert ([*one.nodes], [*other.nodes], other.nodes[1].ranks) == ([0], [1], (0,))
-    assert both.phase is Phase.PENDING
-    assert both.waits[-1].text == "waits behind job 1 (Ann) on node 0, job 2 on node 1; it needs 2 of 2 nodes"
+    first, second, third = (seen(SIDE_BY_SIDE, key, info=POOL) for key in ("a", "b", "c"))
+    assert ([*first.nodes], [*second.nodes], second.nodes[1].ranks) == ([0], [1], (0,))
+    assert third.phase is Phase.PENDING
+    assert (
+        third.waits[-1].text == "waits behind job 1 (Ann) on node 0, job 2 on node 1; it needs 2 of 2 nodes"
+    )
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -453,10 +455,10 @@ def test_a_job_is_over_once_the_nodes_that_it_has_are(late):
     if late:  # another node's facts arrive before the lead's
         events.remove(placed(6, 3.4, 1))
         events.append(placed(6, 3.4, 1))
-    one, other = (seen(events, key, info=POOL) for key in ("a", "b"))
+    first, second = (seen(events, key, info=POOL) for key in ("a", "b"))
 
-    assert (one.phase, other.phase) == (Phase.RUNNING, Phase.SUCCEEDED)
-    assert other.ended == ends[-1].time
+    assert (first.phase, second.phase) == (Phase.RUNNING, Phase.SUCCEEDED)
+    assert second.ended == ends[-1].time
     assert [turn.over for turn in turns.turns(known(*events, info=POOL))] == [False, True, False, False]
 
 
@@ -489,8 +491,8 @@ def run_of(accepted, number, at_once):
 @pytest.mark.parametrize("at_once", [None, 1])
 def test_runs_that_their_sweep_holds_back_wait_and_so_do_jobs_behind_them(at_once):
     begun = [run_of(accepted(5, 3.0, "a", 1), 1, at_once), placed(5, 3.1, 0), *alone(5, 3.2, 0)[:2]]
-    held = run_of(accepted(6, 3.3, "b", 1), 2, at_once)
-    wide = [replace(event, nodes=(0, 1, 2)) for event in (*begun[:1], held, accepted(7, 3.4, "c", 1))]
+    second_run = run_of(accepted(6, 3.3, "b", 1), 2, at_once)
+    wide = [replace(event, nodes=(0, 1, 2)) for event in (*begun[:1], second_run, accepted(7, 3.4, "c", 1))]
     events = [*BEGUN, wide[0], *begun[1:], *wide[1:]]
     info = replace(POOL, nodes=(3, 3))
 

@@ -116,10 +116,10 @@ def test_a_value_that_a_line_after_the_training_reads_may_be_changed(lines):
 
 
 def test_a_value_that_only_lines_ahead_of_the_training_read_is_refused():
-    known = code.of(job(SAVES % "for _ in range(9):\n    prepare()\nprint(path)\ntrain()"))
+    job_code = code.of(job(SAVES % "for _ in range(9):\n    prepare()\nprint(path)\ntrain()"))
 
     with pytest.raises(SwapError, match=r"path is read only on line 9 of Cell In.1., which has already run"):
-        known.refuse("path = 'b.pt'", "train")
+        job_code.refuse("path = 'b.pt'", "train")
 
 
 def test_of_code_that_isnt_known_whole_nothing_is_refused_for_not_being_read():
@@ -163,22 +163,22 @@ def test_of_a_whole_edited_cell_what_differs_is_swapped():
 
 
 def test_of_an_edited_line_only_what_it_defines_is_swapped():
-    known = code.of(job("train(); lr = 0.1; go(); wd = 0  # decay\nré = 'é'; lr_é = 1; print(lr_é)"))
+    job_code = code.of(job("train(); lr = 0.1; go(); wd = 0  # decay\nré = 'é'; lr_é = 1; print(lr_é)"))
     edited = "train(); lr = 0.2; go(); wd = 1  # decay\nré = 'é'; lr_é = 2; print(lr_é)"
 
-    assert known.definitions_in(edited, "train") == "lr = 0.2; wd = 1  # decay\nlr_é = 2"
+    assert job_code.definitions_in(edited, "train") == "lr = 0.2; wd = 1  # decay\nlr_é = 2"
 
 
 def test_a_diff_is_of_the_code_as_it_was_swapped_before():
-    known = code.of(job("lr = 1\ndef f(): return lr", "lr = 2"))
+    job_code = code.of(job("lr = 1\ndef f(): return lr", "lr = 2"))
 
-    assert known.diff("lr = 3").splitlines()[3:] == ["-lr = 2", "+lr = 3"]
+    assert job_code.diff("lr = 3").splitlines()[3:] == ["-lr = 2", "+lr = 3"]
 
 
 def test_a_diff_of_a_name_shows_no_other_statement_of_its_line():
-    known = code.of(job("lr = 0.1; wd = 0.01"))
+    job_code = code.of(job("lr = 0.1; wd = 0.01"))
 
-    assert known.diff("lr = 1e-4; wd = 1").splitlines()[3:5] == ["-lr = 0.1", "+lr = 1e-4"]
+    assert job_code.diff("lr = 1e-4; wd = 1").splitlines()[3:5] == ["-lr = 0.1", "+lr = 1e-4"]
 
 
 def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():

@@ -27,8 +27,8 @@ def job(name, cell="\nlr = 1\ntrain(lr)\n", losses=(3.0, 2.0, 1.0), **spec):
 
 def part(content, title):
     """Return the only part with that title."""
-    (wanted,) = [part for part in content["parts"] if part["title"].startswith(title)]
-    return wanted
+    (match,) = [part for part in content["parts"] if part["title"].startswith(title)]
+    return match
 
 
 def text(part):

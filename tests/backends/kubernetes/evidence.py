@@ -43,9 +43,9 @@ def _changes(cluster: Emulator, namespace: str) -> Iterator[str]:
 
 
 def _requests(cluster: Emulator, namespace: str) -> Iterator[str]:
-    asked = [f"{method} {path}" for method, path in cluster.requests if f"/{namespace}/" in path]
-    yield f"== the last of {len(asked)} requests"
-    yield from asked[-_LAST:]
+    requests = [f"{method} {path}" for method, path in cluster.requests if f"/{namespace}/" in path]
+    yield f"== the last of {len(requests)} requests"
+    yield from requests[-_LAST:]
     yield "== open watches"
     yield from (path for path in cluster.open_watches if f"/{namespace}/" in path)
 

@@ -89,8 +89,8 @@ class Link:
 
     async def _answer(self, number: int, headers: dict[str, str]) -> None:
         url = urlsplit(headers[":path"])
-        asked = Asked(headers[":method"], url.path, dict(parse_qsl(url.query)), headers, None)
-        reply: Any = self._server.reply(asked)
+        request = Asked(headers[":method"], url.path, dict(parse_qsl(url.query)), headers, None)
+        reply: Any = self._server.reply(request)
         more = getattr(reply, "headers", {})
         if isinstance(reply, Reply):
             body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()

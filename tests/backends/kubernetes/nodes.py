@@ -121,8 +121,8 @@ class Node:
         key = wire.value_key(KEY, "", ready["round"], rank)
         url, _, digest = ready["ref"].rpartition("#")
         if url == store.LOG:
-            mine = (ready["rank"], ready["round"])
-            parts = [f for f in self.frames if type(f) is ValuePart and (f.rank, f.round) == mine]
+            origin = (ready["rank"], ready["round"])
+            parts = [f for f in self.frames if type(f) is ValuePart and (f.rank, f.round) == origin]
             path.write_bytes(frames.collect(parts, digest, key))
         else:
             store.fetch(ready["ref"], str(path), key, ready["size"])

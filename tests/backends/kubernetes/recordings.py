@@ -66,8 +66,8 @@ class Recording:
     def until_deleted(self):
         """Return the changes before somebody deleted the job's object."""
         for at, change in enumerate(self.changes):
-            gone = change["type"] == "DELETED" or reading.deleted(change["object"]) is not None
-            if change["resource"] == self.resource and gone and self.is_ours(change["object"]):
+            deletion = change["type"] == "DELETED" or reading.deleted(change["object"]) is not None
+            if change["resource"] == self.resource and deletion and self.is_ours(change["object"]):
                 return self.changes[:at]
         return self.changes
 
@@ -98,19 +98,19 @@ class Recording:
 
     def facts(self, change, troubles):
         """Return the facts that a follower takes from one change."""
-        obj, gone = change["object"], change["type"] == "DELETED"
+        obj, deletion = change["object"], change["type"] == "DELETED"
         if not self.is_ours(obj):
             return []
         if change["resource"] == self.resource:
             events = [*of_object(self.kind, obj), *troubles.know(obj)]
-            return [*events, *([ev.Removed(LATER)] if gone else [])]
+            return [*events, *([ev.Removed(LATER)] if deletion else [])]
         if change["resource"] == "events":
             return troubles.read(obj)
         if change["resource"] == "workloads":
-            return [] if gone else workloads.facts(obj)
+            return [] if deletion else workloads.facts(obj)
         if change["resource"] != "pods" or (node := self.kind.node(obj)) is None:
             return []
-        last = [pods.gone_fact(obj, node, LATER + change["t"])] if gone else []
+        last = [pods.gone_fact(obj, node, LATER + change["t"])] if deletion else []
         return [*pods.facts(obj, node), *troubles.know_pod(obj), *last]
 
     def state(self, changes=None):

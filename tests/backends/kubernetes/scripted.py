@@ -82,7 +82,7 @@ class Server:
 
     def paths(self) -> list[str]:
         """Return the requests' methods and paths, in order."""
-        return [f"{one.method} {one.path}" for one in self.asked]
+        return [f"{request.method} {request.path}" for request in self.asked]
 
     async def __aenter__(self) -> Server:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
@@ -192,9 +192,9 @@ def kubeconfig(path: Path, server: str, *, name: str = "main", **user: Any) -> s
 
 def scripted(test: Any) -> Any:
     """Run the coroutine function ``test`` with a ``server``, a ``client`` for it, and fixtures as usual."""
-    wanted = list(inspect.signature(test).parameters.values())
-    fixtures = [one for one in wanted if one.name not in ("server", "client")]
-    own = [name for name in ("monkeypatch", "tmp_path") if name not in {one.name for one in fixtures}]
+    parameters = list(inspect.signature(test).parameters.values())
+    fixtures = [parameter for parameter in parameters if parameter.name not in ("server", "client")]
+    own = [name for name in ("monkeypatch", "tmp_path") if name not in {fixture.name for fixture in fixtures}]
     extra = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in own]
 
     async def work(arguments: dict[str, Any], kept: set[str]) -> None:
@@ -210,8 +210,8 @@ def scripted(test: Any) -> Any:
 
     @functools.wraps(test)
     def wrapper(**arguments: Any) -> None:
-        asyncio.run(work(arguments, {one.name for one in fixtures}))
+        asyncio.run(work(arguments, {fixture.name for fixture in fixtures}))
 
-    keyword = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in fixtures]
+    keyword = [fixture.replace(kind=inspect.Parameter.KEYWORD_ONLY) for fixture in fixtures]
     wrapper.__signature__ = inspect.Signature([*keyword, *extra])  # type: ignore[attr-defined]
     return wrapper

@@ -122,8 +122,8 @@ def test_what_no_pod_can_be_created_without_is_named_while_waiting(stage, option
     job = stage.submit(**{option.replace("-", "_"): "nobody"})
     stage.warn(job, "FailedCreate", f'Error creating: pods "{job.name}-" is forbidden: {words}')
 
-    what = option.replace("-", " ")
-    until(lambda: f'the {what} "nobody" doesn\'t exist: choose an existing one with --{option}' in waits(job))
+    kind = option.replace("-", " ")
+    until(lambda: f'the {kind} "nobody" doesn\'t exist: choose an existing one with --{option}' in waits(job))
 
 
 @pytest.mark.parametrize(

@@ -245,14 +245,14 @@ def test_a_value_is_kept_once_all_that_was_announced_of_it_is_there(tmp_path):
     whole = bytes(range(256)) * 100
     parts = sent(1, whole)
 
-    for lines, size, there in (
+    for lines, size, valid in (
         (parts[:1] + parts[2:], len(whole), False),  # one part is missing
         (parts, len(whole) - 1, False),
         (parts[:2] + parts[1:], len(whole), True),  # one came twice
     ):
         announcement, value = announced(1, size)
         reader.events(Lines.of([*lines, *announcement]))
-        assert cache.sent(value).exists() is there
+        assert cache.sent(value).exists() is valid
     assert cache.sent(value).read_bytes() == whole
 
 
@@ -266,10 +266,10 @@ def test_values_that_nobody_announces_take_little_memory(tmp_path):
     text = sent(0, part)[0][1].partition(b" ")[2]
     for at in range(0, 30_000_000, 9000):
         reader.events(Lines.of([(b"2026-01-01T00:00:01Z", b"value.0.0.%d %s" % (at, text))]))
-    held, _ = tracemalloc.get_traced_memory()
+    memory, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert held < 5 * BY_LOG
+    assert memory < 5 * BY_LOG
 
 
 def test_lines_have_the_times_that_the_kubelet_gave_them(tmp_path):

@@ -92,8 +92,8 @@ def test_of_kernels_that_follow_at_once_those_that_live_go_on(stage, attach):
     part = "begin()\nif ATTEMPT < 3: fail(recoverable=True)\nvalue(ATTEMPT)"
     job = stage.submit(part, retry=OURS)
     first, second = ("before", "create", ""), ("after", "create", "jobs")
-    with Kernel(stage, job, first) as one, Kernel(stage, job, second) as other:
-        one.dies()
+    with Kernel(stage, job, first) as kernel, Kernel(stage, job, second) as other:
+        kernel.dies()
         other.dies()
     with Kernel(stage, job), Kernel(stage, job):
         check(stage, attach(job), "indexedjob", attempts=3)
@@ -139,8 +139,8 @@ def test_a_pod_of_the_same_second_as_the_one_before_it_isnt_taken_for_it(first):
 
     assert state.phase is Phase.PENDING
     assert state.nodes[0].life.pod == "a"
-    gone = apply(state, ev.NodeGone(1.0, 0, "a"))
-    assert gone.nodes[0].life.pod == "a"
+    last_state = apply(state, ev.NodeGone(1.0, 0, "a"))
+    assert last_state.nodes[0].life.pod == "a"
 
 
 def test_what_ended_an_attempt_explains_what_its_operator_says_after_that():

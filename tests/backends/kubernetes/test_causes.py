@@ -168,10 +168,10 @@ def test_operators_that_keep_the_budgets_spend_them_likewise(stages, row):
 @causes
 def test_without_budgets_a_job_is_tried_as_often_as_its_operator_does_by_itself(stages, row):
     for kind, outcome in play(stages, row, PLAIN, "plain").items():
-        wanted = expected(row, row.again.get(("plain", kind), allowed(row, *BY_ITSELF[kind])))
+        expectation = expected(row, row.again.get(("plain", kind), allowed(row, *BY_ITSELF[kind])))
         if kind == "trainjob":  # a TrainJob restarts a container in place, before anybody can stop it
-            outcome, wanted = (cause._replace(attempts=()) for cause in (outcome, wanted))
-        assert outcome == wanted, kind
+            outcome, expectation = (cause._replace(attempts=()) for cause in (outcome, expectation))
+        assert outcome == expectation, kind
 
 
 @pytest.mark.parametrize(

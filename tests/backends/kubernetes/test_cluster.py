@@ -135,13 +135,13 @@ def on_cluster(ask):
 
 def served():
     async def ask():
-        here = await session(None)
-        kinds = [kind.name for kind in await here.kinds()]
-        return [kind for kind in kinds if await fit(here.client, KINDS[kind].runtimes)]
+        cluster_session = await session(None)
+        kinds = [kind.name for kind in await cluster_session.kinds()]
+        return [kind for kind in kinds if await fit(cluster_session.client, KINDS[kind].runtimes)]
 
-    async def fit(client, known):
+    async def fit(client, runtimes):
         # Without a runtime for torch a TrainJob can't be made.
-        return known is None or known.default.name in await attempts.names(client, known, "default")
+        return runtimes is None or runtimes.default.name in await attempts.names(client, runtimes, "default")
 
     return loop.start(ask()).result(LIMIT)
 
@@ -395,14 +395,14 @@ def test_packages_are_installed_on_each_node_and_from_the_store_without_an_index
     index, store = tmp_path / "index", tmp_path / "store"
     wheel(index, "nbtj_fresh", "1.0", "nbtj_below")
     wheel(index, "nbtj_below")
-    mine = project(tmp_path / "mine", "nbtj_mine", "2.0")
+    source = project(tmp_path / "mine", "nbtj_mine", "2.0")
     cell = "import nbtj_fresh, nbtj_below, nbtj_mine\n[nbtj_fresh.version, nbtj_mine.version]"
     spec = JobSpec(
         Elastic(nnodes=2),
         "kubernetes",
         cluster=Cluster(**options, kind=any_kind, storage=str(store)),
         env={"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)},
-        package=["nbtj_fresh", str(mine)],
+        package=["nbtj_fresh", str(source)],
         all_ranks=True,
     )
     by = []
@@ -456,8 +456,8 @@ def test_shipped_files_lie_where_ranks_work(any_kind, options, tmp_path, monkeyp
     folder = (
         f"{{spec: {{containers: [{{name: {KINDS[any_kind].container}, workingDir: {tmp_path}/image}}]}}}}"
     )
-    there = replace(spec, cluster=replace(cluster, pod_patch=folder))
-    third = submission.submit(capture.from_cell(SHIPPED, {}), there)
+    patched_spec = replace(spec, cluster=replace(cluster, pod_patch=folder))
+    third = submission.submit(capture.from_cell(SHIPPED, {}), patched_spec)
     files, lr, size, where = third.result(END_S)
     assert (files.keys(), lr, size) == ({*expected, "data"}, "2", SMALL + 1)
     assert f"ranks work in {where}: {tmp_path}/image has a different big" in third.state.notices[0].text
@@ -668,9 +668,9 @@ def training():
 
 
 def test_a_training_cell_gives_the_same_value_as_on_this_machine(training, any_kind, options):
-    variables, here = training
+    variables, reference = training
     with submitted(TRAIN, variables, Elastic(nnodes=2), options, kind=any_kind) as job:
-        assert job.result(END_S).tolist() == [pytest.approx(here.tolist()[0])]
+        assert job.result(END_S).tolist() == [pytest.approx(reference.tolist()[0])]
 
 
 def test_a_labs_ranks_stay_and_another_kernel_finds_it(kind, options):
@@ -777,14 +777,14 @@ class Files(ThreadingHTTPServer):
 
 class _Get(BaseHTTPRequestHandler):
     def do_GET(self):
-        there = self.path == "/blob.bin"
+        is_blob = self.path == "/blob.bin"
         assert isinstance(self.server, Files)
-        self.server.whole += there and "Range" not in self.headers
-        self.send_response(200 if there else 404)
+        self.server.whole += is_blob and "Range" not in self.headers
+        self.send_response(200 if is_blob else 404)
         self.send_header("ETag", '"1"')
-        self.send_header("Content-Length", "4" if there else "0")
+        self.send_header("Content-Length", "4" if is_blob else "0")
         self.end_headers()
-        self.wfile.write(b"blob" if there else b"")
+        self.wfile.write(b"blob" if is_blob else b"")
 
     def log_message(self, *_):
         return

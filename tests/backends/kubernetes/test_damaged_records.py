@@ -66,13 +66,13 @@ def gone(stage):
 
 def test_a_kept_copy_that_is_none_is_told_of_in_a_line_and_can_be_deleted(gone):
     name, file = gone
-    here = KubernetesBackend()
+    backend = KubernetesBackend()
     for text in TEXTS.values():
         file.write_bytes(text)
         refused(lambda: api.attach(f"kubernetes:{name}"), name)
-        refused(lambda: here.snapshot(name), name)
-        refused(lambda: [*here.log(name, 0)], name)
-        refused(lambda: here.retry(name), name)
+        refused(lambda: backend.snapshot(name), name)
+        refused(lambda: [*backend.log(name, 0)], name)
+        refused(lambda: backend.retry(name), name)
 
     [answer] = said("delete", f"kubernetes:{name}")
     assert answer.text == f"kubernetes:{name} deleted"
@@ -81,17 +81,17 @@ def test_a_kept_copy_that_is_none_is_told_of_in_a_line_and_can_be_deleted(gone):
 
 def test_logs_and_keys_that_are_none_are_told_of_in_a_line(gone):
     name, file = gone
-    here, job = KubernetesBackend(), api.attach(f"kubernetes:{gone[0]}")
+    backend, job = KubernetesBackend(), api.attach(f"kubernetes:{gone[0]}")
     assert job.wait(LIMIT)
     [value] = job.state.values.values()
     key, stray = file.parent / "key", file.parent / "log-x"
     key.unlink()
     key.mkdir()
-    refused(lambda: here.fetch(name, value), name)
+    refused(lambda: backend.fetch(name, value), name)
 
     stray.touch()
-    refused(lambda: here.snapshot(name), name)
-    refused(lambda: [*here.log(name, 0)], name)
+    refused(lambda: backend.snapshot(name), name)
+    refused(lambda: [*backend.log(name, 0)], name)
 
 
 @pytest.mark.parametrize(
@@ -106,12 +106,12 @@ def test_a_secret_without_the_key_is_told_of_in_a_line(data):
 def test_a_spec_that_is_none_is_told_of_by_what_needs_it(gone):
     name, file = gone
     record = json.loads(file.read_text())
-    here = KubernetesBackend()
+    backend = KubernetesBackend()
     for spec in SPECS.values():
         file.write_text(json.dumps({**record, "spec": spec}))
-        info = here.info(name)
-        assert here.snapshot(name).info == info
-        refused(lambda info=info: here.enforcement(info), name)
+        info = backend.info(name)
+        assert backend.snapshot(name).info == info
+        refused(lambda info=info: backend.enforcement(info), name)
         refused(lambda: said("config", name), name)
         [answer] = said("describe", name)
         assert "its spec can't be read (" in answer.text
@@ -151,14 +151,14 @@ def test_a_wrong_annotation_hides_no_other_job(stage):
     assert bad.wait(LIMIT)
     [obj] = [o for o in stage.objects("apis/batch/v1/{}/jobs") if o["metadata"]["name"] == bad.name]
     record = json.loads(obj["metadata"]["annotations"][labelling.INFO])
-    here = KubernetesBackend()
+    backend = KubernetesBackend()
     for spec in SPECS.values():
         annotate(stage, bad, {**record, "spec": spec, "backend": "local"})
-        states = here.jobs(scope=stage.namespace)
+        states = backend.jobs(scope=stage.namespace)
         assert [state.info.id for state in states] == [good.info.id, bad.info.id]
-        refused(lambda state=states[1]: here.enforcement(state.info), bad.name)
-    here.delete(bad.name)
-    assert [state.info.id for state in here.jobs(scope=stage.namespace)] == [good.info.id]
+        refused(lambda state=states[1]: backend.enforcement(state.info), bad.name)
+    backend.delete(bad.name)
+    assert [state.info.id for state in backend.jobs(scope=stage.namespace)] == [good.info.id]
 
 
 def test_a_job_of_which_no_state_can_be_made_is_cancelled_and_deleted(stage, monkeypatch):

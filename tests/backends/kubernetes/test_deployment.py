@@ -59,16 +59,16 @@ def program(stage, parts, folder):
     (folder / "token").write_text(config["users"][0]["user"]["token"])
     (folder / "namespace").write_text(stage.namespace)
     (folder / "ca.crt").write_text(Path(certifi.where()).read_text())
-    _, c, boot, asked = container["command"]
+    _, c, boot, options = container["command"]
     boot = boot.replace("/tmp/", f"{folder}/").replace(deployment.PLACE, str(folder))
     ahead, last = boot.split("\nfrom ")
-    there = ACCOUNT.format(folder=str(folder), url=stage.cluster.url)
+    patch = ACCOUNT.format(folder=str(folder), url=stage.cluster.url)
     env = {variable["name"]: variable["value"] for variable in container["env"]}
     env |= {"NBTORCHJOB_STATE_DIR": str(folder / "state"), "KUBECONFIG": str(folder / "absent")}
-    asked = json.dumps({**json.loads(asked), "listen": str(folder / "s")})
+    options = json.dumps({**json.loads(options), "listen": str(folder / "s")})
     # ``-I -S`` leaves out the packages that are installed here.
-    code = f"{ahead}\n{there}\nfrom {last}"
-    return user, subprocess.Popen([sys.executable, "-I", "-S", c, code, asked], env=env)
+    code = f"{ahead}\n{patch}\nfrom {last}"
+    return user, subprocess.Popen([sys.executable, "-I", "-S", c, code, options], env=env)
 
 
 def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_its_role(
@@ -96,8 +96,8 @@ def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_i
         process.terminate()
     assert process.wait(LIMIT) == 0
 
-    asked = [attempt for attempt in stage.cluster.attempts(user) if attempt.namespace == stage.namespace]
-    assert {Right(right.verb, right.group, right.resource) for right in asked} <= {*server.tender_rights()}
+    attempts = [attempt for attempt in stage.cluster.attempts(user) if attempt.namespace == stage.namespace]
+    assert {Right(right.verb, right.group, right.resource) for right in attempts} <= {*server.tender_rights()}
 
 
 def test_its_pod_is_one_that_a_restricted_namespace_takes(team):
@@ -122,9 +122,9 @@ ASKS = deployment._ASKS
 
 
 def attempt(name, number="2", owner="train", **labels):
-    known = {labelling.JOB: "train", labelling.ATTEMPT: number, labelling.USER: "ada", labelling.RUN: "1"}
+    defaults = {labelling.JOB: "train", labelling.ATTEMPT: number, labelling.USER: "ada", labelling.RUN: "1"}
     owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": "a"}] if owner else []
-    labels = {label: value for label, value in {**known, **labels}.items() if value}
+    labels = {label: value for label, value in {**defaults, **labels}.items() if value}
     meta = {"name": name, "labels": labels, **({"ownerReferences": owners} if owners else {})}
     return {"metadata": meta}
 
@@ -135,7 +135,7 @@ def admitted(obj, before=None, *, may=True, without=None):
     ``without`` leaves out the rule of that number: conditions count first, then validations.
     """
     policy, _ = deployment.policy("tender", ["ml"], [kind.api for kind in KINDS.values()])
-    known = {"object": obj, "oldObject": before, "may": may}
+    variables = {"object": obj, "oldObject": before, "may": may}
     limit = sys.getrecursionlimit()
     environment = celpy.Environment()
     sys.setrecursionlimit(limit)  # celpy raises it permanently, and other tests would pass it on to ranks
@@ -143,7 +143,7 @@ def admitted(obj, before=None, *, may=True, without=None):
     def says(part):
         tree = environment.compile(part["expression"].replace(ASKS, "may"))
         try:
-            return environment.program(tree).evaluate({k: celpy.json_to_cel(v) for k, v in known.items()})
+            return environment.program(tree).evaluate({k: celpy.json_to_cel(v) for k, v in variables.items()})
         except celpy.CELEvalError:
             return False  # as failurePolicy is Fail
 

@@ -116,8 +116,8 @@ def test_a_history_is_as_it_was_recorded(scenario, played):
 
 
 def test_every_recorded_history_is_played_or_left_out_by_name(recordings):
-    there = {folder.name for kind in (*PLAYED, "pod") for folder in (recordings / kind).iterdir()}
+    names = {folder.name for kind in (*PLAYED, "pod") for folder in (recordings / kind).iterdir()}
     patterns = [re.compile(pattern, re.VERBOSE) for pattern in OUTSIDE.values()]
-    left_out = {name for name in there if any(pattern.fullmatch(name) for pattern in patterns)}
+    left_out = {name for name in names if any(pattern.fullmatch(name) for pattern in patterns)}
 
-    assert there - left_out == {scenario.partition("/")[2] for scenario in SCENARIOS} - left_out
+    assert names - left_out == {scenario.partition("/")[2] for scenario in SCENARIOS} - left_out

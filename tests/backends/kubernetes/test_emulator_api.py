@@ -92,13 +92,13 @@ def told(body):
 @pytest.mark.parametrize("name", recorded())
 def test_a_request_is_answered_as_recorded(name, cluster, token, recordings):
     exchange = json.loads((recordings / "api" / f"{name}.json").read_text())
-    asked, wanted = exchange["request"], exchange["response"]
-    headers = {"Content-Type": "application/json", **asked.get("headers", {})}
+    request, response = exchange["request"], exchange["response"]
+    headers = {"Content-Type": "application/json", **request.get("headers", {})}
     if "Authorization" in headers:
-        known = "401" not in name
-        headers["Authorization"] = f"Bearer {token if known else 'nobody'}"
+        valid = "401" not in name
+        headers["Authorization"] = f"Bearer {token if valid else 'nobody'}"
     as_admin = "Authorization" not in headers and "anonymous" not in name
-    code, body, warning = ask(cluster.admin_url if as_admin else cluster.url, asked, headers)
+    code, body, warning = ask(cluster.admin_url if as_admin else cluster.url, request, headers)
 
-    assert (code, told(body)) == (wanted["status"], told(wanted["body"]))
-    assert warning == wanted["headers"].get("Warning")
+    assert (code, told(body)) == (response["status"], told(response["body"]))
+    assert warning == response["headers"].get("Warning")

@@ -136,15 +136,15 @@ class Recorded:
     """A recorded request and its response."""
 
     def __init__(self, name):
-        one = json.loads((SHARED / "recordings-2" / "api" / f"{name}.json").read_text())
-        self.request, self.response = one["request"], one["response"]
+        exchange = json.loads((SHARED / "recordings-2" / "api" / f"{name}.json").read_text())
+        self.request, self.response = exchange["request"], exchange["response"]
         # Other recordings share pod x, which had failed by then: here the pod ``done`` stands in for it.
         self.path = self.request["path"].replace("/x/", "/done/" if "pod-failed" in name else "/x/")
         self.user = AS.get(re.sub("exec-v.-", "", name))
         self.bad_token = "bad-token" in name
         offered = self.request.get("headers", {}).get("Sec-WebSocket-Protocol", "")
         self.offered = offered.replace(" ", "").split(",") if offered else []
-        frames = [frame for frame in one.get("frames", ()) if frame.get("type") == "binary"]
+        frames = [frame for frame in exchange.get("frames", ()) if frame.get("type") == "binary"]
         self.said = [
             bytes([frame["channel"], *(frame.get("bytes") or frame.get("payload", "").encode())])
             for frame in frames
@@ -170,23 +170,25 @@ def same(channels):
 
 @pytest.mark.parametrize("name", recorded())
 def test_it_answers_as_it_was_recorded(cluster, name):
-    one = Recorded(name)
-    if one.heard:
-        protocol, channels = one.run(cluster)
-        assert (protocol or "") == one.response["headers"]["Sec-WebSocket-Protocol"]
-        assert same(channels) == same(joined(one.heard))
+    recording = Recorded(name)
+    if recording.heard:
+        protocol, channels = recording.run(cluster)
+        assert (protocol or "") == recording.response["headers"]["Sec-WebSocket-Protocol"]
+        assert same(channels) == same(joined(recording.heard))
         return
-    wanted = one.response.get("body", "")
-    if isinstance(wanted, dict):  # the recorded service account is a user here
-        wanted = json.loads(json.dumps(wanted).replace(f"system:serviceaccount:{NAMESPACE}:", ""))
+    expected_body = recording.response.get("body", "")
+    if isinstance(expected_body, dict):  # the recorded service account is a user here
+        expected_body = json.loads(
+            json.dumps(expected_body).replace(f"system:serviceaccount:{NAMESPACE}:", "")
+        )
     if "without-upgrade" in name:
-        assert plain(cluster, one.request["method"], one.path) == (400, wanted)
+        assert plain(cluster, recording.request["method"], recording.path) == (400, expected_body)
         return
     with pytest.raises(Refused) as refused:
-        one.run(cluster)
+        recording.run(cluster)
     code, body = refused.value.args
-    assert code == (one.response.get("status") or int(one.response["status_line"].split()[1]))
-    assert (json.loads(body) if isinstance(wanted, dict) else body) == wanted
+    assert code == (recording.response.get("status") or int(recording.response["status_line"].split()[1]))
+    assert (json.loads(body) if isinstance(expected_body, dict) else body) == expected_body
 
 
 def token_of(cluster, name):
@@ -210,11 +212,11 @@ def test_a_command_goes_with_its_container(cluster, protocol):
     until(lambda: phases(cluster)[name] == "Running")
 
     async def killed():
-        asked = cluster.admin_url + path("sh", "-c", "echo start; sleep 1000", pod=name)
+        url = cluster.admin_url + path("sh", "-c", "echo start; sleep 1000", pod=name)
         messages = []
         async with (
             aiohttp.ClientSession() as session,
-            session.ws_connect(asked, protocols=[protocol]) as socket,
+            session.ws_connect(url, protocols=[protocol]) as socket,
         ):
             async for message in socket:
                 messages.append((message.data[0], message.data[1:]))

@@ -162,8 +162,12 @@ class Play:
                 yield action["t"], lambda action=action: self._ask(action)
         ended: dict[str, set[str]] = {}  # pod names by job name
         for t, _, resource, obj in self.changes:
-            taken = "deletionTimestamp" in obj["metadata"]
-            if resource == "pods" and (obj.get("status") or {}).get("phase") == "Succeeded" and not taken:
+            terminating = "deletionTimestamp" in obj["metadata"]
+            if (
+                resource == "pods"
+                and (obj.get("status") or {}).get("phase") == "Succeeded"
+                and not terminating
+            ):
                 name = obj["metadata"]["name"]
                 job = name.partition("-")[0]
                 pods = ended.setdefault(job, set())
@@ -194,31 +198,31 @@ class Play:
 
         def ends():
             pods = self.cluster.objects(f"/api/v1/namespaces/{self.space}/pods")
-            mine = [
+            job_pods = [
                 pod
                 for pod in pods
                 if pod["metadata"]["name"].startswith(f"{job}-")
                 and "deletionTimestamp" not in pod["metadata"]
             ]
-            left = [pod for pod in mine if pod["status"].get("phase") != "Succeeded"]
-            more = number - (len(mine) - len(left))
+            left = [pod for pod in job_pods if pod["status"].get("phase") != "Succeeded"]
+            more = number - (len(job_pods) - len(left))
             opened = [self.cluster.open_gate(pod["metadata"]["uid"]) for pod in left[: max(more, 0)]]
-            return len(mine) >= number and all(opened)
+            return len(job_pods) >= number and all(opened)
 
         until(ends)
 
     def _arrive(self, t):
         """Wait until the emulator's history matches the recording's up to ``t``."""
-        wanted, gone = story(self.changes, t), podless(self.changes, t)
+        target, no_pods = story(self.changes, t), podless(self.changes, t)
 
         def come():
             changes = self._changes()
-            return story(changes) == wanted and (podless(changes) or not gone)
+            return story(changes) == target and (podless(changes) or not no_pods)
 
         try:
             until(come)
         except AssertionError:
-            assert story(self._changes()) == wanted, t
+            assert story(self._changes()) == target, t
             raise
 
     def _changes(self):
@@ -234,7 +238,7 @@ def shaped(value):
 
 
 def test_who_waits_in_a_queue_is_told_as_a_real_visibility_server_did(kueue):
-    asked = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/kueue-api/localqueues/{}/pendingworkloads"
+    path = "/apis/visibility.kueue.x-k8s.io/v1beta2/namespaces/kueue-api/localqueues/{}/pendingworkloads"
     real = json.loads((RECORDED / "kueue-api/200-visibility-localqueue-v1beta2.json").read_text())
     missing = json.loads((RECORDED / "kueue-api/404-visibility-localqueue-missing.json").read_text())
     kueue.namespace("kueue-api")
@@ -245,10 +249,10 @@ def test_who_waits_in_a_queue_is_told_as_a_real_visibility_server_did(kueue):
     job["metadata"]["namespace"] = "kueue-api"
     kueue.request("POST", kueue.collection(job), job)
 
-    until(lambda: kueue.request("GET", asked.format("team"))["items"])
-    assert shaped(kueue.request("GET", asked.format("team"))) == shaped(real["response"]["body"])
+    until(lambda: kueue.request("GET", path.format("team"))["items"])
+    assert shaped(kueue.request("GET", path.format("team"))) == shaped(real["response"]["body"])
     with pytest.raises(urllib.error.HTTPError) as caught:
-        kueue.request("GET", asked.format("absent"))
+        kueue.request("GET", path.format("absent"))
     assert json.loads(caught.value.read()) == missing["response"]["body"]
 
 

@@ -44,8 +44,8 @@ def spec(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
     monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
     install(tmp_path / "image", "right-pad", "1.0", "right_pad.py")
-    asked = Cluster(namespace="default", image=TORCH, kind="indexedjob", memory="1500Mi", cpu="400m")
-    return JobSpec(backend="kubernetes", env={"PYTHONPATH": str(tmp_path / "image")}, cluster=asked)
+    options = Cluster(namespace="default", image=TORCH, kind="indexedjob", memory="1500Mi", cpu="400m")
+    return JobSpec(backend="kubernetes", env={"PYTHONPATH": str(tmp_path / "image")}, cluster=options)
 
 
 def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
@@ -62,10 +62,10 @@ def test_the_first_job_is_refused_by_its_node_and_the_next_one_here(site, spec):
     assert [failure.reason.cause for failure in (job.state.failure,) if failure] == [Cause.CONFIG]
     assert job.state.world_size == 0
 
-    environment, (known,) = job.state.environment, cluster_backend().image_contents(spec)
+    environment, (contents,) = job.state.environment, cluster_backend().image_contents(spec)
     assert environment is not None
-    assert known.environment.distributions == environment.distributions
-    assert known.digest == job.state.image != ""
+    assert contents.environment.distributions == environment.distributions
+    assert contents.digest == job.state.image != ""
     assert environment.distributions["right-pad"] == "1.0"
 
     with pytest.raises(
@@ -88,9 +88,9 @@ def test_a_probe_asks_an_image_and_leaves_nothing(site, spec, cluster):
     api.probe(replace(spec, launch=Elastic(4, 8), cluster=replace(spec.cluster, gpu=8)))
 
     assert not [name for name in backend("kubernetes").names() if name.startswith("doctor")]
-    (known,) = cluster_backend().image_contents(spec)
+    (contents,) = cluster_backend().image_contents(spec)
     (answer, table) = api.doctor(spec, capture.from_cell("import left_pad, yaml", {}).needs)[-2:]
-    assert answer.text.startswith(f"the image {TORCH} has Python {known.environment.python}, torch ")
+    assert answer.text.startswith(f"the image {TORCH} has Python {contents.environment.python}, torch ")
     assert table.text == "what is imported here: the image lacks left-pad 1.0"
     assert [line.split()[-1] for line in table.remedy.splitlines()] == ["verdict", "lacks", "same"]
 
@@ -120,10 +120,10 @@ STAYS = {
 
 def test_like_here_mends_each_difference_from_a_private_index(site, spec, tmp_path):
     expected, installed = {}, set()
-    for case, mine, packages, imported in planted.apart():
-        planted.plant(site, *mine)
+    for case, local_packages, packages, imported in planted.apart():
+        planted.plant(site, *local_packages)
         planted.plant(tmp_path / "image", *packages)
-        for name, version, *modules in mine:
+        for name, version, *modules in local_packages:
             wheel(tmp_path / "index", name, version.partition("+")[0], modules=modules)
         (need,) = capture.from_cell(f"import {imported}", {}).needs
         expected[need.module] = STAYS.get(case, need.version)
@@ -158,5 +158,8 @@ def test_the_images_of_workers_and_of_a_runtime_are_known_once_their_first_nodes
 
     own = replace(spec, env={}, cluster=replace(spec.cluster, kind="trainjob", image=None))
     assert submission.submit(capture.from_cell("1", {}), own).result(LIMIT) == 1
-    (known,) = cluster_backend().image_contents(own)
-    assert (known.image, "torch" in known.environment.distributions) == ("of the runtime by default", True)
+    (contents,) = cluster_backend().image_contents(own)
+    assert (contents.image, "torch" in contents.environment.distributions) == (
+        "of the runtime by default",
+        True,
+    )

@@ -146,8 +146,8 @@ dist.barrier()
 
 def submit(stage, cell, nproc, variables=None, **launch):
     """Submit a cell that runs in two pods."""
-    asked = Elastic(nnodes=2, nproc_per_node=nproc, **launch)
-    return stage.submit(cell=cell, variables=variables, launch=asked, image="localhost/torch:1", cpu="100m")
+    elastic = Elastic(nnodes=2, nproc_per_node=nproc, **launch)
+    return stage.submit(cell=cell, variables=variables, launch=elastic, image="localhost/torch:1", cpu="100m")
 
 
 class Hanging:

@@ -60,8 +60,8 @@ def ends(state):
 
 @pytest.mark.parametrize("name", WAITS)
 def test_a_job_that_waits_says_for_what_and_draws_on_no_budget(stage, name):
-    kind, asked, words, cause = WAITS[name]
-    job = stage.submit(kind=kind, retry=OURS, **asked)
+    kind, options, words, cause = WAITS[name]
+    job = stage.submit(kind=kind, retry=OURS, **options)
     wait = until(lambda: next((w for w in job.state.waiting if words in w.text), None))
     assert (job.state.phase, failure.of_waiting(wait).cause) == (Phase.PENDING, cause)
 
@@ -149,8 +149,8 @@ def test_a_peer_that_goes_with_the_culprit_is_never_taken_for_it(stage, kind, pe
 @pytest.mark.parametrize("peer_last", [True, False], ids=["culprit-first", "peer-first"])
 def test_an_operator_that_keeps_the_budgets_takes_no_peer_for_a_failure(stage, kind, peer_last):
     patch = two_end(stage, peer_last=peer_last, again=True, by_operator=True)
-    asked = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=BY_OPERATOR[kind])
-    job = stage.follow(asked)
+    handle = stage.submit(pod_patch=patch, launch=Elastic(nnodes=2), kind=kind, retry=BY_OPERATOR[kind])
+    job = stage.follow(handle)
 
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.FAILED

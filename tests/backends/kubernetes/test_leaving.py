@@ -60,8 +60,8 @@ def start(stage, tmp_path):
 
     def begun(kind, launch, retry=None, grace=45):
         place = {"image": "localhost/torch:1", "memory": "1500Mi", "cpu": "400m"}
-        asked = {**place, "kind": kind, "checkpoints": f"file://{tmp_path}/checkpoints"}
-        spec = replace(stage.spec(launch, retry=retry, **asked), grace=grace)
+        options = {**place, "kind": kind, "checkpoints": f"file://{tmp_path}/checkpoints"}
+        spec = replace(stage.spec(launch, retry=retry, **options), grace=grace)
         job = submit(steps, spec=spec)
         until(lambda: job.wait(0) or all(len(job.state.series.get(r, Series()).points) > 3 for r in (0, 1)))
         return job

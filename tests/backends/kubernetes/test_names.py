@@ -43,15 +43,15 @@ def test_a_cell_may_be_run_again_as_often_as_one_likes(stage):
 
 
 def test_a_named_cell_may_be_run_again_too(stage):
-    one = running(stage.submit(WAIT, name="same"))
+    first = running(stage.submit(WAIT, name="same"))
     again = stage.submit(WAIT, name="same")
     with pytest.raises(NameTakenError, match="same is still running, with other code"):
         stage.submit(WAIT, name="same", cell="2")
-    assert (again.joined, again.info.run) == (True, one.info.run)
+    assert (again.joined, again.info.run) == (True, first.info.run)
     stage.sign("go")
-    assert one.result(LIMIT) == 1
-    two = stage.submit(WAIT, name="same")
-    assert (two.joined, two.name, two.result(LIMIT)) == (False, "same-2", 1)
+    assert first.result(LIMIT) == 1
+    second = stage.submit(WAIT, name="same")
+    assert (second.joined, second.name, second.result(LIMIT)) == (False, "same-2", 1)
     assert stage.submit(WAIT, name="same", cell="2").name == "same-3"
 
 
@@ -76,16 +76,16 @@ def interrupt():
     It raises the switch interval until the test ends: the main thread keeps Python's lock, and acts on the
     interrupt before the server's thread goes on.
     """
-    main, taken = threading.get_ident(), threading.Event()
+    main, delivery = threading.get_ident(), threading.Event()
 
     def take(*_):
-        taken.set()
+        delivery.set()
         raise KeyboardInterrupt
 
     def strike():
         sys.setswitchinterval(1.0)
         signal.pthread_kill(main, signal.SIGINT)
-        assert taken.wait(LIMIT)
+        assert delivery.wait(LIMIT)
 
     before, interval = signal.signal(signal.SIGINT, take), sys.getswitchinterval()
     yield strike
@@ -116,15 +116,15 @@ def test_a_group_that_is_interrupted_while_it_is_sent_leaves_nothing_and_says_so
 
 
 def test_a_name_of_a_deleted_job_is_another_jobs(stage):
-    one = running(stage.submit("begin(); log('one'); wait('never')", name="same"))
-    until(lambda: one.logs(0) == "one")
+    first = running(stage.submit("begin(); log('one'); wait('never')", name="same"))
+    until(lambda: first.logs(0) == "one")
     stage.delete(JOBS, "same")
-    two = stage.submit("begin(); log('two'); value(2)", name="same")
+    second = stage.submit("begin(); log('two'); value(2)", name="same")
 
-    assert two.result(LIMIT) == 2
-    assert two.logs(0) == "two"
+    assert second.result(LIMIT) == 2
+    assert second.logs(0) == "two"
     with pytest.raises(JobCancelledError, match="was deleted"):
-        one.result(LIMIT)
+        first.result(LIMIT)
 
 
 # The pod ignores SIGTERM, and goes on until its grace period is over.
@@ -297,12 +297,12 @@ def test_who_still_follows_a_deleted_job_starts_no_attempt_of_it_for_the_next_on
 
 
 def test_what_a_deleted_job_had_in_the_store_goes_without_what_the_next_one_has(stage, tmp_path):
-    data, asked = os.urandom(payload.LIMIT_BYTES + 1), {"name": "same", "storage": str(tmp_path / "store")}
-    asked["pod_patch"] = stage.patch(["sleep", "60"])
+    data, options = os.urandom(payload.LIMIT_BYTES + 1), {"name": "same", "storage": str(tmp_path / "store")}
+    options["pod_patch"] = stage.patch(["sleep", "60"])
     jobs = []
 
     def again():
-        jobs.append(stage.submit(cell="len(data)", variables={"data": data}, **asked))
+        jobs.append(stage.submit(cell="len(data)", variables={"data": data}, **options))
 
     again()
     # Another kernel submits it again between the deletions of the job object and of its files in the store.
@@ -327,16 +327,16 @@ def test_a_name_is_looked_for_where_the_settings_say(stage, monkeypatch):
 
 def test_one_name_in_two_namespaces_is_two_jobs(stage):
     other = stage.cluster.namespace(f"other-{secrets.token_hex(3)}")
-    one = stage.submit("begin(); log('one'); value(1)", name="same")
-    assert one.result(LIMIT) == 1
-    two = running(stage.submit("begin(); log('two'); wait('go')", name="same", namespace=other))
+    first = stage.submit("begin(); log('one'); value(1)", name="same")
+    assert first.result(LIMIT) == 1
+    second = running(stage.submit("begin(); log('two'); wait('go')", name="same", namespace=other))
 
-    assert one.logs(0) == "one"
+    assert first.logs(0) == "one"
     ((place, left),) = [(place, left) for place, left in api.leftovers() if left.state]
     place.clear(left)
     assert stage.objects(JOBS) == []
-    assert api.snapshot(two.info.address).phase is Phase.RUNNING
-    two.delete()
+    assert api.snapshot(second.info.address).phase is Phase.RUNNING
+    second.delete()
 
 
 @pytest.fixture

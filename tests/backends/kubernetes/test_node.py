@@ -273,9 +273,9 @@ def write(times):
 def test_a_big_log_of_odd_bytes_comes_whole(folder, start):
     node = start(pack(folder, write, 100_000, nproc=2))
     assert node.wait() == 0
-    wanted = ODD + b"".join(b"line %d\n" % number for number in range(100_000))
-    assert node.log(0) == wanted
-    assert node.log(1) == wanted
+    content = ODD + b"".join(b"line %d\n" % number for number in range(100_000))
+    assert node.log(0) == content
+    assert node.log(1) == content
 
 
 def see_how_much_disk_my_log_takes():

@@ -80,7 +80,7 @@ async def test_a_pod_that_has_not_started_is_waited_for(server, client):
     server.on(PATH, Reply(204), UNKNOWN, WAITING, Reply(429), Stream([raw(entries)]))
 
     assert await followed(client, RUNS, RUNS, RUNS, RUNS, OVER) == entries
-    assert {one.query["follow"] for one in server.asked[:4]} == {"true"}
+    assert {request.query["follow"] for request in server.asked[:4]} == {"true"}
 
 
 @scripted
@@ -122,13 +122,13 @@ async def test_a_clean_end_proves_nothing(server, client):
     """A kubelet that restarts ends the stream cleanly, and refuses for a while."""
     entries = lines(1, 2, 3, 4)
     server.on(
-        PATH, Stream([raw(entries[:2])]), NO_KUBELET, lambda asked: Stream([raw(since(entries, asked))])
+        PATH, Stream([raw(entries[:2])]), NO_KUBELET, lambda request: Stream([raw(since(entries, request))])
     )
 
     assert await followed(client, RUNS, RUNS, RUNS, OVER) == entries
-    assert [one.query.get("sinceTime") for one in server.asked[1:]] == ["2026-11-21T11:15:01Z"] * 2 + [
-        "2026-11-21T11:15:03Z"
-    ]
+    assert [request.query.get("sinceTime") for request in server.asked[1:]] == [
+        "2026-11-21T11:15:01Z"
+    ] * 2 + ["2026-11-21T11:15:03Z"]
 
 
 @scripted
@@ -151,10 +151,10 @@ async def test_nothing_is_lost_or_doubled_wherever_it_is_cut(server, client, see
     entries = lines(*times)
     visible = iter(sorted(chance.randrange(300) for _ in range(15)))
 
-    def some(asked):
-        if "follow" not in asked.query:
-            return Stream([raw(since(entries, asked))])
-        text = raw(since(entries[: next(visible)], asked))
+    def some(request):
+        if "follow" not in request.query:
+            return Stream([raw(since(entries, request))])
+        text = raw(since(entries[: next(visible)], request))
         text = text[: chance.randint(0, len(text))]
         pieces = [text[at : at + 700] for at in range(0, len(text), 700)]
         return Stream(pieces, chance.choice([CUT, CLEAN]))
@@ -186,10 +186,10 @@ async def test_the_torn_end_of_a_long_line_is_no_line(server, client):
 async def test_after_a_restart_the_rest_of_the_first_container_comes_first(server, client):
     first, second = lines(1, 2), [(stamp(5), b"again"), (stamp(6), b"end")]
 
-    def answer(asked):
-        if "previous" in asked.query:
-            return Stream([raw(since(first, asked))])
-        return Stream([raw(since(second, asked))])
+    def answer(request):
+        if "previous" in request.query:
+            return Stream([raw(since(first, request))])
+        return Stream([raw(since(second, request))])
 
     server.on(PATH, Stream([raw(first[:1])]), answer)
 
@@ -202,7 +202,7 @@ async def test_after_a_restart_the_rest_of_the_first_container_comes_first(serve
 @scripted
 async def test_a_log_that_is_lost_is_not_taken_for_text(server, client, lost):
     second = lines(5)
-    server.on(PATH, lambda asked: lost if "previous" in asked.query else Stream([raw(second)]))
+    server.on(PATH, lambda request: lost if "previous" in request.query else Stream([raw(second)]))
 
     assert await followed(client, Life(restarts=2, ended=True)) == second
 
@@ -229,7 +229,7 @@ async def test_a_line_that_rotation_emptied_is_asked_for_again(server, client):
     damaged = [entries[0], (entries[1][0], b""), entries[2]]
     server.on(
         PATH,
-        lambda asked: Stream([raw(damaged if "follow" in asked.query else since(entries, asked))]),
+        lambda request: Stream([raw(damaged if "follow" in request.query else since(entries, request))]),
     )
 
     assert await followed(client, RUNS, OVER) == entries
@@ -243,7 +243,7 @@ async def test_really_empty_lines_are_asked_for_ever_less(server, client):
     pieces = [piece for line, gap in zip(empties, gaps, strict=True) for piece in (raw([line]), gap)]
     server.on(
         PATH,
-        lambda asked: Stream(pieces) if "follow" in asked.query else Stream([raw(empties)]),
+        lambda request: Stream(pieces) if "follow" in request.query else Stream([raw(empties)]),
     )
 
     entries: list[tuple[bytes, bytes]] = []
@@ -288,8 +288,8 @@ def body(name):
     if "body_file" in record:
         return gzip.decompress((folder / record["body_file"]).read_bytes())
     return b"".join(
-        base64.b64decode(one["base64"]) if "base64" in one else one["text"].encode()
-        for one in record["chunks"]
+        base64.b64decode(chunk["base64"]) if "base64" in chunk else chunk["text"].encode()
+        for chunk in record["chunks"]
     )
 
 
@@ -299,7 +299,7 @@ async def test_a_recorded_rotation_loses_one_line_and_we_mend_it(server, client)
     recorded = body("follow-rotation")
     lost = b"2026-11-21T11:17:53.008503953Z "
     whole = recorded.replace(lost, lost + b"011304 found")
-    server.on(PATH, lambda asked: Stream([recorded if "follow" in asked.query else whole]))
+    server.on(PATH, lambda request: Stream([recorded if "follow" in request.query else whole]))
 
     entries = await followed(client, RUNS, OVER)
 

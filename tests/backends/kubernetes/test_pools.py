@@ -303,12 +303,12 @@ def test_a_rank_starts_there_as_in_pods_of_its_own(pool, place, nodes):
     run(LEAVE).wait(LIMIT)
     cluster = Cluster(**place, kind="indexedjob")
     launch = Elastic(nnodes=nodes)
-    there = looked(pool="warm", launch=launch)
+    pool_view = looked(pool="warm", launch=launch)
     fresh = looked(backend="kubernetes", cluster=cluster, launch=launch, name=f"own{nodes}")
-    assert there.pop("OF_POOL")
-    assert there.pop("THE_TOKEN")
-    names = there.keys() | fresh.keys()
-    assert {n: (there.get(n), fresh.get(n)) for n in names if there.get(n) != fresh.get(n)} == {}
+    assert pool_view.pop("OF_POOL")
+    assert pool_view.pop("THE_TOKEN")
+    names = pool_view.keys() | fresh.keys()
+    assert {n: (pool_view.get(n), fresh.get(n)) for n in names if pool_view.get(n) != fresh.get(n)} == {}
 
 
 def test_variables_of_the_job_are_laid_over_the_pools(pool):
@@ -555,9 +555,9 @@ def test_a_pool_has_files_data_and_checkpoints_and_a_job_files_of_its_own(place,
 
     def read(*ship):
         spec = JobSpec(pool="stocked", ship=ship, all_ranks=True)
-        one, other = submission.submit(capture.from_cell(READ, {}), spec).results(LIMIT)
-        assert one == other
-        return one
+        first, second = submission.submit(capture.from_cell(READ, {}), spec).results(LIMIT)
+        assert first == second
+        return first
 
     try:
         assert read() == [{"configs/a.yaml": "first"}, "a b"]
@@ -629,8 +629,8 @@ def lose_pods(pool, cluster):
 
 def elsewhere(pool, folder):
     """Return the environment of a machine that has sent nothing yet."""
-    there = {"NBTORCHJOB_BACKEND": "kubernetes", "NBTORCHJOB_NAMESPACE": pool.info.cluster["namespace"]}
-    return {**os.environ, **there, folders.STATE: str(folder)}
+    variables = {"NBTORCHJOB_BACKEND": "kubernetes", "NBTORCHJOB_NAMESPACE": pool.info.cluster["namespace"]}
+    return {**os.environ, **variables, folders.STATE: str(folder)}
 
 
 SENDS = """
@@ -648,8 +648,8 @@ def test_a_kernel_elsewhere_gives_no_job_the_number_of_another(pool, cluster, tm
     assert before.result(LIMIT) == "before"
     lose_pods(pool, cluster)
     command = [sys.executable, "-c", SENDS, "'elsewhere'"]
-    there = subprocess.run(command, env=elsewhere(pool, tmp_path), stdout=subprocess.PIPE, check=True)
-    name = there.stdout.decode().strip()
+    process = subprocess.run(command, env=elsewhere(pool, tmp_path), stdout=subprocess.PIPE, check=True)
+    name = process.stdout.decode().strip()
 
     assert name != before.name
     assert (api.attach(name).result(LIMIT), api.attach(before.name).result(LIMIT)) == ("elsewhere", "before")
@@ -684,10 +684,10 @@ def test_a_machine_elsewhere_knows_what_a_jobs_budgets_have_paid_for(pool, clust
     lose_pods(pool, cluster)
     assert job.result(LIMIT) == 2
     command = [sys.executable, "-c", LOOKS, job.name]
-    there = subprocess.run(command, env=elsewhere(pool, tmp_path), stdout=subprocess.PIPE, check=True)
+    remote = subprocess.run(command, env=elsewhere(pool, tmp_path), stdout=subprocess.PIPE, check=True)
 
-    here = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    assert json.loads(there.stdout) == json.loads(here.stdout)
+    local = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    assert json.loads(remote.stdout) == json.loads(local.stdout)
     assert [spent.used for spent in job.state.budgets] == [0, 1]
 
 
@@ -746,16 +746,16 @@ def test_a_tender_on_this_machine_sends_again_what_a_killed_kernel_has_sent(pool
         names = [kernel.stdout.readline().strip() for _ in range(2)]
         until(lambda: turns.running(pool.state))
         kernel.kill()
-    known = len(pool.state.turns)
+    count = len(pool.state.turns)
     env = {**os.environ, "JUPYTER_CONFIG_DIR": str(tmp_path)}
     command = [sys.executable, "-m", *tender]
     with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
         os.kill(template, signal.SIGKILL)
-        until(lambda: len(pool.state.turns) >= known + 2)
+        until(lambda: len(pool.state.turns) >= count + 2)
         process.terminate()
         _, stderr = process.communicate(timeout=LIMIT)
 
-    again = [(f"warm#{taken.number}", taken.attempt) for taken in pool.state.turns[known:]]
+    again = [(f"warm#{turn.number}", turn.attempt) for turn in pool.state.turns[count:]]
     assert again == [(names[0], 2), (names[1], 1)]
     for name, attempt in again if tender is not SERVER else ():
         assert f"default/{name}: sent to its pool again, as attempt {attempt}" in stderr
@@ -855,8 +855,8 @@ def test_a_pool_in_a_queue_says_so_and_goes_on_when_it_is_admitted(pool, cluster
     queue_for_one(cluster, pool.info.cluster["namespace"])
 
     def own(cell, name, **more):
-        there = Cluster(**place, kind="indexedjob", queue="team", **more)
-        spec = JobSpec(Elastic(), "kubernetes", cluster=there, name=name)
+        options = Cluster(**place, kind="indexedjob", queue="team", **more)
+        spec = JobSpec(Elastic(), "kubernetes", cluster=options, name=name)
         return submission.submit(capture.from_cell(cell, {}), spec)
 
     first = own("import time; time.sleep(600)", "first")

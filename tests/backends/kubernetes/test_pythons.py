@@ -80,12 +80,12 @@ def test_a_node_names_what_its_python_cant_compile(stage):
 def test_ranks_of_another_python_run_the_notebooks_functions_and_their_values_come_home(stage, notebook):
     job = submission.submit(from_cell(CELL, notebook), on(stage, _WITH_TORCH))
 
-    python, summed, data, mine, plus = job.result(LIMIT)
+    python, summed, data, instance, plus = job.result(LIMIT)
 
     assert python == version(_WITH_TORCH)
     assert summed.tolist() == [3.0]
     assert (type(data), data.total()) == (notebook["Data"], 9)
-    assert (mine.doubled(), plus(1)) == (2, 11)
+    assert (instance.doubled(), plus(1)) == (2, 11)
 
 
 @needs_torch

@@ -76,8 +76,8 @@ def submit(stage, kind, part=ENDS, **asked):
 
 def workload(stage, job):
     workloads = stage.objects(f"apis/{KUEUE}/{{}}/workloads")
-    mine = [obj for obj in workloads if obj["metadata"]["ownerReferences"][0]["name"] == job.name]
-    return mine[0] if mine else None
+    matches = [obj for obj in workloads if obj["metadata"]["ownerReferences"][0]["name"] == job.name]
+    return matches[0] if matches else None
 
 
 def mark_cancelled(stage, job):
@@ -162,8 +162,8 @@ def test_kueue_counts_places_and_is_asked_now_and_then(queues):
     listed = [api.jobs() for _ in range(9)]
 
     assert {place(job) for jobs in listed for job in jobs if job.queued} == {(1, 1)}
-    asked = [path for _, path in queues.cluster.requests if path.endswith("/pendingworkloads")]
-    assert sum(queues.namespace in path for path in asked) < len(listed)
+    paths = [path for _, path in queues.cluster.requests if path.endswith("/pendingworkloads")]
+    assert sum(queues.namespace in path for path in paths) < len(listed)
     queues.sign("go")
     assert (first.result(LIMIT), second.result(LIMIT)) == (1, 1)
 
@@ -384,10 +384,10 @@ def test_a_queue_that_isnt_there_is_found_missing_before_a_job_waits_in_it(queue
 
 def test_a_priority_in_queues_that_isnt_there_is_found_missing(queues):
     high = f"high-{queues.namespace}"
-    asked = {"queue": "team", "workload_priority": high}
-    before = [finding for finding in api.doctor(queues.spec(cpu="1", **asked)) if high in finding.text]
+    options = {"queue": "team", "workload_priority": high}
+    before = [finding for finding in api.doctor(queues.spec(cpu="1", **options)) if high in finding.text]
     make(queues, "WorkloadPriorityClass", high, None)
-    after = [finding for finding in api.doctor(queues.spec(cpu="1", **asked)) if high in finding.text]
+    after = [finding for finding in api.doctor(queues.spec(cpu="1", **options)) if high in finding.text]
 
     assert [(finding.good, "would never start" in finding.text) for finding in before] == [(False, True)]
     assert [(finding.good, "exists" in finding.text) for finding in after] == [(True, True)]

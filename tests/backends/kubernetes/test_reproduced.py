@@ -23,8 +23,8 @@ def spec(tmp_path, monkeypatch):
     with Emulator(kinds=("indexedjob",)) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         monkeypatch.setenv(folders.STATE, str(tmp_path / "state"))
-        asked = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
-        yield JobSpec(backend="kubernetes", cluster=asked)
+        options = Cluster(namespace="default", image=TORCH, memory="1500Mi", cpu="400m")
+        yield JobSpec(backend="kubernetes", cluster=options)
 
 
 def test_a_job_says_what_it_ran_with_and_exports_it(spec, tmp_path, monkeypatch):

@@ -151,17 +151,17 @@ def test_a_job_that_is_kept_longer_stays(stage):
 @pytest.mark.parametrize("look", ["list", "follow"])
 def test_somebody_elses_job_is_left_alone_by_who_looks(stage, attach, monkeypatch, look):
     ended = stage.submit(DONE, kind="trainjob", launch=ttl(0))
-    tried = stage.submit(AGAIN, retry=RETRY)
+    job = stage.submit(AGAIN, retry=RETRY)
     monkeypatch.setenv("JUPYTERHUB_USER", "eve")
     assert api.jobs() == []
     if look == "follow":
         assert attach(ended).result(LIMIT) == 1
-        later = attach(tried)
+        later = attach(job)
         until(lambda: later.state.next)
     until(lambda: sum(state.next is not None or state.ended is not None for state in everyones()) == 2)
 
-    assert {ended.name, tried.name} < set(stage.left())
-    assert f"{tried.name}-a2" not in stage.left()
+    assert {ended.name, job.name} < set(stage.left())
+    assert f"{job.name}-a2" not in stage.left()
 
 
 def everyones():
@@ -294,8 +294,8 @@ def test_a_volcano_job_whose_cancellation_was_cut_short_is_cancelled_by_another(
     ids=["pytorchjob-once", "volcano-once", "indexedjob-retried"],
 )
 def test_the_pods_of_an_ended_job_are_removed_where_that_is_asked_for(stage, kind, retry):
-    asked = policy(clean_pod_policy="All")
-    job = stage.submit(FOLLOWED + (AGAIN if retry else DONE), kind=kind, retry=retry, launch=asked)
+    launch = policy(clean_pod_policy="All")
+    job = stage.submit(FOLLOWED + (AGAIN if retry else DONE), kind=kind, retry=retry, launch=launch)
 
     assert stage.follow(job).result(LIMIT) == (2 if retry else 1)
     until(lambda: not stage.pods())

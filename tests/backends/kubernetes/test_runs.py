@@ -46,8 +46,8 @@ def test_each_run_is_given_its_own_and_found_again(stage, kind):
 
     assert runs.wait(LIMIT)
     assert [state.phase for state in runs.states()] == [Phase.SUCCEEDED, Phase.FAILED, Phase.SUCCEEDED]
-    one, failed, three = runs.results(errors="return")
-    assert (one, three) == (1, 3)
+    first, failed, third = runs.results(errors="return")
+    assert (first, third) == (1, 3)
     assert isinstance(failed, JobFailedError)
     (again,) = runs.retry_failed()
     assert isinstance(again.exception(LIMIT), JobFailedError)  # with the same values
@@ -68,8 +68,8 @@ def test_a_job_of_somebody_else_is_no_run_of_a_group_though_it_says_so(stage, tm
     find.forget()
 
     with pytest.warns(UserWarning, match=rf"^{forged.name}: not submitted from here"):
-        mine = api.group("sweep")
-    assert [job.name for job in mine] == [job.name for job in runs]
+        group = api.group("sweep")
+    assert [job.name for job in group] == [job.name for job in runs]
     assert forged.name in [job.name for job in api.group("sweep", trust=True)]
 
 
@@ -122,10 +122,10 @@ def test_a_run_that_a_cluster_did_not_start_is_started_once_it_does(stage, monke
             raise UnreachableError("the API server can't be reached")
         begin(name)
 
-    here = cluster_backend()
+    backend = cluster_backend()
     tries: list[str] = []
-    begin = here.begin
-    monkeypatch.setattr(here, "begin", refused_twice)  # a real outage would refuse other requests, too
+    begin = backend.begin
+    monkeypatch.setattr(backend, "begin", refused_twice)  # a real outage would refuse other requests, too
     runs = sweep(stage, "begin(); value(lr)", at_once=1)
 
     with pytest.warns(UserWarning, match=r"sweep-r2 could not be started yet: the API server") as warned:

@@ -44,8 +44,8 @@ def arranged(stage, what, kind):
     ],
 )
 def test_what_cant_start_is_ended_and_told_why(stage, monkeypatch, tmp_path, kind, what, retry):
-    asked = arranged(stage, what, kind)
-    job = stage.submit(kind=kind, retry=retry, launch=within("1s", 2), **asked)
+    options = arranged(stage, what, kind)
+    job = stage.submit(kind=kind, retry=retry, launch=within("1s", 2), **options)
     assert job.wait(LIMIT)
 
     for handle in (job, elsewhere(stage, job, monkeypatch, tmp_path)):

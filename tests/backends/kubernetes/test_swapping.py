@@ -87,12 +87,12 @@ def test_pods_change_at_one_call_and_the_next_attempt_begins_with_it(stage, tmp_
     assert job.result(LIMIT) == (2, [60.0])
     assert [swap.number for swap in job.state.swapped] == [1, 2]
     assert "begin with the code as it was swapped" in " ".join(note.text for note in job.state.notices)
-    held = [
+    keys = [
         [*secret["data"]]
         for secret in stage.objects("api/v1/{}/secrets")
         if "-swaps-" in secret["metadata"]["name"]
     ]
-    assert held == ([["1.payload", "2.payload"]] if place == "a Secret" else [])
+    assert keys == ([["1.payload", "2.payload"]] if place == "a Secret" else [])
 
 
 def test_a_job_that_is_retried_or_exported_runs_the_code_as_swapped(stage, tmp_path, monkeypatch):

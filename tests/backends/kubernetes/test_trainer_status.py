@@ -108,10 +108,10 @@ def put(stage, job, name=None, seconds=60, **status):
     ]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     body = {"trainerStatus": {"lastUpdatedTime": now, **status}}
-    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {token}"})
     try:
         context = ssl.create_default_context(cadata=authority)
-        with urllib.request.urlopen(asked, context=context) as answer:
+        with urllib.request.urlopen(request, context=context) as answer:
             return answer.status
     except urllib.error.HTTPError as refusal:
         return refusal.code

@@ -30,7 +30,7 @@ def _long(begin, piece, count, counted):
     return Stream(pieces())
 
 
-def _endless(asked):
+def _endless(request):
     return Reply(body=listed(**{"continue": "the same"}))
 
 

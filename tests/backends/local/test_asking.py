@@ -48,7 +48,7 @@ def acted(act):
 
 
 def who(node):
-    return lambda asked: [{"node": node}]
+    return lambda question: [{"node": node}]
 
 
 def ask(here, job, question="who", **how):
@@ -57,7 +57,10 @@ def ask(here, job, question="who", **how):
 
 def sampled(answers):
     records = [record for answer in answers for record in answer.records]
-    return [(one["event"], one["node"], [sample["rank"] for sample in one["samples"]]) for one in records]
+    return [
+        (record["event"], record["node"], [sample["rank"] for sample in record["samples"]])
+        for record in records
+    ]
 
 
 @pytest.mark.torch
@@ -137,12 +140,12 @@ def test_a_node_that_another_jobs_key_is_used_for_is_not_believed(acted, here):
 
 
 def test_who_talks_to_a_node_is_told_why_it_can_not(acted):
-    job, here = acted(2, answer=[0]), LocalBackend()
+    job, backend = acted(2, answer=[0]), LocalBackend()
 
-    with here.talk(job.name, 0, {"question": "who"}) as talk:
+    with backend.talk(job.name, 0, {"question": "who"}) as talk:
         assert talk.hear(LIMIT) == {"node": 0}
         assert talk.hear(LIMIT) is None
     for node, why in ((1, "it is still starting"), (7, "the job has no such node")):
         with pytest.raises(AskError, match=why) as refused:
-            here.talk(job.name, node, {"question": "who"})
+            backend.talk(job.name, node, {"question": "who"})
         assert refused.value.absent

@@ -238,9 +238,9 @@ def test_a_full_shared_memory_ends_a_rank_by_sigbus(tiny_disk):
     job = submit(first, write_where_nothing_fits, str(tiny_disk / "shared"))
 
     assert job.result(LIMIT) == 2
-    one = job.state.attempts[0]
-    assert (one.failure.reason.cause, one.budget) == (Cause.USER, Budget.FAILURES)
-    assert "SIGBUS" in one.failure.reason.line
+    attempt = job.state.attempts[0]
+    assert (attempt.failure.reason.cause, attempt.budget) == (Cause.USER, Budget.FAILURES)
+    assert "SIGBUS" in attempt.failure.reason.line
 
 
 @pytest.fixture

@@ -117,9 +117,9 @@ def test_torchs_breakpoint_stops_one_rank_and_the_others_wait_for_it():
     assert stopped(job) == [1]
 
     with job.debugger() as session:
-        first, output, said = typed(session, "p x, step", "dist.breakpoint(1)")
+        first, output, notice = typed(session, "p x, step", "dist.breakpoint(1)")
         assert ("x.append(step)" in first, output) == (True, "([0], 1)\n")
-        assert "breakpoint() is ignored in code typed here" in said
+        assert "breakpoint() is ignored in code typed here" in notice
     until(lambda: "barrier" in str(job.stacks()))
     assert stopped(job) == [1]
     with job.debugger() as session:

@@ -66,11 +66,11 @@ def test_what_changes_is_read_again(act):
 def test_a_job_that_another_machine_keeps_is_not_remembered_as_lost(act):
     job = act()
     job.begin()
-    here = job.folder.supervisor()
+    supervisor = job.folder.supervisor()
     job.lose()  # as it looks from a machine that shares the folder
     assert listed() == {job.name: "FAILED"}
     (job.folder.path / "supervisor.json").unlink()
-    job.folder.claim(here)
+    job.folder.claim(supervisor)
 
     assert listed() == {job.name: "RUNNING"}
 
@@ -130,23 +130,23 @@ def test_what_other_code_makes_is_kept_apart(act, monkeypatch):
 
 def test_the_file_is_written_once_a_hundredth_is_new(act):
     first = [ended(act) for _ in range(200)]
-    here = LocalBackend()
-    assert len(listed(here)) == 200
+    backend = LocalBackend()
+    assert len(listed(backend)) == 200
     status = kept_file().stat()
     second = [ended(act) for _ in range(2)]
-    assert len(listed(here)) == len(listed()) == 202
+    assert len(listed(backend)) == len(listed()) == 202
     assert kept_file().stat().st_ino == status.st_ino
     for job in (*first[:2], second[0]):
         job.remove()
 
-    assert len(listed(here)) == 199
+    assert len(listed(backend)) == 199
     assert kept_file().stat().st_ino != status.st_ino
 
 
 def test_the_same_record_is_given_of_a_job_that_has_ended(act):
     ended(act)
-    here = LocalBackend()
-    [first], [again] = here.summaries(record), here.summaries(record)
+    backend = LocalBackend()
+    [first], [again] = backend.summaries(record), backend.summaries(record)
 
     assert again is first
 
@@ -188,12 +188,12 @@ class Folder:
 
     def swap(self):
         """Exchange two jobs' folders, so that each record has the other's name."""
-        one, other = self.path(self.some()), self.path(self.some())
-        if one != other and one.exists() and other.exists():
-            aside = one.with_name(".aside")
-            one.rename(aside)
-            other.rename(one)
-            aside.rename(other)
+        first, second = self.path(self.some()), self.path(self.some())
+        if first != second and first.exists() and second.exists():
+            aside = first.with_name(".aside")
+            first.rename(aside)
+            second.rename(first)
+            aside.rename(second)
 
     def adopt(self):
         """Correct the name in a record, as a user does who renames a job by hand."""
@@ -216,7 +216,7 @@ class Folder:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_list_shows_what_is_no_longer_so(act, seed, monkeypatch):
-    folder, here, server = Folder(act, seed), LocalBackend(), LocalBackend()
+    folder, kernel, server = Folder(act, seed), LocalBackend(), LocalBackend()
     steps = [folder.run, folder.run, folder.delete, folder.rerun, folder.rename, folder.swap, folder.adopt]
     for step in range(80):
         folder.random.choice([*steps, folder.tell])()
@@ -227,8 +227,8 @@ def test_no_list_shows_what_is_no_longer_so(act, seed, monkeypatch):
         truth = sorted(
             (record(state, 0.0) for state in LocalBackend().jobs()), key=lambda row: str(row["id"])
         )
-        asked = folder.random.choice([here, server, LocalBackend()])
-        assert rows(asked) == [row | {"elapsed": row["elapsed"] and 0} for row in truth], step
+        backend = folder.random.choice([kernel, server, LocalBackend()])
+        assert rows(backend) == [row | {"elapsed": row["elapsed"] and 0} for row in truth], step
 
 
 def rows(here):

@@ -38,14 +38,14 @@ def shared():
 
 def test_jobs_that_can_import_the_same_share_a_file(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    one, other = ended(), ended()
+    first, second = ended(), ended()
     install(tmp_path, "meanwhile", "1.0", "meanwhile.py", url="file:///x", dir_info={"editable": True})
     later = ended()
 
-    records = [api.snapshot(job.name).environment for job in (one, other, later)]
-    assert records == [job.state.environment for job in (one, other, later)]
+    records = [api.snapshot(job.name).environment for job in (first, second, later)]
+    assert records == [job.state.environment for job in (first, second, later)]
 
-    assert os.path.samefile(folder_of(one).environment, folder_of(other).environment)
+    assert os.path.samefile(folder_of(first).environment, folder_of(second).environment)
     assert [environment and environment.distributions.get("meanwhile", "") for environment in records] == [
         "",
         "",

@@ -100,9 +100,9 @@ def test_a_folder_is_copied_with_a_second_nodes_file_of_one_name_below_its_own(j
         ),
     }
     assert (tmp_path / "home/node-1/artifacts/loss").read_text() == "1" * 10
-    assert not any(one.growing or one.kept for one in copied)
-    (one,) = job.get("artifacts/loss", tmp_path, node=1)[:1]
-    assert (one.path, one.path.read_text()) == (tmp_path / "loss", "1" * 10)
+    assert not any(copy.growing or copy.kept for copy in copied)
+    (copy,) = job.get("artifacts/loss", tmp_path, node=1)[:1]
+    assert (copy.path, copy.path.read_text()) == (tmp_path / "loss", "1" * 10)
 
 
 def test_a_copy_that_was_cut_off_goes_on_where_it_stopped(job, tmp_path, monkeypatch):
@@ -244,7 +244,9 @@ def test_a_file_that_grows_is_completed(job, tmp_path):
     job.go.with_name("go-grow").touch()
     until(lambda: job.files("artifacts/runs/events-0").files[0].size == 8)
 
-    (copied,) = until(lambda: [one for one in job.get("artifacts/runs/events-0", tmp_path) if one.size == 8])
+    (copied,) = until(
+        lambda: [copy for copy in job.get("artifacts/runs/events-0", tmp_path) if copy.size == 8]
+    )
     assert copied.path.read_text() == "one\ntwo\n"
 
 
@@ -364,7 +366,7 @@ def test_of_a_job_that_has_ended_what_came_home_is_listed_and_copied(job, tmp_pa
     assert job.files("artifacts/run").files == job.files("checkpoints/none").files == ()
 
     copied = job.get("artifacts/big", tmp_path)
-    assert [(one.path, one.kept, one.growing) for one in copied] == [(tmp_path / "big", 0, False)]
+    assert [(copy.path, copy.kept, copy.growing) for copy in copied] == [(tmp_path / "big", 0, False)]
     assert (tmp_path / "big").read_bytes()[4:] == BIG[4:]
     assert job.get("artifacts/big", tmp_path)[0].kept == len(BIG)
     job.get("checkpoints", tmp_path)

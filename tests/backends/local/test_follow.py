@@ -146,8 +146,8 @@ def test_every_byte_has_the_time_by_which_it_was_written(job):
     os.utime(path, (20.0, 20.0))
     job.end()
 
-    for known, times in ((0, ((4, 10.0), (8, 12.5), (18, 20.0))), (6, ((8, 12.5), (18, 20.0)))):
-        chunks = asyncio.run(read(job, since={(0, 0): known}))
+    for offset, times in ((0, ((4, 10.0), (8, 12.5), (18, 20.0))), (6, ((8, 12.5), (18, 20.0)))):
+        chunks = asyncio.run(read(job, since={(0, 0): offset}))
         assert [chunk.times for chunk in chunks if isinstance(chunk, ev.LogChunk)] == [times]
 
 

@@ -72,8 +72,8 @@ def forward(act, here):
         return opened[-1]
 
     yield SimpleNamespace(of=make, job=job)
-    for one in opened:
-        one.close()
+    for forward in opened:
+        forward.close()
 
 
 def test_many_connections_at_once_carry_megabytes_both_ways(forward):
@@ -176,10 +176,10 @@ def test_what_can_not_be_forwarded_is_refused(forward):
     with pytest.raises(AskError, match=r"rank 7 of .* isn't running now"):
         forward.of(6006, rank=7)
     with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(SpecError, match=r"local-port: got .* a port that is free here"),
     ):
-        forward.of(6006, local=taken.getsockname()[1])
+        forward.of(6006, local=listener.getsockname()[1])
     with pytest.raises(SpecError, match="another port than the rank's"):
         forward.of(6006, local=6006)
     forward.job.lose()

@@ -143,12 +143,12 @@ def test_ended_jobs_share_what_is_alike(act, here):
     for name in ("one", "two"):
         act(name).end()
 
-    one, two = here.jobs()
-    assert {id(value) for value in vars(one).values()} >= {
-        id(value) for value in vars(two).values() if isinstance(value, Mapping) and not value
+    first, second = here.jobs()
+    assert {id(value) for value in vars(first).values()} >= {
+        id(value) for value in vars(second).values() if isinstance(value, Mapping) and not value
     }
-    assert {*map(id, one.info.spec)} == {*map(id, two.info.spec)}
-    assert one.info.label is two.info.label
+    assert {*map(id, first.info.spec)} == {*map(id, second.info.spec)}
+    assert first.info.label is second.info.label
 
 
 def test_of_a_jobs_code_only_the_names_of_its_cells_are_listed(act, here):

@@ -203,10 +203,10 @@ def test_ranks_do_not_draw_the_same_random_numbers():
 
         return random.random(), float(np.random.random())
 
-    one, other = submit(draw, spec=JobSpec(TWO, all_ranks=True)).results(LIMIT)
+    first, second = submit(draw, spec=JobSpec(TWO, all_ranks=True)).results(LIMIT)
 
-    assert one[0] != other[0]
-    assert one[1] != other[1]
+    assert first[0] != second[0]
+    assert first[1] != second[1]
 
 
 def test_the_first_failing_ranks_exception_is_raised_with_its_traceback():
@@ -424,9 +424,9 @@ def test_an_interrupt_while_it_is_waited_for_keeps_a_job_from_nobody_whenever_it
     job = submit(forever)
     seen(job, ready(2))
     for moment in itertools.count():
-        with Interrupting(moment) as there:
+        with Interrupting(moment) as interrupt:
             job.wait(0)
-        if not there.interrupted:
+        if not interrupt.interrupted:
             break
     job.cancel()
     waiter = threading.Thread(target=job.wait, daemon=True)
@@ -557,18 +557,18 @@ def test_what_has_locks_that_nobody_holds_goes_to_ranks_and_comes_home():
 
 def test_a_name_runs_again_once_its_job_has_ended_under_a_number():
     spec = JobSpec(name="named")
-    one = submit(forever, spec=spec)
+    first = submit(forever, spec=spec)
     again = submit(forever, spec=spec)
 
-    assert (again.joined, again.info.run) == (True, one.info.run)
+    assert (again.joined, again.info.run) == (True, first.info.run)
     with pytest.raises(nbtorchjob.NameTakenError, match="named is still running, with other code"):
         submit(lambda: 2, spec=spec)
-    one.cancel()
-    two = submit(lambda: 2, spec=spec)
-    assert (two.name, two.joined, two.result(LIMIT)) == ("named-2", False, 2)
-    three = submit(lambda: 3, spec=spec)
-    assert (three.name, three.result(LIMIT)) == ("named-3", 3)
-    one.delete()
+    first.cancel()
+    second = submit(lambda: 2, spec=spec)
+    assert (second.name, second.joined, second.result(LIMIT)) == ("named-2", False, 2)
+    third = submit(lambda: 3, spec=spec)
+    assert (third.name, third.result(LIMIT)) == ("named-3", 3)
+    first.delete()
     assert submit(lambda: 4, spec=spec).name == "named"
 
 
@@ -856,21 +856,21 @@ def test_the_doctor_says_what_this_machine_refuses():
 def few_files():
     """Yield a function that leaves this process room for so many more open files, and one to undo that."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
+    descriptors = []
 
     def leave(many):
         highest = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 40, before[1]))
         with suppress(OSError):
             while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
+                descriptors.append(os.open(os.devnull, os.O_RDONLY))
         for _ in range(many):
-            os.close(held.pop())
+            os.close(descriptors.pop())
 
     def give_back():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        while held:
-            os.close(held.pop())
+        while descriptors:
+            os.close(descriptors.pop())
 
     yield leave, give_back
     give_back()

@@ -45,20 +45,20 @@ def test_ranks_import_what_an_option_a_file_and_a_block_ask_for_and_the_next_job
     wheel(index, "nbtj_listed")
     listed = folder / "requirements.txt"
     listed.write_text("nbtj_listed\n")
-    mine = project(folder / "mine", "nbtj_mine", "3.0")
-    asked = {
-        "package": [str(mine), "like-here"],
+    own_project = project(folder / "mine", "nbtj_mine", "3.0")
+    options = {
+        "package": [str(own_project), "like-here"],
         "requirements": [str(listed)],
         "launch": Elastic(2, nproc_per_node=2),
         "all_ranks": True,
     }
 
-    first = run(BLOCK, **asked)
+    first = run(BLOCK, **options)
 
     assert first.results() == [["1.5", "3.0", "1.0"]] * 4
     for path in index.iterdir():
         path.unlink()
-    again = run(BLOCK, **asked)
+    again = run(BLOCK, **options)
     assert again.results() == [["1.5", "3.0", "1.0"]] * 4
     environment = backend("local").snapshot(again.info.address).importable
     assert environment is not None

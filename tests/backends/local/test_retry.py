@@ -92,15 +92,15 @@ def test_a_process_elsewhere_brings_back_where_the_job_ran_and_with_what(monkeyp
     job = api.submit(around, spec=JobSpec(Elastic(), env={"GIVEN": "1"}))
     first = job.result(LIMIT)
     monkeypatch.delenv("LAID_DOWN")
-    asked = f"from nbtorchjob import api; print(api.retry({job.name!r}).name)"
-    there = {
+    code = f"from nbtorchjob import api; print(api.retry({job.name!r}).name)"
+    env = {
         folders.STATE: str(folders.state_dir()),
         "ELSEWHERE": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
 
     name = subprocess.run(
-        [sys.executable, "-c", asked], cwd="/", env=there, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd="/", env=env, capture_output=True, text=True, check=True
     ).stdout.strip()
 
     assert api.attach(name).result(LIMIT) == first == (str(Path.cwd()), "by the kernel", False)
@@ -172,8 +172,8 @@ def test_without_its_payload_there_is_nothing_to_run(alone):
     ],
 )
 def test_what_it_ran_with_has_to_be_there_still(alone, change, message):
-    asked = folder_of(alone).path / "request.json"
-    asked.write_text(json.dumps(folder_of(alone).request() | change))
+    path = folder_of(alone).path / "request.json"
+    path.write_text(json.dumps(folder_of(alone).request() | change))
 
     assert refused(alone).startswith(message)
 
@@ -190,11 +190,11 @@ def test_what_the_site_has_limited_since_is_refused(alone, tmp_path):
 
 def test_what_only_this_user_may_read_is_private(folder):
     new = JobDirectory(folder)
-    asked = pool_client.of_this_process({}) | {"env": {"TOKEN": "secret"}}
-    new.prepare(b"key", asked)
+    request = pool_client.of_this_process({}) | {"env": {"TOKEN": "secret"}}
+    new.prepare(b"key", request)
 
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    assert new.request() == asked
+    assert new.request() == request
 
 
 def saved(folder, name, size, age):

@@ -64,8 +64,8 @@ def go(tmp_path):
 
 def start(go, nodes=2, ranks=2, text=CELL, **spec):
     call = capture.from_cell(text, {}, filename="<torchjob cell 1>")
-    asked = JobSpec(Elastic(nodes, nproc_per_node=ranks), env={"GO": str(go)}, **spec)
-    job = submission.submit(call, asked)
+    job_spec = JobSpec(Elastic(nodes, nproc_per_node=ranks), env={"GO": str(go)}, **spec)
+    job = submission.submit(call, job_spec)
     seen(job, lambda state: len(state.series) == state.world_size == nodes * ranks)
     return job
 

@@ -89,8 +89,13 @@ def test_an_agent_is_told_where_it_sees_the_last_lines_only(mcp, folder):
             sent = await client.call_tool("submit", {"script": "train.py:train"})
             name = json.loads(sent.content[0].text)["job"]["name"]
             await asyncio.to_thread(nbtorchjob.attach(name).wait, LIMIT)
-            asked = ({"grep": "loss=nan"}, {"all-ranks": True}, {"grep": "end"}, {"grep": "nan", "tail": 300})
-            return [texts(await client.call_tool("logs", {"name": name, **more})) for more in asked]
+            options = (
+                {"grep": "loss=nan"},
+                {"all-ranks": True},
+                {"grep": "end"},
+                {"grep": "nan", "tail": 300},
+            )
+            return [texts(await client.call_tool("logs", {"name": name, **more})) for more in options]
 
     cut, cut_too, few, more = asyncio.run(spoken())
     assert cut.startswith("loss=nan 50\n")

@@ -229,13 +229,13 @@ def test_what_to_ask_an_administrator_for_stands_below_the_error(capsys):
 
 @pytest.mark.usefixtures("apart", "nowhere")
 def test_what_is_warned_of_stands_beside_the_answer(command):
-    listed, asked = command("list", "--json"), command("status")
+    listed, status = command("list", "--json"), command("status")
 
     assert listed.data["jobs"] == []
     [note] = listed.data["notes"]
     assert "the cluster at http://127.0.0.1:9 doesn't answer" in note
     assert listed.err == f"Note: {note}\n"
-    assert (asked.code, asked.err) == (3, f"Note: {note}\nnbtorchjob: there are no jobs yet\n")
+    assert (status.code, status.err) == (3, f"Note: {note}\nnbtorchjob: there are no jobs yet\n")
 
 
 @pytest.mark.torch
@@ -392,13 +392,13 @@ def test_a_log_reaches_files_as_it_is_and_a_terminal_as_text(command, process):
     job.log(HOSTILE)
     job.end()
 
-    ours, terminal = pty.openpty()
+    controller, terminal = pty.openpty()
     tty.setraw(terminal)
     shown = process("logs", job.name, stdout=terminal, stderr=terminal, text=False)
     assert shown.wait(LIMIT) == 0
-    assert os.read(ours, 4096) == b"\x1b[31mred\x1b[0m ^[]52;c;ZXZpbA==^G^[[2J<U+202E>\n"
+    assert os.read(controller, 4096) == b"\x1b[31mred\x1b[0m ^[]52;c;ZXZpbA==^G^[[2J<U+202E>\n"
     assert command("logs", job.name).out.encode() == HOSTILE
-    for end in (ours, terminal):
+    for end in (controller, terminal):
         os.close(end)
 
 

@@ -60,13 +60,13 @@ def test_a_base_is_written_anew_in_its_place_beside_files_of_others(command):
 
 def test_a_folder_of_something_else_is_left_as_it_is(command):
     Path("base").mkdir()
-    mine = b"resources: [mine-\xe9.yaml]\n"
-    Path("base/kustomization.yaml").write_bytes(mine)
+    content = b"resources: [mine-\xe9.yaml]\n"
+    Path("base/kustomization.yaml").write_bytes(content)
     done = command(*BASE)
 
     assert (done.code, done.out) == (2, "")
     assert done.err == ("nbtorchjob tend: --kustomize expects an empty folder or one of its own, got base\n")
-    assert Path("base/kustomization.yaml").read_bytes() == mine
+    assert Path("base/kustomization.yaml").read_bytes() == content
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def test_a_socket_is_taken_from_a_tender_that_was_killed_but_from_no_other(tend)
     _, err = second.communicate(timeout=LIMIT)
 
     assert err.startswith("nbtorchjob tend: --listen can't use 't.sock': ")
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.connect("t.sock")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect("t.sock")
     leave(first)
     assert not os.path.exists("t.sock")
 

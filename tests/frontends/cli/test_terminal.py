@@ -116,12 +116,12 @@ def test_json_tells_of_a_failed_job_too(command):
 
 def test_json_tells_of_a_failed_job_s_result_and_rehearsal(command):
     rehearsed = command("run", "--rehearse", "train.py:half", "--json", "--", "3")
-    asked = command("result", "--json")
+    answer = command("result", "--json")
 
-    assert (rehearsed.code, asked.code) == (1, 1)
+    assert (rehearsed.code, answer.code) == (1, 1)
     assert rehearsed.data["job"]["phase"] == "FAILED"
     assert "ZeroDivisionError" in rehearsed.data["error"]
-    assert {**asked.data["job"], "elapsed": 0} == {**rehearsed.data["job"], "elapsed": 0}
+    assert {**answer.data["job"], "elapsed": 0} == {**rehearsed.data["job"], "elapsed": 0}
 
 
 def test_no_byte_of_a_long_log_is_lost(command):
@@ -218,13 +218,13 @@ def test_the_lines_of_all_ranks_come_by_time_and_are_searched(command):
 
 def test_all_ranks_logs_are_written_to_an_archive(command, tmp_path):
     command("run", *TWO, "--name", "zipped", "train.py:train", "--", "1")
-    there = tmp_path / "logs.zip"
+    archive = tmp_path / "logs.zip"
 
-    assert command("logs", "--zip", str(there), "--timestamps").out.startswith(f"{there}: ")
-    with zipfile.ZipFile(there) as file:
+    assert command("logs", "--zip", str(archive), "--timestamps").out.startswith(f"{archive}: ")
+    with zipfile.ZipFile(archive) as file:
         lines = file.read("zipped/rank-1.log").decode().splitlines()
     assert [line.partition(" ")[2] for line in lines] == ["rank 1 step 0", "rank 1 step 1"]
-    assert "can't be written (File exists)" in command("logs", "--zip", str(there)).err
+    assert "can't be written (File exists)" in command("logs", "--zip", str(archive)).err
     assert command("logs", "--zip", "x.zip", "--rank", "1").code == 2
 
 

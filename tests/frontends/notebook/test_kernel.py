@@ -280,8 +280,8 @@ def test_pdb_on_a_rank_from_a_cell(kernel, monkeypatch):
 
     def typed(cell, *lines):
         for line in lines:
-            asked = kernel.client.get_stdin_msg(timeout=LIMIT)["content"]
-            assert asked["prompt"] in ("ipdb> ", "(Pdb) ")
+            request = kernel.client.get_stdin_msg(timeout=LIMIT)["content"]
+            assert request["prompt"] in ("ipdb> ", "(Pdb) ")
             kernel.client.input(line)
         return cell
 

@@ -532,17 +532,17 @@ def test_a_job_that_runs_is_not_run_once_more(notebook, folder):
 
 def test_a_job_can_be_cancelled_and_deleted(notebook, folder):
     notebook.run(f"stop = {str(folder / 'stop')!r}")
-    one = notebook.value(f"%%torchjob -d\n{WAITS}")
-    other = notebook.value(f"%%torchjob -d\n{WAITS}")
+    first = notebook.value(f"%%torchjob -d\n{WAITS}")
+    second = notebook.value(f"%%torchjob -d\n{WAITS}")
 
-    notebook.run(f"%torchjob cancel {one.name} {other.name}")
-    assert notebook.out == f"{one.name} cancelled\n{other.name} cancelled\n"
+    notebook.run(f"%torchjob cancel {first.name} {second.name}")
+    assert notebook.out == f"{first.name} cancelled\n{second.name} cancelled\n"
     assert "cancelled" in notebook.error("%torchjob attach", nbtorchjob.JobCancelledError)
-    notebook.run(f"%torchjob delete {one.name} {other.name}")
-    assert notebook.out == f"{one.name} deleted\n{other.name} deleted\n"
-    assert not {one.name, other.name} & jobs()
+    notebook.run(f"%torchjob delete {first.name} {second.name}")
+    assert notebook.out == f"{first.name} deleted\n{second.name} deleted\n"
+    assert not {first.name, second.name} & jobs()
     assert "submitted no job" in notebook.refusal("%torchjob status")
-    assert "there is no job named" in notebook.error(f"%torchjob status {one.name}", JobNotFoundError)
+    assert "there is no job named" in notebook.error(f"%torchjob status {first.name}", JobNotFoundError)
 
 
 def test_config_gives_the_options_of_a_job_or_of_this_session(notebook, monkeypatch):
@@ -599,7 +599,7 @@ def registered(shell):
 
 
 def test_the_extension_comes_and_goes_without_a_trace(shell, capsys):
-    gone, notebook = registered(shell), Notebook(shell, capsys)
+    baseline, notebook = registered(shell), Notebook(shell, capsys)
     notebook.run("%load_ext nbtorchjob")
     loaded = registered(shell)
     notebook.value("%%torchjob -d\n1").wait(LIMIT)
@@ -609,9 +609,9 @@ def test_the_extension_comes_and_goes_without_a_trace(shell, capsys):
     notebook.run("%reload_ext nbtorchjob")
     assert registered(shell) == loaded
     notebook.run("%unload_ext nbtorchjob")
-    assert registered(shell) == gone
+    assert registered(shell) == baseline
     nbtorchjob.unload_ipython_extension(shell)
-    assert registered(shell) == gone
+    assert registered(shell) == baseline
     assert "not found" in notebook.refusal("%torchjob list")
     notebook.run("%load_ext nbtorchjob")
     assert registered(shell) == loaded

@@ -58,9 +58,9 @@ def test_a_cell_a_file_and_values_change_a_running_job(notebook, tmp_path):
         "%torchjob swap swapped"
     )
     cell = TRAIN.format(name="swapped", more="", go=str(go)).replace("rate = 1.0", "rate = 8")
-    taken = notebook.error(cell, NameTakenError)
+    error = notebook.error(cell, NameTakenError)
     assert (
-        "%%torchjob --swap swapped changes its code as it runs, %torchjob attach swapped follows it" in taken
+        "%%torchjob --swap swapped changes its code as it runs, %torchjob attach swapped follows it" in error
     )
     notebook.run("%torchjob swap swapped")
     assert "  rate  replaced" in notebook.out

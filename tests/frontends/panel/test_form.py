@@ -337,9 +337,9 @@ def called(python):
 
 @pytest.mark.parametrize("launch", [Elastic(), Elastic(1), Elastic(1, 2)])
 def test_the_call_of_a_job_in_a_pool_says_one_node_where_it_was_chosen(launch):
-    made = called(form.python(JobSpec(launch, pool="warm"))).launch
+    copy = called(form.python(JobSpec(launch, pool="warm"))).launch
 
-    assert (made, type(made.nnodes)) == (launch, type(launch.nnodes))
+    assert (copy, type(copy.nnodes)) == (launch, type(launch.nnodes))
     assert "nnodes" not in form.python(JobSpec(Elastic(1)))
 
 

@@ -301,10 +301,10 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
 
 
 def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):
-    asked = []
+    requests = []
 
     def choices(self, spec):
-        asked.append((spec.cluster.context, spec.cluster.namespace, threading.current_thread()))
+        requests.append((spec.cluster.context, spec.cluster.namespace, threading.current_thread()))
         mount = Choice("type=volume,src=data,dst=/mnt/data", "10Gi")
         return {"context": [Choice("dev")], "kind": [Choice("volcano", "served here")], "mount": [mount]}
 
@@ -322,14 +322,14 @@ def test_the_fields_of_a_cluster_show_with_their_choices(monkeypatch):
     assert ("volcano (served here)", "volcano") in screen["kind"].options
     assert ("pytorchjob", "pytorchjob") in screen["kind"].options
     assert screen["context"].options == ("dev",)
-    assert asked[0][2] is not threading.current_thread()
+    assert requests[0][2] is not threading.current_thread()
 
     screen.type("choices for mount", "type=volume,src=data,dst=/mnt/data")
     assert screen["mount"].value == "type=volume,src=data,dst=/mnt/data"
     screen.type("context", "de")
     screen.type("context", "dev")
-    until(lambda: len(asked) == 2)
-    assert asked[1][:2] == ("dev", None)
+    until(lambda: len(requests) == 2)
+    assert requests[1][:2] == ("dev", None)
 
 
 def test_a_listing_that_fails_leaves_texts_to_type_in(monkeypatch):

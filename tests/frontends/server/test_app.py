@@ -40,7 +40,7 @@ def test_what_is_installed_with_the_package_switches_the_extension_on():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     shared = project["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
     [source] = [
-        here for here, there in shared.items() if there.startswith("etc/jupyter/jupyter_server_config.d/")
+        source for source, dest in shared.items() if dest.startswith("etc/jupyter/jupyter_server_config.d/")
     ]
 
     [name] = json.loads((ROOT / source).read_text())["ServerApp"]["jpserver_extensions"]
@@ -83,8 +83,8 @@ def test_the_schema_is_the_one_that_pages_wait_for():
     logger = EventLogger()
     logger.register_event_schema(app.SCHEMA)
 
-    known: Any = logger.schemas.get(app.SCHEMA_ID)
-    assert known.version == "1"
+    schema: Any = logger.schemas.get(app.SCHEMA_ID)
+    assert schema.version == "1"
     with pytest.raises(SchemaRegistryException):
         logger.register_event_schema(app.SCHEMA)
 
@@ -128,8 +128,8 @@ def test_what_was_removed_is_remembered_to_a_bound():
 
 
 async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_what(server, jp_ws_fetch):
-    async def asked(known):
-        return json.loads((await server.get(f"{jobs()}?known={known}")).body)
+    async def asked(mark):
+        return json.loads((await server.get(f"{jobs()}?known={mark}")).body)
 
     socket = await jp_ws_fetch("api/events/subscribe")
     before = await asked("")
@@ -138,14 +138,14 @@ async def test_a_page_hears_that_there_is_news_over_jupyters_websocket_and_asks_
     new = await asked(before["mark"])
     job.remove()
     await socket.read_message()
-    gone = await asked(new["mark"])
+    removal = await asked(new["mark"])
     socket.close()
 
     assert event["schema_id"] == app.SCHEMA_ID
     assert job.name not in json.dumps(event)  # a user who may receive events may not be allowed to see jobs
-    assert (before["whole"], new["whole"], gone["whole"]) == (True, False, False)
+    assert (before["whole"], new["whole"], removal["whole"]) == (True, False, False)
     assert [job["name"] for job in new["jobs"]] == [job.name]
-    assert (gone["jobs"], gone["removed"]) == ([], [f"local:{job.name}"])
+    assert (removal["jobs"], removal["removed"]) == ([], [f"local:{job.name}"])
 
 
 METHODS = ("get", "post", "put", "patch", "delete")

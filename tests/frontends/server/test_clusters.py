@@ -44,11 +44,11 @@ def job(stage):
 
 async def test_a_job_of_a_cluster_is_shown_in_the_list_and_alone(server, job):
     listed = await heard(server)
-    one = json.loads((await server.get(jobs(remote(job)))).body)
+    job_record = json.loads((await server.get(jobs(remote(job)))).body)
 
-    assert [record["id"] for record in listed["jobs"]] == [one["id"]] == [remote(job)]
-    assert one["phase"] == "RUNNING"
-    assert one["where"] == f"kubernetes: indexedjob in {job.info.cluster['namespace']}"
+    assert [record["id"] for record in listed["jobs"]] == [job_record["id"]] == [remote(job)]
+    assert job_record["phase"] == "RUNNING"
+    assert job_record["where"] == f"kubernetes: indexedjob in {job.info.cluster['namespace']}"
     assert listed["notes"] == []
 
 

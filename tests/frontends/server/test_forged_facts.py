@@ -29,10 +29,10 @@ async def test_no_forged_fact_keeps_a_route_from_answering(server, forgeries):
         lab = job.info().lab is not None
         name = f"local:{job.path.name}"
         for id_ in (name, f"{name}#1") if lab else (name,):
-            asked = [("GET", path(route, id_)) for route in ABOUT]
-            asked += [("POST", path(route, id_)) for route in ABOUT if "POST" in route.answers]
-            asked += [("POST", jobs(id_, verb)) for verb in VERBS]
-            for method, where in asked:
+            requests = [("GET", path(route, id_)) for route in ABOUT]
+            requests += [("POST", path(route, id_)) for route in ABOUT if "POST" in route.answers]
+            requests += [("POST", jobs(id_, verb)) for verb in VERBS]
+            for method, where in requests:
                 answer = await server.ask(method, where)
                 assert answer.code < 500, (method, where, answer.body, job.events.read_text())
         assert (await server.post(jobs(name, "cancel"))).code == 204

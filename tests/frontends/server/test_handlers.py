@@ -153,11 +153,11 @@ async def test_a_lane_that_hangs_holds_up_no_other(gate):
 
 
 async def test_who_asks_too_long_is_told_and_its_room_stays_taken_until_it_ends(gate):
-    lanes, hanging, asked = Lanes(0.05, 1), Hanging(gate), []
+    lanes, hanging, calls = Lanes(0.05, 1), Hanging(gate), []
     with pytest.raises(NoAnswerError, match=r"kubernetes:far didn't answer within 0\.05 s"):
         await lanes.run("kubernetes:far", hanging)
     with pytest.raises(NoAnswerError):
-        await lanes.run("kubernetes:far", lambda: asked.append("never begun"))
+        await lanes.run("kubernetes:far", lambda: calls.append("never begun"))
     gate.set()
 
     async def again():
@@ -168,17 +168,17 @@ async def test_who_asks_too_long_is_told_and_its_room_stays_taken_until_it_ends(
                 continue
 
     assert await asyncio.wait_for(again(), LONG) == "room"
-    assert asked == []
+    assert calls == []
 
 
 async def test_so_many_run_at_once(gate):
     lanes, hanging = Lanes(LONG, 2), Hanging(gate)
-    asked = [asyncio.create_task(lanes.run("local", hanging)) for _ in range(5)]
+    tasks = [asyncio.create_task(lanes.run("local", hanging)) for _ in range(5)]
     await hanging.started()
     await hanging.started()
     gate.set()
 
-    assert await asyncio.gather(*asked) == ["late"] * 5
+    assert await asyncio.gather(*tasks) == ["late"] * 5
     assert hanging.most == 2
 
 

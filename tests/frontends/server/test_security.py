@@ -18,9 +18,9 @@ MARK = {"X-XSRFToken": "abc"}  # together with a cookie of this value
 def path(route, id=f"local:{NAME}", **parts):
     """Return the route's path below the server's base URL."""
     filled = {"id": quote(id, safe=""), "rank": "0", "verb": "cancel", **parts}
-    asked = "?job={id}&job={id}" if "job" in route.query else ""
-    asked = asked or ("?value=lr%3D1" if "value" in route.query else "")
-    return "nbtorchjob/api/" + (route.path + asked).format(**filled)
+    query = "?job={id}&job={id}" if "job" in route.query else ""
+    query = query or ("?value=lr%3D1" if "value" in route.query else "")
+    return "nbtorchjob/api/" + (route.path + query).format(**filled)
 
 
 REQUESTS = [(method, path(route)) for route in ROUTES for method in route.answers]
@@ -128,7 +128,11 @@ class TestReaders:
         assert {(await server.ask(*request)).code for request in READS} <= READ
         assert {error(await server.ask(*request))[0] for request in WRITES} == {403}
         assert Reader.asked == [
-            *((action, "nbtorchjob") for action, asked in (("read", READS), ("write", WRITES)) for _ in asked)
+            *(
+                (action, "nbtorchjob")
+                for action, requests in (("read", READS), ("write", WRITES))
+                for _ in requests
+            )
         ]
         assert contents(job) == before
 

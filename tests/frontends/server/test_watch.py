@@ -82,9 +82,9 @@ def looks(monkeypatch):
     """Return the scopes of all looks at this machine, which leave no other trace."""
     scopes, plain = [], LocalBackend.summaries
 
-    def counted(self, make, **asked):
-        scopes.append(asked["scope"])
-        return plain(self, make, **asked)
+    def counted(self, make, **options):
+        scopes.append(options["scope"])
+        return plain(self, make, **options)
 
     monkeypatch.setattr(LocalBackend, "summaries", counted)
     return scopes
@@ -119,9 +119,9 @@ class Far:
 @pytest.fixture
 def far(monkeypatch):
     """Yield clusters that the test controls."""
-    far = Far(monkeypatch)
-    yield far
-    far.hang.set()
+    clusters = Far(monkeypatch)
+    yield clusters
+    clusters.hang.set()
 
 
 async def test_what_is_known_is_given_without_another_look(act, page, looks):
@@ -385,7 +385,7 @@ async def test_a_forged_fact_stops_no_answer(server, act):
     id_ = f"local:{job.name}"
 
     listed = json.loads((await server.get(jobs())).body)["jobs"]
-    answers = [await server.get(jobs(id_, *what)) for what in ((), ("describe",), ("logs", "0"))]
+    answers = [await server.get(jobs(id_, *parts)) for parts in ((), ("describe",), ("logs", "0"))]
 
     assert [record["phase"] for record in listed if record["id"] == id_] == ["RUNNING"]
     assert [answer.code for answer in answers] == [200, 200, 200]

@@ -396,10 +396,10 @@ def test_where_open_files_are_not_known_only_quiet_ones_are_sent(node, store, mo
 def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypatch):
     home = node("one")
     fs, _ = fsspec.core.url_to_fs(store)
-    put, broken, tried = type(fs).put_file, [True], threading.Semaphore(0)
+    put, broken, attempts = type(fs).put_file, [True], threading.Semaphore(0)
 
     def flaky(self, *args, **kwargs):
-        tried.release()
+        attempts.release()
         if broken:
             raise OSError("the bucket is gone")
         put(self, *args, **kwargs)
@@ -407,7 +407,7 @@ def test_a_store_that_refuses_is_told_once_and_tried_again(node, store, monkeypa
     monkeypatch.setattr(type(fs), "put_file", flaky)  # a store that refuses for a while
     with saving(every_s=0.01):
         (checkpoint_dir() / "step").write_text("1")
-        assert all(tried.acquire(timeout=LIMIT) for _ in range(3))
+        assert all(attempts.acquire(timeout=LIMIT) for _ in range(3))
         broken.clear()
     assert stored(store) == {"step": "1"}
     assert notices(home) == [f"checkpoints of node 0 can't be sent to {store}: OSError: the bucket is gone"]

@@ -283,12 +283,12 @@ def send_in_turn(folder):
 def test_nodes_that_send_at_other_times_have_one_whole_in_the_store(folder):
     (folder / "store").mkdir()
     job = submit(send_in_turn, str(folder), spec=JobSpec(Elastic(nproc_per_node=2), all_ranks=True))
-    (whole, here), _ = job.results(LIMIT)
+    (whole, local_steps), _ = job.results(LIMIT)
     assert all(whole[6:]), whole
     assert max(whole[-1]) > 12
     assert all(len(steps) <= 4 for steps in whole)
-    assert here[-1] == 24
-    assert len(here) <= 3
+    assert local_steps[-1] == 24
+    assert len(local_steps) <= 3
     assert loaded(folder / "store" / "training", keep=1) == 24
 
 

@@ -68,8 +68,8 @@ def hear(peer, talk):
 
 
 def test_a_question_is_answered_with_records(node):
-    def count(asked):
-        return ({"number": number} for number in range(asked["to"]))
+    def count(question):
+        return ({"number": number} for number in range(question["to"]))
 
     connect = node(echo=echo, count=count)
 
@@ -119,8 +119,8 @@ def test_what_can_not_be_answered_is_said(question, records, trouble, node):
     handlers = {
         "raises": raises,
         "called": called,
-        "no_json": lambda asked: [{"a": {1}}],
-        "long": lambda asked: [{"a": "x" * questions.RECORD_BYTES}],
+        "no_json": lambda _: [{"a": {1}}],
+        "long": lambda _: [{"a": "x" * questions.RECORD_BYTES}],
     }
     connect = node(echo=echo, **handlers)
     answer = ask(connect(), question)
@@ -131,7 +131,7 @@ def test_what_can_not_be_answered_is_said(question, records, trouble, node):
 
 
 def test_an_answer_without_an_end_is_given_one(node):
-    def flood(asked):
+    def flood(question):
         while True:
             yield {"a": "x" * 500_000}
 
@@ -142,8 +142,8 @@ def test_an_answer_without_an_end_is_given_one(node):
 
 
 def test_who_has_another_key_is_refused_and_does_not_believe_it(node):
-    asked: list[object] = []
-    connect = node(echo=into(asked))
+    inbox: list[object] = []
+    connect = node(echo=into(inbox))
     other = questions.node_key(b"k" * 32, "run", 1)
 
     assert ask(connect(), key=other).trouble == (
@@ -156,7 +156,7 @@ def test_who_has_another_key_is_refused_and_does_not_believe_it(node):
         messages.number(number)
         peer.sendall(messages.write({"question": "echo"}, 4096))
         assert b"it isn't signed with this job's key" in peer.recv(4096)
-    assert asked == []
+    assert inbox == []
 
 
 def messages_of(key, *contents):
@@ -165,21 +165,21 @@ def messages_of(key, *contents):
 
 
 def test_a_question_that_was_overheard_is_not_answered_again(node):
-    asked: list[object] = []
-    connect = node(echo=into(asked))
+    inbox: list[object] = []
+    connect = node(echo=into(inbox))
     talk = Conversation(0, KEY, {"question": "echo"})
     with connect() as peer:
         message = talk.hear(peer.recv(4096))
         peer.sendall(message)
         talk.hear(peer.recv(4096))
     assert talk.over
-    assert len(asked) == 1
+    assert len(inbox) == 1
 
     with connect() as peer:
         peer.recv(4096)
         peer.sendall(message)
         assert b"it isn't signed" in peer.recv(4096)
-    assert len(asked) == 1
+    assert len(inbox) == 1
 
 
 def test_an_answer_that_was_overheard_is_not_believed_again(node):
@@ -217,7 +217,7 @@ def test_what_is_no_question_is_refused(sent, node):
 
 
 def test_half_a_question_and_who_leaves_hold_nobody_up(node):
-    def much(asked):
+    def much(question):
         for _ in range(100):
             yield {"a": "x" * 100_000}
 
@@ -237,7 +237,7 @@ def test_half_a_question_and_who_leaves_hold_nobody_up(node):
 def test_two_are_answered_at_once_and_a_flood_is_turned_away(node):
     go = threading.Event()
 
-    def slow(asked):
+    def slow(question):
         yield {"began": True}
         assert go.wait(LIMIT)
 
@@ -256,9 +256,9 @@ def test_two_are_answered_at_once_and_a_flood_is_turned_away(node):
 
 
 def test_conversations_that_go_on_take_no_place_from_questions(node):
-    def stays(asked):
-        yield {"said": asked.hear(LIMIT)}
-        while asked.hear(LIMIT) is not None:
+    def stays(question):
+        yield {"said": question.hear(LIMIT)}
+        while question.hear(LIMIT) is not None:
             pass
 
     connect = node(echo=echo, stays=stays)
@@ -289,14 +289,14 @@ def test_conversations_that_go_on_take_no_place_from_questions(node):
 def test_a_question_may_go_on_both_ways(node):
     left: Future[str] = Future()
 
-    def chat(asked):
-        yield {"said": asked.hear(LIMIT)}
+    def chat(question):
+        yield {"said": question.hear(LIMIT)}
         data = b""
-        while len(data) < asked["size"]:
-            data += asked.hear(LIMIT)
-        yield {"sum": sum(data), "more": asked.hear(0)}
+        while len(data) < question["size"]:
+            data += question.hear(LIMIT)
+        yield {"sum": sum(data), "more": question.hear(0)}
         try:
-            asked.hear(LIMIT)
+            question.hear(LIMIT)
         except ConnectionError as exc:
             left.set_result(str(exc))
             raise

@@ -48,10 +48,10 @@ def node(temp):
     """Start answering as a node, beside the socket of a node that has ended."""
     for name in ("nbtorchjob-gone", "nbtorchjob-here"):
         (temp / name).mkdir()
-    gone = socket.socket(socket.AF_UNIX)
-    questions.within(str(temp / "nbtorchjob-gone"), questions.SOCKET, gone.bind)
-    gone.close()
-    answering.serve(str(temp / "nbtorchjob-here"), OWN, {"who": lambda asked: iter([{"node": 0}])})
+    endpoint = socket.socket(socket.AF_UNIX)
+    questions.within(str(temp / "nbtorchjob-gone"), questions.SOCKET, endpoint.bind)
+    endpoint.close()
+    answering.serve(str(temp / "nbtorchjob-here"), OWN, {"who": lambda question: iter([{"node": 0}])})
 
 
 @contextmanager
@@ -104,15 +104,15 @@ def test_both_ends_may_write_at_once(temp, payload):
     listener = socket.socket(socket.AF_UNIX)
     questions.within(str(temp / "nbtorchjob-here"), questions.SOCKET, listener.bind)
     listener.listen()
-    heard = bytearray()
+    upload = bytearray()
 
     def node():  # like all nodes, reads nothing while it writes
         peer, _ = listener.accept()
         with peer:
             peer.settimeout(LIMIT / 4)
             peer.sendall(bytes(size))
-            while len(heard) < size:
-                heard.extend(peer.recv(1 << 16))
+            while len(upload) < size:
+                upload.extend(peer.recv(1 << 16))
 
     def say(process):
         process.stdin.write(b"1" * size)
@@ -125,7 +125,7 @@ def test_both_ends_may_write_at_once(temp, payload):
         output = process.stdout.read(size)
         for thread in threads:
             thread.join(LIMIT)
-    assert (output == bytes(size), heard == b"1" * size) == (True, True)
+    assert (output == bytes(size), upload == b"1" * size) == (True, True)
 
 
 def test_what_is_not_there_is_told_apart(temp, payload, folder):

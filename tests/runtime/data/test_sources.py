@@ -107,10 +107,10 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": COMMIT}
         if self.server.etag:
             headers["ETag"] = self.server.etag
-        wanted = self.headers.get("Range", "")
+        byte_range = self.headers.get("Range", "")
         fits = self.headers.get("If-Range", self.server.etag) == self.server.etag
-        if wanted and self.server.ranges and fits:
-            begin, _, end = wanted.removeprefix("bytes=").partition("-")
+        if byte_range and self.server.ranges and fits:
+            begin, _, end = byte_range.removeprefix("bytes=").partition("-")
             first, last = int(begin), min(int(end) if end else len(data) - 1, len(data) - 1)
             if first >= len(data):
                 self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
@@ -627,9 +627,9 @@ def test_after_a_file_that_fails_the_others_are_not_waited_for(tmp_path, facts, 
 
 def test_other_nodes_may_take_as_long_as_the_data_is_big(server, tmp_path, facts):
     entry = {"name": "web", "where": server.url("blob.bin")}
-    there = {"name": "there", "where": "", "path": str(tmp_path)}
-    assert provide.provide(header(tmp_path, there), str(tmp_path), 0) == 0
-    assert 0 < provide.provide(header(tmp_path, there, entry), str(tmp_path), 0) < 1
+    path_entry = {"name": "there", "where": "", "path": str(tmp_path)}
+    assert provide.provide(header(tmp_path, path_entry), str(tmp_path), 0) == 0
+    assert 0 < provide.provide(header(tmp_path, path_entry, entry), str(tmp_path), 0) < 1
     many = [{"name": f"{number}", "where": server.url("empty")} for number in range(3)]
     assert provide.provide(header(tmp_path, *many), str(tmp_path), 0) == 0
 
@@ -653,9 +653,9 @@ def test_a_folder_that_was_sent_is_checked_by_digest(tmp_path, facts):
 
     store = tmp_path / "store"
     store.mkdir()
-    one = hashlib.sha256(b"one").hexdigest()
-    (store / one).write_bytes(b"one")
-    listed = json.dumps([["a/one.txt", 3, one]]).encode()
+    file_digest = hashlib.sha256(b"one").hexdigest()
+    (store / file_digest).write_bytes(b"one")
+    listed = json.dumps([["a/one.txt", 3, file_digest]]).encode()
     digest = hashlib.sha256(listed).hexdigest()
     (store / digest).write_bytes(listed)
     entry = {
@@ -667,7 +667,7 @@ def test_a_folder_that_was_sent_is_checked_by_digest(tmp_path, facts):
     with open(places()["big"] + "/a/one.txt") as file:
         assert file.read() == "one"
 
-    (store / one).write_bytes(b"two")
+    (store / file_digest).write_bytes(b"two")
     with contextlib.suppress(FileNotFoundError):
         os.chmod(places()["big"], 0o755)
         os.rename(places()["big"], tmp_path / "away")

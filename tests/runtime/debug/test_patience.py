@@ -46,13 +46,13 @@ def test_who_waits_for_the_one_call_that_pends_waits_for_it_by_name(pending, mon
 
 def test_only_ranks_of_the_same_round_put_a_time_out_off():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # a pool's, for all its jobs
-    mine, peer, other = (
+    patience, peer, other = (
         Patience(f"127.0.0.1:{store.port}", round_, lambda error: None) for round_ in (8, 8, 7)
     )
     peer.installed = other.installed = True
     late = ("all_reduce #4", time.monotonic(), 1.0)
 
     with other.stopped(0):  # its rank may be killed meanwhile
-        assert not mine._put_off(late)
+        assert not patience._put_off(late)
         with peer.stopped(1):
-            assert mine._put_off(late)
+            assert patience._put_off(late)

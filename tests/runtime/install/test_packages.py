@@ -60,9 +60,9 @@ def test_a_package_is_found_by_this_process_and_those_it_starts(folder, index, m
     wheel(index, "nbtj_fresh", "1.0", "nbtj_below", "cloudpickle>=1")
     wheel(index, "nbtj_below", "1.0")
     wheel(index, "nbtj_below", "2.0")
-    mine = wheel(folder, "nbtj_mine")
+    wheel_path = wheel(folder, "nbtj_mine")
 
-    target = provide(folder / "node", "nbtj_fresh", wheels=[mine], constraints=["nbtj_below==1.0"])
+    target = provide(folder / "node", "nbtj_fresh", wheels=[wheel_path], constraints=["nbtj_below==1.0"])
 
     assert sys.path[1] == target
     assert os.environ["PYTHONPATH"] == f"{target}:/elsewhere"
@@ -295,8 +295,8 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     program = folder / "store" / "uv"
     program.parent.mkdir()
     program.write_text(UV)
-    asked = folder / "asked"
-    monkeypatch.setenv("ASKED", str(asked))
+    log = folder / "asked"
+    monkeypatch.setenv("ASKED", str(log))
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
@@ -309,8 +309,8 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
 
     target = provide(folder / "node", "nbtj-a", uv=uv)
 
-    assert f"--target {target} -- nbtj-a==1.0" in asked.read_text()
-    assert Path(f"{asked}.trusted").read_text() == "/of/the/image.pem\n"
+    assert f"--target {target} -- nbtj-a==1.0" in log.read_text()
+    assert Path(f"{log}.trusted").read_text() == "/of/the/image.pem\n"
     assert os.listdir(folder / "node") == ["packages"]
     for wrong, note in (
         ({"machine": "another"}, ""),
@@ -331,22 +331,22 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypa
     program.parent.mkdir()
     program.write_text(UV)
     program.chmod(0o755)
-    asked = folder / "asked"
+    log = folder / "asked"
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("ASKED", str(asked))
+    monkeypatch.setenv("ASKED", str(log))
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
 
     target = provide(folder / "node", "nbtj-a", "nbtj-b @ file:///b.whl")
 
     line = f"pip install --no-progress --no-deps --target {target} -- nbtj-a==1.0 nbtj-b @ file:///b.whl\n"
-    assert asked.read_text() == line
-    asked.unlink()
+    assert log.read_text() == line
+    log.unlink()
     install(folder / "image", "nbtj-b", "1.0", "nbtj_b.py")
     with monkeypatch.context() as patch:
         patch.syspath_prepend(folder / "image")  # a folder that uv wouldn't see
         patch.setenv("PYTHONPATH", str(folder / "image"))
         assert provide(folder / "more", "nbtj-b")
-    assert not asked.exists()
+    assert not log.exists()
     monkeypatch.delenv("UV_FIND_LINKS")
     refused(folder / "other", "nbtj-none")  # by pip, which has an index
-    assert not asked.exists()
+    assert not log.exists()

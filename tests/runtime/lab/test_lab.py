@@ -292,11 +292,11 @@ def test_what_is_sent_twice_runs_once_and_what_is_cut_off_never(lab):
     ],
 )
 def test_a_turn_that_cannot_run_is_refused_in_a_line(lab, how, why):
-    taken = len(lab.facts("TurnTaken"))
+    count = len(lab.facts("TurnTaken"))
 
     with pytest.raises(AskError, match=why):
         lab.take(lab.cell("1"), **how)
-    assert len(lab.facts("TurnTaken")) == taken
+    assert len(lab.facts("TurnTaken")) == count
 
 
 def test_turns_wait_for_those_before_and_one_that_waits_can_be_taken_back(lab):
@@ -335,8 +335,8 @@ def test_interrupts_at_any_moment_lose_nothing_and_end_no_rank(lab):
 
 
 def test_an_interrupt_is_what_sigint_is_to_the_code(lab):
-    heard = "import signal\nheard = []\nsignal.signal(signal.SIGINT, lambda *_: heard.append(1))\n"
-    round_ = lab.take(lab.cell(heard + "print('on')\nwhile not heard: time.sleep(0.001)"))["round"]
+    setup = "import signal\nheard = []\nsignal.signal(signal.SIGINT, lambda *_: heard.append(1))\n"
+    round_ = lab.take(lab.cell(setup + "print('on')\nwhile not heard: time.sleep(0.001)"))["round"]
     lab.until(lambda: lab.log(round_) and lab.log(round_, 1))
     lab.ask("interrupt", round=round_)
 

@@ -129,8 +129,8 @@ def test_a_stall_is_told_once_and_the_next_one_again(look_out, told):
     peers = Peers()
     lookout, rank = look_out(hang_after=0.1, peers=peers, counts=(2, 1))
     assert [fact.why for fact in told(1)] == ["quiet"]
-    (asked,) = lookout.answer({"question": "sample"})
-    assert asked["why"] == "quiet"  # nothing has moved since
+    (record,) = lookout.answer({"question": "sample"})
+    assert record["why"] == "quiet"  # nothing has moved since
     rank.pulse = {**rank.pulse, "reports": 1}
     assert [fact.why for fact in told(3)] == ["quiet"] * 3
     assert peers.told == ["quiet", "quiet"]

@@ -46,17 +46,17 @@ def spin(thread):
 
 
 def test_it_is_done_between_two_bytecodes():
-    asked = Asked(threading.current_thread, LIMIT)
-    spin(asked)
+    thread = Asked(threading.current_thread, LIMIT)
+    spin(thread)
 
-    assert asked.found is threading.main_thread()
+    assert thread.found is threading.main_thread()
 
 
 def test_what_it_raises_is_told_to_who_asked():
-    asked = Asked(lambda: 1 / 0, LIMIT)
-    spin(asked)
+    thread = Asked(lambda: 1 / 0, LIMIT)
+    spin(thread)
 
-    assert isinstance(asked.found, ZeroDivisionError)
+    assert isinstance(thread.found, ZeroDivisionError)
 
 
 def test_it_waits_for_the_end_of_a_backward_pass_and_what_is_too_late_is_never_done():
@@ -70,8 +70,8 @@ def test_it_waits_for_the_end_of_a_backward_pass_and_what_is_too_late_is_never_d
     x = torch.ones(1, requires_grad=True)
     x.register_hook(within)
     (x * 1).backward()
-    late, asked = threads
-    spin(asked)
+    late, thread = threads
+    spin(thread)
 
     assert isinstance(late.found, AwayError)
     assert done == ["in time"]
@@ -95,28 +95,28 @@ def test_it_waits_for_the_end_of_an_operation_that_is_written_in_python():
 def test_it_is_done_between_two_operations_that_wait_in_python():
     class Waits(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if not asked:
-                asked.append(Asked(threading.current_thread, LIMIT))
+            if not threads:
+                threads.append(Asked(threading.current_thread, LIMIT))
             time.sleep(0.1)  # an operation that waits longer than the thread takes to ask again
             return func(*args, **(kwargs or {}))
 
-    asked: list[Asked] = []
+    threads: list[Asked] = []
     x = torch.ones(1)
     for _ in range(10):
         with Waits():
             torch.add(x, x)
-        if asked[0].found is not None:
+        if threads[0].found is not None:
             break
 
-    assert asked[0].found is threading.main_thread()
+    assert threads[0].found is threading.main_thread()
 
 
 def test_it_is_done_where_torch_only_asks_what_overrides_an_operation():
     class Asks(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            asked = Asked(threading.current_thread, LIMIT)
-            spin(asked)
-            outcomes.append(asked.found)
+            thread = Asked(threading.current_thread, LIMIT)
+            spin(thread)
+            outcomes.append(thread.found)
             return func(*args, **(kwargs or {}))
 
     outcomes: list[object] = []
@@ -148,10 +148,10 @@ def test_it_waits_for_the_end_of_an_operation_in_which_another_one_asks():
 
 def test_it_is_done_where_a_backward_pass_comes_back_to_python():
     def _engine_run_backward():  # named like torch's own, in which a rank waits for others
-        asked = Asked(threading.current_thread, LIMIT)
-        while asked.found is None:
+        thread = Asked(threading.current_thread, LIMIT)
+        while thread.found is None:
             time.sleep(0.001)
-        return asked.found
+        return thread.found
 
     assert _engine_run_backward() is threading.main_thread()
 
@@ -280,19 +280,19 @@ def test_no_memory_without_an_accelerator(folder):
 @pytest.fixture
 def cuda(monkeypatch):
     """Fake CUDA's memory records; return the arguments of each call, bound to torch's own signature."""
-    asked = []
+    calls = []
     real = inspect.signature(torch.cuda.memory._record_memory_history)
 
     def record(*args, **named):
-        asked.append(real.bind(*args, **named).arguments)
+        calls.append(real.bind(*args, **named).arguments)
 
     segments = [{"device": 0, "total_size": 4096, "allocated_size": 512}] * 2
     snapshot = {"segments": segments, "device_traces": [[{"action": "alloc"}] * 5, []]}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: bool(asked), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: bool(calls), raising=False)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
-    return asked
+    return calls
 
 
 def test_memory_is_torchs_own_snapshot(folder, cuda):

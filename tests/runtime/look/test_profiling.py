@@ -90,10 +90,10 @@ def test_its_time_is_bounded(folder, seconds):
 
 
 def test_one_at_a_time(folder):
-    one = node(folder, Ranks(folder, {}, b"trace"))
-    first: Any = one.answer(ASKED)
+    profiling = node(folder, Ranks(folder, {}, b"trace"))
+    first: Any = profiling.answer(ASKED)
     next(first)
 
-    assert [*one.answer(ASKED)] == [{"trouble": "a rank of its node is being profiled already"}]
+    assert [*profiling.answer(ASKED)] == [{"trouble": "a rank of its node is being profiled already"}]
     first.close()  # as when the client leaves
-    assert "told" in next(one.answer(ASKED))
+    assert "told" in next(profiling.answer(ASKED))

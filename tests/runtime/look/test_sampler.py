@@ -67,7 +67,7 @@ def test_a_rank_waits_in_its_first_init_process_group(node, monkeypatch):
     code: dict[str, Any] = {}
     text = "def init_process_group(there):\n    return there.get()\n"
     exec(compile(text, f"/site-packages/{sampler.C10D}", "exec"), code)
-    there: queue.Queue[str] = queue.Queue()
+    mailbox: queue.Queue[str] = queue.Queue()
     waited = []
 
     def ask():
@@ -77,11 +77,11 @@ def test_a_rank_waits_in_its_first_init_process_group(node, monkeypatch):
             waited.append(said(lines)["waits"])
             if waited[-1]:
                 break
-        there.put("all")
+        mailbox.put("all")
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert code["init_process_group"](there) == "all"
+    assert code["init_process_group"](mailbox) == "all"
     asking.join()
     assert (waited[0], waited[-1]) == (False, True)
 
@@ -105,9 +105,9 @@ def test_a_file_that_took_the_number_of_its_socket_is_left_alone(node):
 
 def unix_sockets():
     """Return the unix sockets that this process has open."""
-    known = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    inodes = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
     links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return {link for link in links if link.removeprefix("socket:[").removesuffix("]") in known}
+    return {link for link in links if link.removeprefix("socket:[").removesuffix("]") in inodes}
 
 
 def look():

@@ -92,13 +92,13 @@ def test_the_model_of_the_cpu_is_told_where_the_kernel_tells_it(roots, folder):
 
 
 def test_a_process_is_measured():
-    known: dict[str, int] = {}
-    use = rank_use(3, f"/proc/{os.getpid()}", known, 0.0)
-    again = rank_use(3, f"/proc/{os.getpid()}", known, 60.0)
+    last_ticks: dict[str, int] = {}
+    use = rank_use(3, f"/proc/{os.getpid()}", last_ticks, 0.0)
+    again = rank_use(3, f"/proc/{os.getpid()}", last_ticks, 60.0)
 
     assert (use.rank, again.worked) == (3, 0)
     assert 1 <= use.worked <= use.tasks
-    assert str(threading.get_native_id()) in known
+    assert str(threading.get_native_id()) in last_ticks
     assert use.cpu > 0
     assert use.resident > 10_000_000
     assert use.tasks >= use.running >= 1

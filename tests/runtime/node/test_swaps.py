@@ -191,10 +191,10 @@ def test_a_swap_waits_for_another_unless_whoever_asked_has_left(job, space):
     until = time.monotonic() + LIMIT
     while job.page[points.NUMBER] == 0:
         assert time.monotonic() < until
-    asked = Asked("s2", pack("lr = 2", "s2"))
-    answers = job.swaps.swap(asked)
+    question = Asked("s2", pack("lr = 2", "s2"))
+    answers = job.swaps.swap(question)
     assert next(answers) == {"has": True}
-    asked.left = True
+    question.left = True
     assert next(answers) == {}
     answers.close()
     space["gate"].set()

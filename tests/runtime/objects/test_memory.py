@@ -29,11 +29,11 @@ def test_tensors_of_a_gpu_share_there_what_they_shared(on_a_gpu):
     data, buffers = dump([base, base.view(3, 4)[1:], base[2::3], torch.zeros(3)])
     base.zero_()  # the pickle contains a copy
 
-    whole, rows, strided, apart = pickle.loads(data, buffers=buffers)
+    whole, rows, strided, zeros = pickle.loads(data, buffers=buffers)
 
     assert (whole.tolist(), rows[0].tolist(), strided.tolist()) == ([*range(12)], [4, 5, 6, 7], [2, 5, 8, 11])
     whole.fill_(7)
-    assert (rows.sum(), strided.sum(), apart.sum()) == (56, 28, 0)
+    assert (rows.sum(), strided.sum(), zeros.sum()) == (56, 28, 0)
     assert whole.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
 
 

@@ -240,12 +240,14 @@ def _(x): return kind("x") + "int"
 
 def test_what_class_makers_wrote_is_written_again(notebook, monkeypatch):
     names = notebook(MADE)
-    taken = [names[name] for name in ("Data", "Frozen", "Color", "Perm", "Point", "Named", "Runs", "kind")]
-    data, frozen, color, perm, point, named, runs, kind = arrived(monkeypatch, taken)
+    originals = [
+        names[name] for name in ("Data", "Frozen", "Color", "Perm", "Point", "Named", "Runs", "kind")
+    ]
+    data, frozen, color, perm, point, named, runs, kind = arrived(monkeypatch, originals)
 
-    one = data(1, seed=9)
-    assert (one, one.seeded, one.twice(), one < data(2), data.many) == (data(1), 9, 2, True, 3)
-    assert repr(one) == "Data(x=1, xs=[])"
+    record = data(1, seed=9)
+    assert (record, record.seeded, record.twice(), record < data(2), data.many) == (data(1), 9, 2, True, 3)
+    assert repr(record) == "Data(x=1, xs=[])"
     assert [field.name for field in dataclasses.fields(data)] == ["x", "xs"]
     assert dataclasses.fields(data)[0].default is dataclasses.MISSING
     with pytest.raises(dataclasses.FrozenInstanceError):

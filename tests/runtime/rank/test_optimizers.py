@@ -149,8 +149,8 @@ def test_a_value_that_needs_what_an_optimizer_has_not_kept_is_refused(make, key,
     with pytest.raises(CannotSetError, match=f"{key}: {why} from its first step on"):
         setting(f"opt.{key}", value, {"opt": optimizer})
     setting(f"opt.{key}", value, {"opt": fresh}).apply()
-    for one in (fresh, optimizer):
-        step(one)
+    for opt in (fresh, optimizer):
+        step(opt)
     assert setting(f"opt.{key}", type(value)(0), {"opt": fresh}).apply()
 
 

@@ -130,8 +130,8 @@ def by_stream(log):
     """Return a log's stdout and stderr, divided by its index; bytes without a mark count as stderr."""
     data, at, parts = log.read_bytes(), 0, {False: b"", True: b""}
     lines = log.with_name(log.name + stream.TIMES).read_bytes().splitlines()
-    known = [mark for mark in map(stream.read_mark, lines) if mark is not None]
-    for offset, _, stderr in [*known, stream.Mark(len(data), 0.0, True)]:
+    marks = [mark for mark in map(stream.read_mark, lines) if mark is not None]
+    for offset, _, stderr in [*marks, stream.Mark(len(data), 0.0, True)]:
         assert offset >= at
         parts[stderr] += data[at:offset]
         at = offset

@@ -95,11 +95,11 @@ def changed(space, path):
 
 
 def test_whoever_holds_on_to_a_function_goes_on_with_its_new_code(space, pack):
-    held = space["loss"]
+    function = space["loss"]
     change = changed(space, pack("def loss(x, by=2):\n    return -x * by * scale", assumes=["scale"]))
 
-    assert space["loss"] is held
-    assert held(1) == -4
+    assert space["loss"] is function
+    assert function(1) == -4
     assert change.hows == {"loss": REPLACED}
 
 
@@ -132,18 +132,18 @@ def test_what_a_new_class_lacks_is_gone_from_objects_that_are_there(space, pack)
 
 
 def test_all_is_put_back(space, pack):
-    held, net = space["loss"], space["Net"]()
+    function, net = space["loss"], space["Net"]()
     before = dict(space)
     text = (
         "scale, new = 5, 6\nclass Net(Base):\n    def who(self):\n        return 'x'\n"
         "def loss(x):\n    return 0\ndef closed(x):\n    return 0"
     )
     change = changed(space, pack(text, assumes=["Base"]))
-    assert (held(1), net.who(), space["new"], space["closed"](1)) == (0, "x", 6, 0)
+    assert (function(1), net.who(), space["new"], space["closed"](1)) == (0, "x", 6, 0)
     change.undo()
 
     assert space == before
-    assert (held(1), net.who(), net.gone(), space["closed"](1)) == (2, "net of base", "gone", 3)
+    assert (function(1), net.who(), net.gone(), space["closed"](1)) == (2, "net of base", "gone", 3)
 
 
 def test_numbers_that_were_swapped_are_reported_from_then_on(space, pack, tmp_path, monkeypatch):
@@ -400,25 +400,25 @@ def test_two_new_functions_dont_share_the_object_that_was_known_by_both_names(sp
 def test_a_function_that_the_cell_registers_gets_new_code_in_place(space, pack):
     text = "def register(f):\n    known[f.__name__] = f\n    return f\n"
     exec(compile(text, "<before>", "exec"), space)
-    space["known"], held = {}, space["loss"]
+    space["known"], function = {}, space["loss"]
     changed(space, pack("@register\ndef loss(x):\n    return 'new'", assumes=["register"]))
 
-    assert held(1) == "new"
+    assert function(1) == "new"
 
 
 @pytest.mark.parametrize("function", ["def __add__(self, other): return 'add'", "__add__ = lambda *_: 'add'"])
 def test_methods_that_shared_a_function_get_each_its_own(space, pack, function):
     text = f"class Sum:\n    {function}\n    __radd__ = __add__\n    loss = loss"
     exec(compile(text, "<before>", "exec"), space)
-    one = space["Sum"]()
-    held = one.__add__
+    instance = space["Sum"]()
+    method = instance.__add__
     new = function.replace("add", "radd")
     methods = f"{new}\n    {function}\n    def loss(self): return 'loss'"
     change = changed(space, pack(f"class Sum:\n    {methods}"))
 
-    assert (one + 1, 1 + one, one.loss(), space["loss"](1)) == ("add", "radd", "loss", 2)
+    assert (instance + 1, 1 + instance, instance.loss(), space["loss"](1)) == ("add", "radd", "loss", 2)
     change.undo()
-    assert (one + 1, 1 + one, held(1), space["loss"](1)) == ("add", "add", "add", 2)
+    assert (instance + 1, 1 + instance, method(1), space["loss"](1)) == ("add", "add", "add", 2)
 
 
 def test_a_class_of_another_module_doesnt_give_its_methods_away(space, pack):
@@ -459,10 +459,10 @@ def test_an_edited_module_that_ranks_import_from_where_it_lies_is_refused(space,
 
 def test_a_function_with_variables_of_its_own_is_told_to_be_replaced_by_name_alone(space, pack):
     text = "def make(by):\n    def inner(x):\n        return x * by\n    return inner\nclosed = make(4)"
-    held = space["closed"]
+    function = space["closed"]
 
     assert changed(space, pack(text)).hows["closed"] == REBOUND
-    assert (held(1), space["closed"](1)) == (3, 4)
+    assert (function(1), space["closed"](1)) == (3, 4)
 
 
 @pytest.mark.parametrize("lookup", ["dict.__getitem__", "dict.get"])

@@ -207,16 +207,16 @@ def test_values_that_a_change_has_replaced_arent_kept_once_it_stays(node):
         pass
 
     node.space["lr"] = Big()
-    there = weakref.ref(node.space["lr"])
+    reference = weakref.ref(node.space["lr"])
     node.offer(1, "def f():\n    return 'new'\nlr = 5", or_back=True)
     node.decide(1, GO)
     node.point.passed()
-    assert there() is not None
+    assert reference() is not None
     node.decide(1, STAYS)
     assert node.space["f"]() == "new"
     gc.collect()
 
-    assert there() is None
+    assert reference() is None
 
 
 def test_a_round_that_is_over_leaves_nothing_on_trial(node, folder):

@@ -63,8 +63,8 @@ def start(folder):
 
     nodes.__dict__["another"] = another
     yield nodes
-    for one in started:
-        one.end()
+    for member in started:
+        member.end()
 
 
 def together(node, nodes):

@@ -61,58 +61,58 @@ def ended(peers):
     ("word", "others"), [(1, 1), (2, 1), (200, 200), (201, 201), (202, 201)], ids=lambda code: str(code)
 )
 def test_a_node_of_a_fixed_size_job_takes_the_others_along(word, others, gangs):
-    one, other = gangs()
-    assert one.tell(word) == word
-    eventually(lambda: ended(other))
-    assert ended(other) == others
-    assert ended(one) is None
+    first, second = gangs()
+    assert first.tell(word) == word
+    eventually(lambda: ended(second))
+    assert ended(second) == others
+    assert ended(first) is None
 
 
 @pytest.mark.parametrize("word", [201, 202])
 def test_the_others_of_an_elastic_job_meet_again(word, gangs):
-    one, other = gangs(elastic=True)
-    one.tell(word)
-    eventually(lambda: other.peer_lost)
-    other.enter(8, (1,), 1)
-    assert not other.peer_lost
-    assert ended(other) is None
+    first, second = gangs(elastic=True)
+    first.tell(word)
+    eventually(lambda: second.peer_lost)
+    second.enter(8, (1,), 1)
+    assert not second.peer_lost
+    assert ended(second) is None
 
 
 def test_a_node_that_the_others_went_on_without_meets_them_again(gangs):
-    one, other = gangs(elastic=True)
-    other.enter(7, (1,), 1)
-    eventually(lambda: one.peer_lost)
-    assert not other.peer_lost
-    assert ended(one) is None
+    first, second = gangs(elastic=True)
+    second.enter(7, (1,), 1)
+    eventually(lambda: first.peer_lost)
+    assert not second.peer_lost
+    assert ended(first) is None
 
 
 def test_a_node_that_the_others_went_on_without_ends_once_they_have_succeeded(gangs):
-    one, other = gangs(elastic=True)
-    other.enter(8, (1,), 1)
-    other.finish(LIMIT)
-    eventually(lambda: ended(one) is not None)
-    assert ended(one) == exits.OK
-    assert ended(other) is None
+    first, second = gangs(elastic=True)
+    second.enter(8, (1,), 1)
+    second.finish(LIMIT)
+    eventually(lambda: ended(first) is not None)
+    assert ended(first) == exits.OK
+    assert ended(second) is None
 
 
 def test_a_failure_is_not_taken_back_by_who_has_returned(gangs):
-    one, other = gangs()
-    one.tell(exits.USER_ERROR)
+    first, second = gangs()
+    first.tell(exits.USER_ERROR)
     with pytest.raises(PeersEnded) as caught:
-        other.finish(LIMIT)
+        second.finish(LIMIT)
     assert caught.value.code == exits.USER_ERROR
 
 
 def test_the_first_word_stands(gangs):
-    one, other = gangs()
-    assert one.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
-    assert other.tell(exits.USER_ERROR) == exits.RECOVERABLE_ERROR
+    first, second = gangs()
+    assert first.tell(exits.RECOVERABLE_ERROR) == exits.RECOVERABLE_ERROR
+    assert second.tell(exits.USER_ERROR) == exits.RECOVERABLE_ERROR
 
 
 def test_a_loss_isnt_told_where_another_word_stands(gangs):
-    one, other = gangs()
-    one.tell(exits.USER_ERROR)
-    assert other.tell(exits.INFRASTRUCTURE_ERROR) == exits.USER_ERROR
+    first, second = gangs()
+    first.tell(exits.USER_ERROR)
+    assert second.tell(exits.INFRASTRUCTURE_ERROR) == exits.USER_ERROR
 
 
 class Kept:
@@ -135,54 +135,54 @@ def kept(otherwise):
 
 def leaving_on_bye():
     """Return an event, and the methods of a store that is gone once the node has read the last word."""
-    gone = threading.Event()
+    store_end = threading.Event()
 
     def say(method, key, value):
         method(key, value)
         if "bye" in key:
-            gone.set()
+            store_end.set()
 
     def ask(method, *keys):
-        if gone.is_set():
+        if store_end.is_set():
             raise RuntimeError("Broken pipe")
         return method(*keys)
 
-    return gone, {"set": say, "get": ask, "check": ask}
+    return store_end, {"set": say, "get": ask, "check": ask}
 
 
 def test_the_last_word_is_read_before_the_store_may_go(gangs):
     _, otherwise = leaving_on_bye()
-    one, other = gangs(watching=otherwise)
-    one.tell(exits.USER_ERROR)
-    eventually(lambda: ended(other))
-    assert ended(other) == exits.USER_ERROR
+    first, second = gangs(watching=otherwise)
+    first.tell(exits.USER_ERROR)
+    eventually(lambda: ended(second))
+    assert ended(second) == exits.USER_ERROR
 
 
 def test_who_looks_late_whether_all_have_returned_ends_well_without_the_store(gangs):
-    gone, otherwise = leaving_on_bye()
+    store_end, otherwise = leaving_on_bye()
 
     def late(method, keys):
         if "done" in keys[0]:
-            gone.wait(LIMIT)
+            store_end.wait(LIMIT)
         return otherwise["check"](method, keys)
 
-    one, other = gangs(watching=otherwise, asking={"check": late})
+    first, second = gangs(watching=otherwise, asking={"check": late})
     with ThreadPoolExecutor() as pool:
-        finishing = pool.submit(other.finish, LIMIT)
-        one.finish(LIMIT)
+        finishing = pool.submit(second.finish, LIMIT)
+        first.finish(LIMIT)
         finishing.result()
-    assert ended(other) is None
+    assert ended(second) is None
 
 
 def test_a_node_that_is_silent_as_it_has_failed_isnt_lost(gangs):
     def unheard(method, keys):
         return keys != [END] and method(keys)
 
-    one, other = gangs(silence=2, watching={"check": unheard})
-    one.tell(exits.USER_ERROR)
-    one.close()
-    eventually(lambda: ended(other))
-    assert ended(other) == exits.USER_ERROR
+    first, second = gangs(silence=2, watching={"check": unheard})
+    first.tell(exits.USER_ERROR)
+    first.close()
+    eventually(lambda: ended(second))
+    assert ended(second) == exits.USER_ERROR
 
 
 def test_a_wish_for_a_sample_may_come_while_another_is_looked_for(gangs, monkeypatch):
@@ -190,58 +190,58 @@ def test_a_wish_for_a_sample_may_come_while_another_is_looked_for(gangs, monkeyp
     looked = threading.Event()
 
     def checked(store, keys):
-        there = check(store, keys)
-        if "sample" in keys[0] and not there and not wished.is_set():
+        present = check(store, keys)
+        if "sample" in keys[0] and not present and not wished.is_set():
             wished.set()
-            one.want_sample("now")
-        return there
+            first.want_sample("now")
+        return present
 
-    one, other = gangs()
-    other.on_sample_wanted = lambda why: looked.set()
+    first, second = gangs()
+    second.on_sample_wanted = lambda why: looked.set()
     monkeypatch.setattr(SignedStore, "check", checked)
     assert looked.wait(LIMIT)
-    one.check()
+    first.check()
 
 
 def test_who_hosts_the_store_waits_for_none_that_ends_by_itself(gangs):
-    one, other = gangs(hosted=True)
+    first, second = gangs(hosted=True)
     looked = threading.Event()
-    other.on_sample_wanted = lambda why: looked.set()
-    one.want_sample("now")
+    second.on_sample_wanted = lambda why: looked.set()
+    first.want_sample("now")
     assert looked.wait(LIMIT)
-    other.tell(exits.CANCELLED)
-    other.close()
+    second.tell(exits.CANCELLED)
+    second.close()
     began = time.monotonic()
-    one.close()
+    first.close()
     assert time.monotonic() - began < LINGER_S
 
 
 def test_nodes_that_have_ended_well_have_nothing_to_leave(gangs):
-    one, other = gangs()
+    first, second = gangs()
     with ThreadPoolExecutor() as pool:
-        finishing = pool.submit(other.finish, LIMIT)
-        eventually(lambda: one.say("bound", "12"))
-        assert one.say("bound", "12") == ["12", "0"]
-        eventually(lambda: one.say("left", "1"))
-        one.finish(LIMIT)
+        finishing = pool.submit(second.finish, LIMIT)
+        eventually(lambda: first.say("bound", "12"))
+        assert first.say("bound", "12") == ["12", "0"]
+        eventually(lambda: first.say("left", "1"))
+        first.finish(LIMIT)
         finishing.result()
 
 
 def test_a_node_that_never_beats_is_lost(gangs):
-    one, _ = gangs(silence=2)
-    one.enter(7, (0, 5), 0)
-    eventually(lambda: ended(one))
+    first, _ = gangs(silence=2)
+    first.enter(7, (0, 5), 0)
+    eventually(lambda: ended(first))
     with pytest.raises(PeersEnded, match="node 5 has been silent for 2 s"):
-        one.check()
+        first.check()
 
 
 def test_an_end_that_its_agent_does_not_heed_is_noticed(gangs):
-    one, other = gangs(silence=math.inf)
-    one.tell(exits.USER_ERROR)
-    eventually(lambda: other.pulse(0.1))
-    assert other.pulse(0.1).code == exits.USER_ERROR
-    assert ended(other)
-    assert other.pulse(0.0) is None
+    first, second = gangs(silence=math.inf)
+    first.tell(exits.USER_ERROR)
+    eventually(lambda: second.pulse(0.1))
+    assert second.pulse(0.1).code == exits.USER_ERROR
+    assert ended(second)
+    assert second.pulse(0.0) is None
 
 
 def test_a_connection_that_takes_long_to_open_is_no_silence(store):
@@ -277,53 +277,53 @@ def test_a_host_that_answers_no_more_before_the_first_round_is_gone_too(store, m
 
 
 def test_who_is_to_end_hears_first_that_a_sample_is_wanted(gangs):
-    one, other = gangs()
-    heard = []
-    other.on_sample_wanted = lambda why: heard.append(why)
-    other.on_end = lambda: heard.append("end")
-    one.want_sample("timeout")
-    one.tell(exits.USER_ERROR)
-    eventually(lambda: ended(other) == exits.of_peer(exits.USER_ERROR))
-    assert heard[:2] == ["timeout", "end"]
+    first, second = gangs()
+    events = []
+    second.on_sample_wanted = lambda why: events.append(why)
+    second.on_end = lambda: events.append("end")
+    first.want_sample("timeout")
+    first.tell(exits.USER_ERROR)
+    eventually(lambda: ended(second) == exits.of_peer(exits.USER_ERROR))
+    assert events[:2] == ["timeout", "end"]
 
 
 def test_so_does_one_that_joined_its_round_during_its_first_look(store):
-    may_look, heard = threading.Event(), []
+    may_look, events = threading.Event(), []
 
     def late(check, keys):
         may_look.wait(LIMIT)
         return check(keys)
 
-    one, other = gang.join(store, 0), gang.join(store, 1, watching=kept({"check": late}))
-    other.on_sample_wanted = lambda why: heard.append(why)
-    other.on_end = lambda: heard.append("end")
-    for node, peers in enumerate((one, other)):
+    first, second = gang.join(store, 0), gang.join(store, 1, watching=kept({"check": late}))
+    second.on_sample_wanted = lambda why: events.append(why)
+    second.on_end = lambda: events.append("end")
+    for node, peers in enumerate((first, second)):
         peers.enter(7, (0, 1), node)
-    one.want_sample("timeout")
-    one.tell(exits.USER_ERROR)
+    first.want_sample("timeout")
+    first.tell(exits.USER_ERROR)
     may_look.set()
-    eventually(lambda: ended(other) == exits.of_peer(exits.USER_ERROR))
-    assert heard[:2] == ["timeout", "end"]
-    one.close()
-    other.close()
+    eventually(lambda: ended(second) == exits.of_peer(exits.USER_ERROR))
+    assert events[:2] == ["timeout", "end"]
+    first.close()
+    second.close()
 
 
 def test_a_node_knows_once_the_ranks_of_all_others_have_returned(gangs):
-    one, other = gangs()
-    assert not one.others_done()
-    other.finish(0.0)
-    assert one.others_done()
-    assert not other.others_done()
+    first, second = gangs()
+    assert not first.others_done()
+    second.finish(0.0)
+    assert first.others_done()
+    assert not second.others_done()
 
 
 def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(store, monkeypatch):
     monkeypatch.setattr("nbtorchjob.runtime.rendezvous.peers._EVERY", 1 << 30)
     nodes = range(20)
-    asked: list[list[list[str]]] = [[] for _ in nodes]
+    requests: list[list[list[str]]] = [[] for _ in nodes]
 
     def counted(node):
         def count(check, keys):
-            asked[node].append(keys)
+            requests[node].append(keys)
             return check(keys)
 
         return kept({"check": count})
@@ -333,9 +333,9 @@ def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(st
         peers[node].enter(7, nodes, node)
     with ThreadPoolExecutor(len(peers)) as pool:
         waiting = [pool.submit(peer.finish, LIMIT) for peer in peers[1:]]
-        eventually(lambda: all(any("over" in keys[-1] for keys in part if keys) for part in asked[1:]))
+        eventually(lambda: all(any("over" in keys[-1] for keys in part if keys) for part in requests[1:]))
         assert not any(future.done() for future in waiting)
-        assert max(len(keys) for part in asked for keys in part) <= 2
+        assert max(len(keys) for part in requests for keys in part) <= 2
         peers[0].finish(LIMIT)
         for future in waiting:
             future.result(LIMIT)
@@ -348,36 +348,36 @@ def test_of_many_nodes_none_asks_for_every_other_one_as_it_waits_for_the_last(st
 
 def test_a_sample_is_told_by_other_nodes_too_once_and_by_those_that_end(gangs, store, folder, monkeypatch):
     monkeypatch.setenv(facts.EVENTS, str(folder / "events.jsonl"))
-    one, other = gangs()
+    first, second = gangs()
     record = {"event": "Sampled", "node": 1, "round": 7, "why": "timeout", "samples": [], "time": 5.0}
 
     def told():
         return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
-    other.show_sample(record)
-    one.show_sample({**record, "node": 0})
+    second.show_sample(record)
+    first.show_sample({**record, "node": 0})
     eventually(lambda: (folder / "events.jsonl").exists() and len(told()) == 2)
     assert sorted(told(), key=lambda word: word["node"]) == [{**record, "node": 0}, record]
     for before in (32, 48):  # behind the mark, and the nonce, nothing can be read without the key
         with pytest.raises(zlib.error):
             zlib.decompress(store.get(f"{PREFIX}/7/seen/1")[before:])
-    other.show_sample({**record, "time": 6.0})
-    one.tell(exits.USER_ERROR)
-    one.close()
+    second.show_sample({**record, "time": 6.0})
+    first.tell(exits.USER_ERROR)
+    first.close()
     eventually(lambda: len(told()) == 3)
     assert told()[2] == {**record, "time": 6.0}
 
 
 def test_one_node_gathers_what_all_do_and_leaves_nothing_of_it_behind(gangs, store):
-    one, other = gangs()
-    other.on_gather = lambda give: give({"node": 1, "time": 5.0})
+    first, second = gangs()
+    second.on_gather = lambda give: give({"node": 1, "time": 5.0})
     for _ in range(2):
-        assert [(node, json.loads(zlib.decompress(data))) for node, data in one.gather(LIMIT)] == [
+        assert [(node, json.loads(zlib.decompress(data))) for node, data in first.gather(LIMIT)] == [
             (1, {"node": 1, "time": 5.0})
         ]
     began, keys = time.monotonic(), store.num_keys()
-    other.on_gather = lambda give: None
-    assert list(one.gather(0.2)) == []
+    second.on_gather = lambda give: None
+    assert list(first.gather(0.2)) == []
     assert time.monotonic() - began < LIMIT
     assert store.num_keys() <= keys + 4  # news and heartbeats
 
@@ -394,10 +394,10 @@ def test_of_two_who_ask_at_once_what_all_do_each_is_told(gangs):
             both_ask.wait(LIMIT)
         return check(keys)
 
-    one, other = gangs(watching={"check": late})
-    other.on_gather = lambda give: give({"node": 1})
+    first, second = gangs(watching={"check": late})
+    second.on_gather = lambda give: give({"node": 1})
     with ThreadPoolExecutor() as pool:
-        asking = [pool.submit(lambda: [node for node, _ in one.gather(LIMIT)]) for _ in range(2)]
+        asking = [pool.submit(lambda: [node for node, _ in first.gather(LIMIT)]) for _ in range(2)]
         time.sleep(0.2)
         both_ask.set()
         assert [future.result() for future in asking] == [[1], [1]]
@@ -411,12 +411,12 @@ def test_nothing_stays_of_what_is_told_late_or_to_who_has_left(gangs, store):
         sealed.append(key)
         seal(key, value)
 
-    one, other = gangs(asking={"seal": note})
-    other.on_gather = gives.append
-    eventually(lambda: list(one.gather(0.3)) == [] and gives)
+    first, second = gangs(asking={"seal": note})
+    second.on_gather = gives.append
+    eventually(lambda: list(first.gather(0.3)) == [] and gives)
     gives[0]({"node": 1})
-    other.on_gather = lambda give: give({"node": 1})
-    asking = one.gather(LIMIT)
+    second.on_gather = lambda give: give({"node": 1})
+    asking = first.gather(LIMIT)
     assert next(asking)[0] == 1
     asking.close()
     assert len(sealed) == 2
@@ -424,12 +424,12 @@ def test_nothing_stays_of_what_is_told_late_or_to_who_has_left(gangs, store):
 
 
 def test_a_node_that_has_heard_that_ranks_ask_doesnt_wake_all_again(gangs, store):
-    one, other = gangs()
-    one.say_asks()
-    eventually(lambda: other.asks)
+    first, second = gangs()
+    first.say_asks()
+    eventually(lambda: second.asks)
     newest = words_of(store).get("news")
-    one.say_asks()
-    other.say_asks()
+    first.say_asks()
+    second.say_asks()
     assert words_of(store).get("news") == newest
 
 
@@ -441,15 +441,15 @@ def silent(method, key, value):
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_node_in_place_of_one_that_was_killed_tells_the_others_before_they_notice(store, elastic):
-    one = gang.join(store, 0, hosted=True, elastic=elastic, silence=60)
+    first = gang.join(store, 0, hosted=True, elastic=elastic, silence=60)
     killed = gang.join(store, 1, watching=kept({"set": silent}), elastic=elastic)
-    for node, peers in enumerate((one, killed)):
+    for node, peers in enumerate((first, killed)):
         peers.enter(7, (0, 1), node)
     began = time.monotonic()
     anew = gang.join(store, 1, elastic=elastic, silence=2)
 
-    eventually(lambda: one.peer_lost if elastic else ended(one) == exits.INFRASTRUCTURE_ERROR)
-    for peers in (one, anew, killed):
+    eventually(lambda: first.peer_lost if elastic else ended(first) == exits.INFRASTRUCTURE_ERROR)
+    for peers in (first, anew, killed):
         peers.close()
     assert time.monotonic() - began < LINGER_S
 
@@ -462,9 +462,9 @@ def test_a_node_in_place_of_one_that_still_beats_waits_for_its_end(gangs, store)
             looks.release()
         return method(key)
 
-    one, _ = gangs(silence=2)
+    first, _ = gangs(silence=2)
     anew = gang.join(store, 1, beating=kept({"check": look, "get": look}), silence=2)
     for _ in range(5):
         assert looks.acquire(timeout=LIMIT)
-    assert ended(one) is None
+    assert ended(first) is None
     anew.close()

@@ -50,10 +50,10 @@ def test_a_node_passes_by_a_job_that_had_its_name_before_and_still_ends(name, st
 
 def test_the_name_of_node_0_may_be_unknown_again_once_it_has_answered(store, monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # restored, as ``dynamic`` sets it
-    known = socket.getaddrinfo
+    lookup = socket.getaddrinfo
     # torch asks the system's resolver itself, which doesn't know the name.
     monkeypatch.setattr(
-        socket, "getaddrinfo", lambda _, *more, **options: known("127.0.0.1", *more, **options)
+        socket, "getaddrinfo", lambda _, *more, **options: lookup("127.0.0.1", *more, **options)
     )
     peers = meet(store.port, "node-0.invalid", read_timeout=1).peers
     assert peers.tell(exits.USER_ERROR) == exits.USER_ERROR

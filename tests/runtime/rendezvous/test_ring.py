@@ -77,14 +77,14 @@ def test_nodes_ask_seldom_and_still_notice_in_time_that_one_is_silent(silence):
 def test_news_wake_all_who_wait_however_many_there_were_before(store):
     for _ in range(3):
         announce(connect(store))
-    heard: list[int] = []
+    listeners: list[int] = []
 
     def listen(number):
         news = News(connect(store))
         news.wait()  # a latecomer gets the newest
         ready.wait(LIMIT)
         news.wait()
-        heard.append(number)
+        listeners.append(number)
 
     ready = threading.Barrier(3)
     threads = [threading.Thread(target=listen, args=(number,), daemon=True) for number in range(2)]
@@ -94,7 +94,7 @@ def test_news_wake_all_who_wait_however_many_there_were_before(store):
     announce(connect(store))
     for thread in threads:
         thread.join(LIMIT)
-    assert sorted(heard) == [0, 1]
+    assert sorted(listeners) == [0, 1]
 
 
 def test_news_that_came_together_wake_once(store):

@@ -30,17 +30,17 @@ def shared():
 
 
 def test_what_one_agent_writes_another_reads(shared):
-    mine, other_store = SignedStore(shared, KEY), SignedStore(shared, KEY)
-    one, other = PrefixStore("round-1", mine), PrefixStore("round-1", other_store)
-    one.set("a", "1")
-    one.multi_set(["b", "c"], ["2", "3"])
-    assert one.compare_set("d", "", "4") == b"4"
-    assert one.compare_set("d", "4", "5") == b"5"
-    assert one.compare_set("d", "4", "6") == b"5"
-    other.wait(["a"])
-    assert other.multi_get(["a", "b", "c", "d"]) == [b"1", b"2", b"3", b"5"]
-    assert other.check(["a", "d"])
-    assert not other.check(["a", "e"])
+    store, other_store = SignedStore(shared, KEY), SignedStore(shared, KEY)
+    first, second = PrefixStore("round-1", store), PrefixStore("round-1", other_store)
+    first.set("a", "1")
+    first.multi_set(["b", "c"], ["2", "3"])
+    assert first.compare_set("d", "", "4") == b"4"
+    assert first.compare_set("d", "4", "5") == b"5"
+    assert first.compare_set("d", "4", "6") == b"5"
+    second.wait(["a"])
+    assert second.multi_get(["a", "b", "c", "d"]) == [b"1", b"2", b"3", b"5"]
+    assert second.check(["a", "d"])
+    assert not second.check(["a", "e"])
 
 
 FORGED = {
@@ -90,26 +90,26 @@ ELSEWHERE = {
 @pytest.mark.parametrize(("env", "run_id", "key"), ELSEWHERE.values(), ids=ELSEWHERE)
 def test_what_nodes_wrote_elsewhere_passes_for_nothing_here(env, run_id, key, shared, monkeypatch):
     keys: list[bytes] = []
-    monkeypatch.setattr(rendezvous, "dynamic", lambda *asked: keys.append(asked[-1]))
+    monkeypatch.setattr(rendezvous, "dynamic", lambda *arguments: keys.append(arguments[-1]))
     launch = {"nodes": (2, 2), "endpoint": "127.0.0.1:1", "conf": {}}
     for where, id_, own in ((HERE, "id", KEY), (env, run_id, key)):
         for name, value in where.items():
             monkeypatch.setenv(name, value)
         start._rendezvous({**launch, "run_id": id_}, 0, own)
-    here, elsewhere = (SignedStore(shared, derived) for derived in keys)
-    elsewhere.set("word", "1")
+    store, other_store = (SignedStore(shared, derived) for derived in keys)
+    other_store.set("word", "1")
 
     with pytest.raises(PeersEnded, match="word isn't signed"):
-        here.get("word")
+        store.get("word")
 
 
 @pytest.mark.parametrize("data", [b"", b"train.py: step() ", b"train.py: step()" * 5000])
 def test_what_is_sealed_is_read_by_agents_of_the_job_alone(data, shared):
-    mine = SignedStore(shared, KEY)
-    mine.seal("seen", data)
+    store = SignedStore(shared, KEY)
+    store.seal("seen", data)
     first = shared.get("seen")
     assert SignedStore(shared, KEY).unseal("seen") == data
-    mine.seal("seen", data)
+    store.seal("seen", data)
 
     assert data == b"" or shared.get("seen")[-len(data) :] not in (first[-len(data) :], data)
     assert b"train.py" not in first
@@ -117,7 +117,7 @@ def test_what_is_sealed_is_read_by_agents_of_the_job_alone(data, shared):
         SignedStore(shared, OTHER).unseal("seen")
     shared.set("seen", first[:-1] + bytes([first[-1] ^ 1]))
     with pytest.raises(PeersEnded, match="seen isn't signed"):
-        mine.unseal("seen")
+        store.unseal("seen")
 
 
 class Bomb:

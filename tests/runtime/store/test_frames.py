@@ -98,17 +98,17 @@ def test_a_fact_of_any_size_comes_whole(size):
 
 
 def test_parts_of_a_fact_that_come_again_change_nothing():
-    one, two, three = frames.fact(b'{"text": "%s"}' % (b"x" * 20_000)).splitlines()
+    first, second, third = frames.fact(b'{"text": "%s"}' % (b"x" * 20_000)).splitlines()
     parser = Parser()
-    got = [parser.feed(line) for line in (one, two, one, two, two, three)]
+    got = [parser.feed(line) for line in (first, second, first, second, second, third)]
     assert got == [None] * 5 + [Fact({"text": "x" * 20_000})]
 
 
 def test_a_fact_with_a_part_missing_is_a_plain_line_and_spoils_nothing_after_it():
-    one, _, three = frames.fact(b'{"text": "%s"}' % (b"x" * 20_000)).splitlines()
+    first, _, third = frames.fact(b'{"text": "%s"}' % (b"x" * 20_000)).splitlines()
     parser = Parser()
-    assert parser.feed(one) is None
-    assert type(parser.feed(three)) is Output
+    assert parser.feed(first) is None
+    assert type(parser.feed(third)) is Output
     assert parser.feed(b'fact.0 {"a": 1}') == Fact({"a": 1})
 
 

@@ -230,15 +230,15 @@ def test_follows_who_waits_in_another_group():
 
 
 def test_tells_a_circle_of_groups():
-    one, two = (0, 1), (1, 2)
+    first, second = (0, 1), (1, 2)
     diagnosis = said(
-        inside(0, sub("1", one), Group("3", (0, 2))),
-        inside(1, Group("1", one), sub("2", two)),
-        inside(2, Group("2", two), sub("3", (2, 0))),
+        inside(0, sub("1", first), Group("3", (0, 2))),
+        inside(1, Group("1", first), sub("2", second)),
+        inside(2, Group("2", second), sub("3", (2, 0))),
         world=3,
     )
     crossed = said(
-        inside(0, sub("1", one), Group("2", one)), inside(1, Group("1", one), sub("2", one)), world=2
+        inside(0, sub("1", first), Group("2", first)), inside(1, Group("1", first), sub("2", first)), world=2
     )
 
     assert (diagnosis.ranks, diagnosis.sure) == ((0, 1, 2), True)
@@ -291,14 +291,16 @@ def waits_for_a_tensor(number, groups, *above):
 
 @pytest.mark.parametrize("above", [(), (SAVES,), (COMPILES,)], ids=["", "saves", "compiles"])
 def test_who_waits_for_a_tensor_of_other_ranks_waits_for_them_whatever_for(above):
-    one, two = (Group(name, (0, 1), calls("all_gather")) for name in ("0", "1"))
-    first = waits_for_a_tensor(0, (one, Group("1", (0, 1))), *above)
-    diagnosis = said(first, inside(1, Group("0", (0, 1)), two), world=2)
+    group_0, group_1 = (Group(name, (0, 1), calls("all_gather")) for name in ("0", "1"))
+    first = waits_for_a_tensor(0, (group_0, Group("1", (0, 1))), *above)
+    diagnosis = said(first, inside(1, Group("0", (0, 1)), group_1), world=2)
 
     assert (diagnosis.ranks, diagnosis.sure, diagnosis.busy) == ((0, 1), True, False)
     assert "ranks 0-1 wait for each other: rank 0 for rank 1 in all_gather #1" in describe(diagnosis)
 
-    diagnosis = said(waits_for_a_tensor(0, (one,), *above), inside(1, *default(*calls("barrier"))), world=2)
+    diagnosis = said(
+        waits_for_a_tensor(0, (group_0,), *above), inside(1, *default(*calls("barrier"))), world=2
+    )
     assert not diagnosis.busy
     assert "rank 0 waits in all_gather #1 of the default group (Cell In[3], line 2" in describe(diagnosis)
 
@@ -341,9 +343,9 @@ def test_is_unsure_where_the_facts_say_no_more(samples):
 
 def test_takes_an_absence_from_before_the_others_waited_for_nothing():
     early = ev.Sampled(99.0, 1, 0, "quiet", (absent(2),))
-    there = [ev.WorkersStarted(1.0, 1, 0, 0, (2,), 4), early]
+    facts = [ev.WorkersStarted(1.0, 1, 0, 0, (2,), 4), early]
 
-    assert not said(*OTHERS, facts=there).sure
+    assert not said(*OTHERS, facts=facts).sure
 
 
 def test_tells_who_is_slow_from_who_hangs():
@@ -413,10 +415,10 @@ def test_a_ring_and_a_monitored_barrier_are_told_while_a_collective_is_under_way
 
 def test_who_is_waited_for_in_a_send_is_named_only_if_nothing_had_moved_for_long():
     sends = point_to_point(0, "send", {"group": "0", "dst": "1", "tag": "0"})
-    asked = ev.Sampled(NOW + 1, 0, 0, "asked", (sends, absent(1, 4)))
+    fact = ev.Sampled(NOW + 1, 0, 0, "asked", (sends, absent(1, 4)))
 
     sure = said(sends, absent(1, 4), world=2)
-    unsure = said(world=2, facts=[asked])
+    unsure = said(world=2, facts=[fact])
 
     assert (sure.ranks, sure.sure, sure.frame) == ((1,), True, cell(4))
     assert (
@@ -500,8 +502,8 @@ def test_of_a_call_that_broke_off_the_odd_one_is_named_only_if_all_are_known(wor
 def failed(number, many, ranks=(0, 1, 2)):
     """Return a rank's sample and failure, in call number ``many``; without ``ranks`` it left its group."""
     closed = Error("RuntimeError", "Connection closed by peer [10.0.0.3]:4242", time=NOW)
-    made = (Collective(seq, "all_reduce", 100.0 + seq, done=True) for seq in range(1, many + 1))
-    groups = default(*made, ranks=ranks)
+    collectives = (Collective(seq, "all_reduce", 100.0 + seq, done=True) for seq in range(1, many + 1))
+    groups = default(*collectives, ranks=ranks)
     return rank(number, ENDED, groups=groups), ev.RankFailed(NOW, 0, number, 0, 0, closed)
 
 
@@ -517,6 +519,8 @@ def test_who_else_was_in_a_group_that_all_have_left_is_not_known_while_a_rank_is
     (last, failure), goes_on = failed(0, 8, ()), rank(1, RUNS, stack(4), failed(1, 7, ())[0].groups)
 
     assert said(last, goes_on, world=3, facts=[failure], over=True).ranks == ()
-    known = said(last, goes_on, world=2, facts=[failure], over=True)
-    assert (known.ranks, known.sure) == ((0, 1), True)
-    assert "rank 0 made 8 calls in the default group, and rank 1 made 7 before leaving it" in describe(known)
+    diagnosis = said(last, goes_on, world=2, facts=[failure], over=True)
+    assert (diagnosis.ranks, diagnosis.sure) == ((0, 1), True)
+    assert "rank 0 made 8 calls in the default group, and rank 1 made 7 before leaving it" in describe(
+        diagnosis
+    )

@@ -99,7 +99,7 @@ class Rank:
 
 @st.composite
 def programs(draw):
-    """Return ranks that have run as far as they can, their groups, the divergent rank, and its divergence."""
+    """Return ranks that have run as far as they can, their groups, the divergent rank, and its fault."""
     world = draw(st.integers(3, 5))
     every = tuple(range(world))
     some = st.sets(st.sampled_from(every), min_size=2).map(lambda ranks: tuple(sorted(ranks)))
@@ -108,28 +108,28 @@ def programs(draw):
     call = st.builds(Step, where, st.sampled_from(OPS), st.sampled_from((4, 8)), later)
     program = draw(st.lists(call | st.builds(Wait, st.booleans()), min_size=1, max_size=10))
     ranks = [Rank(number, [s for s in program if _takes_part(number, s, groups)]) for number in every]
-    odd, what = draw(st.sampled_from(ranks)), draw(st.integers(SKIP, EXTRA))
+    odd, fault = draw(st.sampled_from(ranks)), draw(st.integers(SKIP, EXTRA))
     at = draw(st.integers(0, max(0, len(odd.program) - 1)))
-    _plant(odd.program, at, what, draw(st.sampled_from(OPS)))
+    _plant(odd.program, at, fault, draw(st.sampled_from(OPS)))
     _run(ranks, groups)
-    return ranks, groups, odd, what
+    return ranks, groups, odd, fault
 
 
 def _takes_part(number, step, groups):
     return isinstance(step, Wait) or number in groups[step.group]
 
 
-def _plant(program, at, what, op):
-    mine = [step for step in program[at : at + 1] if isinstance(step, Step)]
-    if what == SKIP:
+def _plant(program, at, fault, op):
+    steps = [step for step in program[at : at + 1] if isinstance(step, Step)]
+    if fault == SKIP:
         del program[at : at + 1]
-    elif what == OTHER:
-        program[at : at + 1] = [replace(step, op=op) for step in mine]
-    elif what == SIZE:
-        program[at : at + 1] = [replace(step, size=step.size + 1) for step in mine]
-    elif what == LEAVE:
+    elif fault == OTHER:
+        program[at : at + 1] = [replace(step, op=op) for step in steps]
+    elif fault == SIZE:
+        program[at : at + 1] = [replace(step, size=step.size + 1) for step in steps]
+    elif fault == LEAVE:
         del program[at:]
-    elif what == EXTRA:
+    elif fault == EXTRA:
         program[at:at] = [Step(0, op)]
     else:
         program[at:] = [Elsewhere()]
@@ -156,8 +156,8 @@ def _alike(step):
     return step.op, step.size if step.op in ("all_reduce", "broadcast") else 0
 
 
-def _sample(rank, groups, what):
-    known = tuple(
+def _sample(rank, groups, fault):
+    own_groups = tuple(
         Group(
             str(number),
             members,
@@ -173,22 +173,22 @@ def _sample(rank, groups, what):
     if step is None:
         return RankSample(rank.number, ENDED, note="exit code 0")
     away = isinstance(step, Elsewhere)
-    if away and what == STOP:
+    if away and fault == STOP:
         return RankSample(rank.number, STOPPED)
-    line = "time.sleep(9)" if away and what == SLEEP else "work.wait()" if isinstance(step, Wait) else "f()"
+    line = "time.sleep(9)" if away and fault == SLEEP else "work.wait()" if isinstance(step, Wait) else "f()"
     below = (Frame(C10D, 1, step.op),) if isinstance(step, Step) else ()
     stack = (Thread("MainThread", (Frame(CELL, rank.at + 1, "<module>", line), *below)),)
-    if away and what == HOLD:
+    if away and fault == HOLD:
         return RankSample(rank.number, BUSY, 1, stack)
-    return RankSample(rank.number, RUNS, 1, stack, known)
+    return RankSample(rank.number, RUNS, 1, stack, own_groups)
 
 
 @settings(max_examples=150, deadline=None)
 @given(programs())
 def test_the_one_that_diverged_is_named_or_the_diagnosis_is_unsure(case):
-    ranks, groups, odd, what = case
+    ranks, groups, odd, fault = case
     world = len(ranks)
-    samples = tuple(_sample(rank, groups, what) for rank in ranks)
+    samples = tuple(_sample(rank, groups, fault) for rank in ranks)
     state = JobState(JobInfo("job", sources={CELL: ("Cell In[1]", "")}))
     for fact in (
         ev.WorkersStarted(1.0, 0, 0, 0, tuple(range(world)), world),

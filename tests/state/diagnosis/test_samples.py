@@ -99,8 +99,8 @@ def of_samples(name: str, without_calls: bool = False) -> Any:
         facts = [replace(fact, samples=tuple(map(forgotten, fact.samples))) for fact in facts]
     world = 1 + max(sample.rank for fact in facts for sample in fact.samples)
     started = ev.WorkersStarted(1.0, 0, 0, facts[0].round, tuple(range(world)), world)
-    known = JobState(JobInfo("job", sources={"/tmp/ipykernel_1/1.py": ("Cell In[1]", "")}))
-    return diagnose(reduce(apply, [started, *facts], known))
+    state = JobState(JobInfo("job", sources={"/tmp/ipykernel_1/1.py": ("Cell In[1]", "")}))
+    return diagnose(reduce(apply, [started, *facts], state))
 
 
 def forgotten(sample: Any) -> Any:

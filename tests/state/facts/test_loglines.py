@@ -58,10 +58,10 @@ def test_logs_are_merged_by_time():
 
 
 def test_what_is_wanted_lies_between_times_and_matches():
-    wanted = Wanted(since=1.0, until=2.0, pattern=re.compile("lo.s$"))
+    line_filter = Wanted(since=1.0, until=2.0, pattern=re.compile("lo.s$"))
 
     assert [
-        wanted.has(LogLine(at, 0, text))
+        line_filter.has(LogLine(at, 0, text))
         for at, text in (
             (0.9, b"loss\n"),
             (1.0, b"loss\n"),

@@ -25,9 +25,9 @@ def fold(pieces, cap=200):
 
 @given(CUTS.flatmap(lambda cuts: st.tuples(st.just(cuts), st.permutations(cuts))))
 def test_the_order_of_chunks_does_not_matter(both):
-    one, other = both
+    first, second = both
 
-    assert fold(chunks(one)).text() == fold(chunks(other)).text()
+    assert fold(chunks(first)).text() == fold(chunks(second)).text()
 
 
 @given(CUTS)

@@ -163,8 +163,8 @@ def test_earlier_attempts_are_told_newest_first_with_the_hosts_they_had():
 
 
 def test_of_many_attempts_the_newest_are_told_and_where_the_rest_is():
-    tried = [fact for number in range(1, 9) for fact in evicted(number, 1000.0 * number)]
-    lines = attempts.past(job(*tried, *begun(9, 9000.0), retry=Retry(), policy=None))
+    history = [fact for number in range(1, 9) for fact in evicted(number, 1000.0 * number)]
+    lines = attempts.past(job(*history, *begun(9, 9000.0), retry=Retry(), policy=None))
 
     assert [line.partition(",")[0] for line in lines[:-1]] == [f"attempt {n}" for n in (8, 7, 6, 5, 4)]
     assert lines[-1] == "and 3 more: %torchjob describe swift-otter"
@@ -187,8 +187,8 @@ def test_a_job_that_starts_again_says_from_where_it_goes_on_until_it_has_caught_
     def epochs(round_, since, *numbers):
         return [ev.Reported(since + n, 0, round_, n, {"epoch": e}) for n, e in enumerate(numbers)]
 
-    told = [*begun(1, 1000.0), *epochs(0, 1003.0, *(1 + n // 9 for n in range(900))), *begun(2, 2060.0)]
-    behind = attempts.setback(job(*told, *epochs(1, 2064.0, 51)))
+    history = [*begun(1, 1000.0), *epochs(0, 1003.0, *(1 + n // 9 for n in range(900))), *begun(2, 2060.0)]
+    behind = attempts.setback(job(*history, *epochs(1, 2064.0, 51)))
     assert behind == "attempt 2: goes on from epoch 50, of 100 done before"
     assert attempts.setback(job(*again, *steps(1, 1064.0, *range(40, 48)))) == ""
 

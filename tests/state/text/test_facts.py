@@ -73,8 +73,8 @@ def test_how_a_node_does():
         ev.NodeExited(4.1, 0, exits.CONFIG_ERROR, pod="a"),
     )
     assert facts.condition(failed.nodes[0], failed) == "its packages can't be installed"
-    gone = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeGone(5.0, 0, "a"))
-    assert facts.condition(gone.nodes[0], gone) == "gone"
+    job_state = state(ev.NodeStarted(2.0, 0, "host", pod="a"), ev.NodeGone(5.0, 0, "a"))
+    assert facts.condition(job_state.nodes[0], job_state) == "gone"
 
 
 def test_the_middle_of_a_chain_of_causes_is_left_out():
@@ -136,8 +136,8 @@ def test_a_node_that_a_signal_ended_has_a_cause_though_nobody_cancelled_the_job(
 def test_a_budget_is_no_advice_where_nobody_was_left_to_spend_it():
     lost, evicted = state(ev.Lost(2.0, "its supervisor was killed")), ev.NodeDisrupted(1.0, 0, "a", "Evicted")
     assert facts.cause(lost.failure, lost) == "Cause: infrastructure."
-    gone = state(evicted, ev.NodeGone(2.0, 0, "a"), ev.Closed(3.0))
-    assert "--preemptions N" in facts.cause(gone.failure, gone)
+    job_state = state(evicted, ev.NodeGone(2.0, 0, "a"), ev.Closed(3.0))
+    assert "--preemptions N" in facts.cause(job_state.failure, job_state)
 
 
 def test_a_suspended_job_says_so():

@@ -74,12 +74,12 @@ def test_a_deadline_counts_for_each_attempt_of_a_pools_job():
 
 def test_who_removes_a_job_and_when():
     ended = job(*begun(1, 1000.0), ev.Closed(1010.0))
-    gone = job(*begun(1, 1000.0), ev.Removed(1010.0), backend="kubernetes", cluster=CLUSTER)
+    removed_job = job(*begun(1, 1000.0), ev.Removed(1010.0), backend="kubernetes", cluster=CLUSTER)
 
     assert lifetime.removal(job(), WHO, 1005.0) == "removed 1 min 00 s after it ends, the operator"
     assert lifetime.removal(ended, WHO, 1030.0) == "removed in 40 s, the operator"
     assert lifetime.removal(ended, "", 1100.0) == "due for removal since 00:17:50"
-    assert lifetime.removal(gone, WHO, 1100.0) == "removed from its cluster at 00:16:50"
+    assert lifetime.removal(removed_job, WHO, 1100.0) == "removed from its cluster at 00:16:50"
 
 
 def test_without_a_limit_a_job_stays():
@@ -99,13 +99,13 @@ def test_when_a_job_began_and_ended():
 
 
 def test_where_values_and_logs_are():
-    here, storage = Path("/home/me/state"), {"storage": "s3://team/\x1bjobs"}
+    folder, storage = Path("/home/me/state"), {"storage": "s3://team/\x1bjobs"}
     on_cluster = job(backend="kubernetes", cluster=CLUSTER, spec={"cluster": storage})
 
-    assert lifetime.stored(job(), here) == [
+    assert lifetime.stored(job(), folder) == [
         "logs and values in /home/me/state/jobs/swift-otter on this machine"
     ]
-    assert lifetime.stored(on_cluster, here) == [
+    assert lifetime.stored(on_cluster, folder) == [
         "logs and values in the cluster while its pods exist; copies in /home/me/state/kubernetes",
         "payload and values in s3://team/ jobs",
     ]
@@ -206,7 +206,7 @@ def test_what_a_node_says_of_its_packages_is_shown_as_text_alone():
     installed = startup_job(ev.Installed(9.0, 0, ("peft",), forged, 1.0))
 
     assert lifetime.doing(installs).isprintable()
-    assert all(what.isprintable() for what, _ in lifetime.steps(installed))
+    assert all(step.isprintable() for step, _ in lifetime.steps(installed))
 
 
 def test_on_a_cluster_nothing_is_known_before_there_are_nodes():

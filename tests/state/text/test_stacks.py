@@ -31,8 +31,8 @@ def rank(number, line, *below, seq=4, name="step"):
 
 def stacks(*samples, facts=(), **more):
     info = JobInfo("job", sources={CELL: ("Cell In[3]", "")})
-    known = ev.WorkersStarted(1.0, 0, 0, 0, (0, 1, 2), 3), ev.Sampled(140.0, 0, 0, "asked", samples)
-    return Stacks(reduce(apply, [*known, *facts], JobState(info)), **more)
+    events = ev.WorkersStarted(1.0, 0, 0, 0, (0, 1, 2), 3), ev.Sampled(140.0, 0, 0, "asked", samples)
+    return Stacks(reduce(apply, [*events, *facts], JobState(info)), **more)
 
 
 def test_tells_of_ranks_at_one_place_together():
@@ -135,12 +135,12 @@ def test_a_trace_that_was_cut_and_no_waiting():
 
 
 def test_what_memory_holds():
-    held = (Held(0, 3 << 30, 1 << 30),)
+    usage = (Held(0, 3 << 30, 1 << 30),)
 
-    assert MemoryProfile(0, Path("job.memory.pickle"), 3.0, 7, held).lines == [
+    assert MemoryProfile(0, Path("job.memory.pickle"), 3.0, 7, usage).lines == [
         "rank 0, 3.0 s: 7 events of its allocator",
         "  device 0: tensors use 1.1 GB of 3.2 GB that torch has reserved",
         "snapshot: job.memory.pickle (pytorch.org/memory_viz opens it)",
     ]
-    newest = MemoryProfile(0, Path("job"), 3.0, MEMORY_EVENTS, held).lines[0]
+    newest = MemoryProfile(0, Path("job"), 3.0, MEMORY_EVENTS, usage).lines[0]
     assert newest == "rank 0, 3.0 s: the newest 20000 events of its allocator"

@@ -13,7 +13,7 @@ CELL = "lr = 1\ndef loss():\n    return 1"
 
 
 def swapped(time=2.5, number=1, *, back="", **fields):
-    known = {
+    arguments = {
         "metrics": {"step": 3.0},
         "names": {"lr": "replaced", "math": "same"},
         "text": "lr = 2",
@@ -30,7 +30,7 @@ def swapped(time=2.5, number=1, *, back="", **fields):
         back=back,
         point="report()",
         call=4,
-        **known,
+        **arguments,
     )
 
 

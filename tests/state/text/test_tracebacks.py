@@ -102,8 +102,8 @@ def test_of_nccls_messages_the_summary_has_the_last_line():
 
     line = summary(Error("torch.distributed.DistBackendError", message))
 
-    ours = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
-    assert line == f"torch.distributed.DistBackendError: {ours}"
+    last_line = "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    assert line == f"torch.distributed.DistBackendError: {last_line}"
 
 
 def test_where_in_its_cpp_a_library_raised_it_is_no_part_of_the_summary():

@@ -40,8 +40,8 @@ def test_memory_that_is_nearly_full_is_told():
     assert usage.matters(job(*rising(3, 7.2))) == "memory 7.2 of 8 GB on node 1, and rising"
     assert usage.matters(job(*rising(7.4, 7.4))) == "memory 7.4 of 8 GB on node 1"
     assert usage.matters(job(*rising(7.4, 7.4, node=0), nodes=1)) == "memory 7.4 of 8 GB"
-    here = job(*rising(7.4, 7.4), backend="local", cluster=None)
-    assert usage.matters(here) == "memory 7.4 of 8 GB on this machine"
+    local_job = job(*rising(7.4, 7.4), backend="local", cluster=None)
+    assert usage.matters(local_job) == "memory 7.4 of 8 GB on this machine"
 
 
 @pytest.mark.parametrize("events", [rising(6, 6), rising(0.1, 2), []])
@@ -160,8 +160,8 @@ def test_more_threads_than_cores_are_told():
     assert usage.matters(job(*(crowd(10.0 * n, 1) for n in range(9)))) == ""
     shared = [crowd(10.0 * n, 1, node) for n in range(3) for node in (0, 1)]
     assert usage.matters(job(*shared)) == ""
-    here = job(*shared, backend="local", cluster=None)
-    assert usage.matters(here) == "CPU: 4 ranks × 1 thread on 2 cores"
+    local_job = job(*shared, backend="local", cluster=None)
+    assert usage.matters(local_job) == "CPU: 4 ranks × 1 thread on 2 cores"
 
 
 def killed(*events, time=61.0, reason="OOMKilled"):

@@ -76,14 +76,14 @@ def test_the_page_or_the_user_decides_between_light_and_dark():
 
 
 def test_more_than_one_series_gets_a_legend():
-    one = parsed({"loss": [(0, 1.0), (1, 2.0)]})
-    two = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]})
+    one_series = parsed({"loss": [(0, 1.0), (1, 2.0)]})
+    two_series = parsed({"loss": [(0, 1.0), (1, 2.0)], "accuracy": [(0, 0.1), (1, 0.9)]})
 
     def keys(svg):
         return [path for path in svg.iter(f"{SVG}path") if path.get("class", "").startswith("line")]
 
-    assert (len(keys(one)), len(keys(two))) == (0, 2)
-    assert "accuracy" in texts(two)
+    assert (len(keys(one_series)), len(keys(two_series))) == (0, 2)
+    assert "accuracy" in texts(two_series)
 
 
 def test_series_whose_long_names_begin_alike_are_two():
@@ -95,12 +95,12 @@ def test_series_whose_long_names_begin_alike_are_two():
 
 
 def test_several_lines_are_told_apart_without_their_colours():
-    one = curves({"a": [(0, 1.0), (1, 2.0)]}, colours=[3])
-    four = curves({name: [(0, 1.0), (1, 2.0)] for name in "abcd"})
+    one_line = curves({"a": [(0, 1.0), (1, 2.0)]}, colours=[3])
+    four_lines = curves({name: [(0, 1.0), (1, 2.0)] for name in "abcd"})
 
-    patterns = re.findall(r"\.line\d\{stroke-dasharray:([\d ]+)\}", four.svg)
+    patterns = re.findall(r"\.line\d\{stroke-dasharray:([\d ]+)\}", four_lines.svg)
     assert len(patterns) == len({*patterns}) == 3  # the first line is solid
-    assert "dasharray" not in one.svg
+    assert "dasharray" not in one_line.svg
 
 
 def test_nan_and_infinity_leave_gaps():

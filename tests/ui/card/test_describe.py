@@ -118,8 +118,8 @@ def test_policies_are_told_with_who_sees_to_them():
 
 
 def test_many_attempts_are_told_up_to_a_bound():
-    tried = [fact for n in range(1, 70) for fact in recoverable(n, 1000.0 * n, "x" * 9000, "y" * 9000)]
-    state = job(*tried, *begun(70, 70000.0), retry=Retry(retries=99), policy=None)
+    history = [fact for n in range(1, 70) for fact in recoverable(n, 1000.0 * n, "x" * 9000, "y" * 9000)]
+    state = job(*history, *begun(70, 70000.0), retry=Retry(retries=99), policy=None)
     html = describe.html(state, 71000.0, ENFORCED, FOLDER)
 
     assert part(described(state, 71000.0), "Attempts")[-1] == "  and 20 earlier ones"

@@ -18,11 +18,11 @@ def given(info):
 
 
 def test_the_script_knows_the_job_as_the_server_does():
-    there = JobInfo("otter", "kubernetes", 1.5, cluster={"context": "a/b", "namespace": "ml", "kind": "job"})
+    info = JobInfo("otter", "kubernetes", 1.5, cluster={"context": "a/b", "namespace": "ml", "kind": "job"})
 
     assert given(JobInfo("swift-otter", created=2.25))["job"] == {"id": "local:swift-otter", "created": 2.25}
-    assert given(there)["job"] == {"id": "kubernetes:a/b/ml/otter", "created": 1.5}
-    assert given(there)["name"] == "otter"
+    assert given(info)["job"] == {"id": "kubernetes:a/b/ml/otter", "created": 1.5}
+    assert given(info)["name"] == "otter"
 
 
 def test_the_script_s_buttons_are_what_the_table_of_verbs_offers():

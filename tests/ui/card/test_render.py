@@ -385,12 +385,12 @@ def test_what_ranks_left_is_told_with_how_to_have_it():
     def left(node, attempt):
         return ev.ArtifactsReady(1005.0, node, attempt, "ref", 1000, 2, 600_000)
 
-    one = build(*started(), left(0, 1), left(1, 1))
-    two = apply(one, left(0, 2))
+    state = build(*started(), left(0, 1), left(1, 1))
+    next_state = apply(state, left(0, 2))
 
     for draw in (render.html, render.text):
-        assert "4 artifacts, 1.2 MB: %torchjob artifacts swift-otter" in draw(one, 1010.0)
-        assert "2 artifacts of attempt 2, 600 kB: %torchjob artifacts swift-otter" in draw(two, 1010.0)
+        assert "4 artifacts, 1.2 MB: %torchjob artifacts swift-otter" in draw(state, 1010.0)
+        assert "2 artifacts of attempt 2, 600 kB: %torchjob artifacts swift-otter" in draw(next_state, 1010.0)
         assert "artifact" not in draw(build(*started()), 1010.0)
 
 

@@ -433,16 +433,16 @@ def test_an_interrupt_leaves_a_cell_of_a_lab_alone_that_stopped_in_the_debugger(
 
 
 def test_a_second_interrupt_asks_before_it_ends_a_lab(clock):
-    asked = []
+    questions = []
 
     def no(question):
-        asked.append(question)
+        questions.append(question)
         return False
 
     job = on_lab(clock, STARTED, KeyboardInterrupt(), KeyboardInterrupt(), SUCCEEDED)
     view.watch(job, Seen(clock), clock=clock, asks=no)
 
-    assert asked == ["End the lab lab and discard all that its ranks hold?"]
+    assert questions == ["End the lab lab and discard all that its ranks hold?"]
 
 
 def test_where_nothing_can_be_asked_a_second_interrupt_says_what_to_type(clock):

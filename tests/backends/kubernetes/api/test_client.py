@@ -196,7 +196,7 @@ async def test_deleting_always_says_what_becomes_of_the_rest(server, client):
     assert await client.delete(POD, uid="u-1") is True
     assert await client.delete(POD) is False
     assert server.asked[0].body["preconditions"] == {"uid": "u-1"}
-    assert {one.body["propagationPolicy"] for one in server.asked} == {"Background"}
+    assert {request.body["propagationPolicy"] for request in server.asked} == {"Background"}
 
 
 @scripted
@@ -220,7 +220,7 @@ async def test_a_list_is_read_in_pages_without_its_bulk(server, client):
     assert "managedFields" not in pods.items[0]["metadata"]
     assert pods.items[0]["kind"] == "Pod"
     selectors = {"labelSelector": "a=b,c in (d)", "fieldSelector": "type=Warning", "limit": "500"}
-    assert [one.query for one in server.asked] == [selectors, {**selectors, "continue": "more"}]
+    assert [request.query for request in server.asked] == [selectors, {**selectors, "continue": "more"}]
 
 
 @scripted
@@ -301,7 +301,7 @@ async def test_permissions_are_asked_of_the_server(server, client):
 
     assert await session.allowed(client, "get", "", "pods/log", "ns") is True
     assert await session.allowed(client, "list", "kubeflow.org", "pytorchjobs", None) is False
-    first, second = (one.body["spec"]["resourceAttributes"] for one in server.asked)
+    first, second = (request.body["spec"]["resourceAttributes"] for request in server.asked)
     assert first == {"verb": "get", "group": "", "resource": "pods", "subresource": "log", "namespace": "ns"}
     assert second == {"verb": "list", "group": "kubeflow.org", "resource": "pytorchjobs"}
 
@@ -353,13 +353,13 @@ async def test_a_server_that_lets_connect_and_says_nothing_is_away(server, clien
 
 @scripted
 async def test_a_server_that_may_not_be_looked_at_is_waited_for(server, client, haste):
-    asked = asyncio.Event()
+    signal = asyncio.Event()
 
     def version(_):
-        asked.set()
+        signal.set()
         return Reply(403)
 
-    server.on(POD_PATH, Stream([asked, json.dumps(pod("a")).encode()]))
+    server.on(POD_PATH, Stream([signal, json.dumps(pod("a")).encode()]))
     server.on("/version", version)
 
     assert (await client.unless_away(client.get(POD)))["metadata"]["name"] == "a"

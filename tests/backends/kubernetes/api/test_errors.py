@@ -213,8 +213,8 @@ def test_nobody_asks_for_rights_of_the_anonymous_user():
 def test_what_an_admission_plugin_misses_is_named(message, words):
     line = str(said(403, message))
 
-    for one in words:
-        assert one in line
+    for phrase in words:
+        assert phrase in line
 
 
 def test_a_web_page_instead_of_an_answer_is_cut():

@@ -114,7 +114,7 @@ async def test_a_token_that_expires_is_loaded_anew(server, client, tmp_path):
     kubeconfig(tmp_path / "kubeconfig", server.url, token="second")
 
     assert await client.get(POD) == FOUND
-    assert [one.headers["authorization"] for one in server.asked] == ["Bearer first", "Bearer second"]
+    assert [request.headers["authorization"] for request in server.asked] == ["Bearer first", "Bearer second"]
 
 
 @scripted
@@ -127,7 +127,7 @@ async def test_many_requests_log_in_once_more_together(server, client, tmp_path,
     (tmp_path / "token").write_text("new")
     await asyncio.gather(*(client.get(POD) for _ in range(5)))
 
-    used = [one.headers["authorization"] for one in server.asked]
+    used = [request.headers["authorization"] for request in server.asked]
     assert used == ["Bearer old"] * 5 + ["Bearer new"] * 5
 
 
@@ -246,7 +246,10 @@ async def test_inside_the_cluster_the_pods_own_account_is_used(server, client, m
         await client.get(POD)
         await client.close()
 
-    assert [one.headers["authorization"] for one in inside.asked] == ["Bearer of-the-pod", "Bearer renewed"]
+    assert [request.headers["authorization"] for request in inside.asked] == [
+        "Bearer of-the-pod",
+        "Bearer renewed",
+    ]
 
 
 _PEM = base64.b64encode(b"-----BEGIN CERTIFICATE-----\nnot one\n-----END CERTIFICATE-----\n").decode()

@@ -79,8 +79,8 @@ def test_many_logs_take_few_connections_and_each_gets_its_own_lines(serving):
 
         assert await asyncio.gather(*reading) == [b"begun\n" + pod.encode() for pod in pods]
         assert len(server.links) == 2
-        assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer first"}
-        assert {asked.query["follow"] for asked in server.asked} == {"true"}
+        assert {request.headers["authorization"] for request in server.asked} == {"Bearer first"}
+        assert {request.query["follow"] for request in server.asked} == {"true"}
 
     serving(test)
 
@@ -220,8 +220,8 @@ def test_a_connection_that_has_died_without_a_word_is_found_out(serving, monkeyp
 
 def test_a_refusal_and_credentials_that_have_expired_are_what_they_are_elsewhere(serving):
     async def test(server, reader):
-        unauthorized, gone = Reply(401, b"who?"), status(404, 'pods "p" not found', "NotFound")
-        server.on(LOG.path, *[Stream([], HANG)] * APART, unauthorized, Stream([b"a line"]), gone)
+        unauthorized, not_found = Reply(401, b"who?"), status(404, 'pods "p" not found', "NotFound")
+        server.on(LOG.path, *[Stream([], HANG)] * APART, unauthorized, Stream([b"a line"]), not_found)
         assert await whole(await reader.shared()) == b"a line"
         with pytest.raises(NotFoundError, match="pods"):
             await reader.open()
@@ -259,7 +259,7 @@ def test_a_server_that_is_away_is_said_to_all_who_wait_at_once(serving):
         await asyncio.gather(*[reader.open() for _ in range(APART)])
         server._server.close()
         errors = await asyncio.gather(*[reader.open() for _ in range(50)], return_exceptions=True)
-        assert {type(one) for one in errors} == {UnreachableError}
+        assert {type(error) for error in errors} == {UnreachableError}
 
     serving(test)
 

@@ -55,7 +55,7 @@ async def hear(reflector, count, api=PODS, wants=everything, fields=""):
 
 def versions(server):
     """Return the resourceVersion from which each watch started; "list" for a list."""
-    return [one.query.get("resourceVersion", "list") for one in server.asked]
+    return [request.query.get("resourceVersion", "list") for request in server.asked]
 
 
 @scripted
@@ -107,12 +107,12 @@ async def test_a_hundred_jobs_share_one_watch(server, client):
         return lambda obj: obj["metadata"]["name"] == name
 
     streams = [reflector.subscribe(PODS, only(f"job-{i}")) for i in range(100)]
-    heard = await asyncio.gather(*(take(stream, 2) for stream in streams))
+    histories = await asyncio.gather(*(take(stream, 2) for stream in streams))
     assert reflector.watches == 1
     for stream in streams:
         await stream.aclose()
 
-    assert heard == [[("ADDED", f"job-{i}", "1"), ("SYNCED", None, None)] for i in range(100)]
+    assert histories == [[("ADDED", f"job-{i}", "1"), ("SYNCED", None, None)] for i in range(100)]
     assert reflector.watches == 0
     assert len(server.asked) <= 2
 
@@ -124,8 +124,8 @@ async def test_who_comes_later_hears_what_is_known(server, client):
 
     async with aclosing(reflector.subscribe(PODS, everything)) as first:
         await take(first, 3)
-        known = [("ADDED", "a", "1"), ("ADDED", "b", "11"), ("SYNCED", None, None)]
-        assert await hear(reflector, 3) == known
+        replay = [("ADDED", "a", "1"), ("ADDED", "b", "11"), ("SYNCED", None, None)]
+        assert await hear(reflector, 3) == replay
         assert reflector.watches == 1
 
 
@@ -195,9 +195,9 @@ async def test_after_an_expired_version_what_vanished_is_told(server, client, ex
 
     async with aclosing(Reflector(client, "ns").subscribe(PODS, everything)) as changes:
         await take(changes, 4)
-        heard = await take(changes, 3)
+        triples = await take(changes, 3)
 
-    assert heard == [("DELETED", "goes", "2"), ("MODIFIED", "changes", "18"), ("ADDED", "new", "19")]
+    assert triples == [("DELETED", "goes", "2"), ("MODIFIED", "changes", "18"), ("ADDED", "new", "19")]
 
 
 @scripted
@@ -283,8 +283,8 @@ async def test_recorded_watches_are_understood(server, client, name):
     server.on(PATH, listing(), Stream(events), watching(after))
 
     async with aclosing(Reflector(client, "ns").subscribe(PODS, everything)) as changes:
-        heard = []
-        while ("ADDED", "after", "99999") not in heard:
-            heard += await take(changes, 1)
+        triples = []
+        while ("ADDED", "after", "99999") not in triples:
+            triples += await take(changes, 1)
 
     assert versions(server)[-1] == recorded[-1]["object"]["metadata"]["resourceVersion"]

@@ -34,8 +34,8 @@ def test_only_the_newest_state_waits_and_an_object_that_is_new_stays_new(slow):
 
 # Recorded with Kubernetes 1.36: 5 s until :26, then, once its containers had ended, 0 s until :25.
 def test_a_pod_that_was_deleted_and_has_ended_was_deleted_first(slow):
-    asked, gone = pod("a", 2, **deleted(26, 5)), pod("a", 4, **deleted(25, 0))
-    changes = taken(slow, (MODIFIED, asked), (MODIFIED, gone), (DELETED, gone))
+    first, last = pod("a", 2, **deleted(26, 5)), pod("a", 4, **deleted(25, 0))
+    changes = taken(slow, (MODIFIED, first), (MODIFIED, last), (DELETED, last))
 
     assert changes == [Change(DELETED, pod("a", 4, **deleted(26, 5)))]
 

@@ -44,9 +44,9 @@ def problems(resource: Resource, obj: Object) -> Iterable[Cause]:
 
 
 def _secret(obj: Object) -> Iterable[Cause]:
-    held = sum(len(base64.b64decode(encoded)) for encoded in (obj.get("data") or {}).values())
-    held += sum(len(text.encode()) for text in (obj.get("stringData") or {}).values())
-    if held > SECRET_LIMIT:
+    size = sum(len(base64.b64decode(encoded)) for encoded in (obj.get("data") or {}).values())
+    size += sum(len(text.encode()) for text in (obj.get("stringData") or {}).values())
+    if size > SECRET_LIMIT:
         yield "FieldValueTooLong", f"Too long: may not be more than {SECRET_LIMIT} bytes", "data"
 
 

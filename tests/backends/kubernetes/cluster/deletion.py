@@ -22,9 +22,9 @@ def delete(store: Store, resource: Resource, obj: Object, options: Object) -> Ob
         return _namespace(store, obj)
     meta = obj["metadata"]
     finalizers = list(meta.get("finalizers", []))
-    wanted = FINALIZERS.get(policy)
-    if wanted and wanted not in finalizers:
-        finalizers.append(wanted)
+    finalizer = FINALIZERS.get(policy)
+    if finalizer and finalizer not in finalizers:
+        finalizers.append(finalizer)
     grace = _grace(obj, options) if resource == PODS else 0
     marks: dict[str, Any] = {"finalizers": finalizers} if finalizers else {}
     marks |= _when(meta, grace)
@@ -49,16 +49,16 @@ def _when(meta: Object, grace: int) -> Object:
 
 def _check(resource: Resource, obj: Object, options: Object) -> None:
     name, meta = obj["metadata"]["name"], obj["metadata"]
-    wanted = options.get("preconditions") or {}
-    if wanted.get("uid") not in (None, meta["uid"]):
+    preconditions = options.get("preconditions") or {}
+    if preconditions.get("uid") not in (None, meta["uid"]):
         why = (
-            f"the UID in the precondition ({wanted['uid']}) does not match the UID in record ({meta['uid']}). "
+            f"the UID in the precondition ({preconditions['uid']}) does not match the UID in record ({meta['uid']}). "
             "The object might have been deleted and then recreated"
         )
         raise conflict(resource, name, why, kind=resource.kind)
-    if wanted.get("resourceVersion") not in (None, meta["resourceVersion"]):
+    if preconditions.get("resourceVersion") not in (None, meta["resourceVersion"]):
         why = (
-            f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the ResourceVersion "
+            f"the ResourceVersion in the precondition ({preconditions['resourceVersion']}) does not match the ResourceVersion "
             f"in record ({meta['resourceVersion']}). The object might have been modified"
         )
         raise conflict(resource, name, why, kind=resource.kind)
@@ -116,13 +116,13 @@ class Collector:
     def _notice(self, change: Change) -> None:
         """Note a change; collect soon if it matters, but not at once, as a write must end before the next."""
         meta, place = change.object["metadata"], (change.resource, key_of(change.object))
-        here = change.type != "DELETED"
-        leaving, owners = here and "deletionTimestamp" in meta, here and meta.get("ownerReferences")
-        _keep(self._living, meta["uid"], place, here)
+        present = change.type != "DELETED"
+        leaving, owners = present and "deletionTimestamp" in meta, present and meta.get("ownerReferences")
+        _keep(self._living, meta["uid"], place, present)
         _keep(self._leaving, place, None, leaving)
         _keep(self._dependents, place, None, owners)
         before = change.before and change.before["metadata"].get("ownerReferences")
-        if (not here or leaving or (owners and owners != before)) and not self._due:
+        if (not present or leaving or (owners and owners != before)) and not self._due:
             self._due = True
             asyncio.get_running_loop().call_later(self.lag_s, self._collect)
 
@@ -155,16 +155,20 @@ class Collector:
     def _release(self, resource: Resource, key: Key) -> None:
         """Remove the collector's own finalizers from an owner once its dependents are gone or orphaned."""
         owner = self._store.find(resource, *key)
-        mine = set(owner["metadata"].get("finalizers", ())) & {FOREGROUND, ORPHAN} if owner else None
-        if not owner or not mine:
+        own_finalizers = (
+            set(owner["metadata"].get("finalizers", ())) & {FOREGROUND, ORPHAN} if owner else None
+        )
+        if not owner or not own_finalizers:
             return
-        held = [place for place in self._dependents if _owned(self._store.get(place[0], *place[1]), owner)]
-        if ORPHAN in mine:
-            for kind, dependent in held:
+        dependents = [
+            place for place in self._dependents if _owned(self._store.get(place[0], *place[1]), owner)
+        ]
+        if ORPHAN in own_finalizers:
+            for kind, dependent in dependents:
                 self._let_go(kind, dependent, owner)
-        elif held:
+        elif dependents:
             return
-        left = [name for name in owner["metadata"]["finalizers"] if name not in mine]
+        left = [name for name in owner["metadata"]["finalizers"] if name not in own_finalizers]
         self._store.replace(resource, owner | {"metadata": owner["metadata"] | {"finalizers": left}})
 
     def _let_go(self, resource: Resource, key: Key, owner: Object) -> None:
@@ -174,8 +178,8 @@ class Collector:
         self._store.replace(resource, obj | {"metadata": obj["metadata"] | {"ownerReferences": left}})
 
 
-def _keep(kept: dict[Any, Any], key: Any, value: Any, wanted: Any) -> None:
-    if wanted:
+def _keep(kept: dict[Any, Any], key: Any, value: Any, present: Any) -> None:
+    if present:
         kept.setdefault(key, value)
     else:
         kept.pop(key, None)

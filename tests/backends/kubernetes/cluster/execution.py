@@ -98,7 +98,7 @@ class _Execution:
             stderr=asyncio.subprocess.PIPE if "stderr" in self._streams else asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
-        heard = asyncio.ensure_future(self._hear(process.stdin))
+        feed = asyncio.ensure_future(self._hear(process.stdin))
         over = asyncio.ensure_future(self._container.over.wait())
         output = asyncio.gather(self._tell(STDOUT, process.stdout), self._tell(STDERR, process.stderr))
         try:
@@ -110,7 +110,7 @@ class _Execution:
             code = await process.wait()
             await output
         finally:
-            for task in (heard, over, output):
+            for task in (feed, over, output):
                 task.cancel()
         return self._ended(128 - code if code < 0 else code, words)
 

@@ -142,14 +142,14 @@ def _node(pod: Object) -> str:
 
 
 def _life(pod: Object) -> Life:
-    gone = "deletionTimestamp" in pod["metadata"]
+    dying = "deletionTimestamp" in pod["metadata"]
     status = pod.get("status", {})
     ends = [container["state"].get("terminated") for container in status.get("containerStatuses", ())]
     ended = " ".join(f"{end['reason']} {end['exitCode']}" for end in ends if end)
     conditions = status.get("conditions") or ()
     disrupted = [condition["reason"] for condition in conditions if condition["type"] == "DisruptionTarget"]
     reason = status.get("reason", "")
-    return Life(_node(pod), status["phase"], reason, ended, "".join(disrupted), gone)
+    return Life(_node(pod), status["phase"], reason, ended, "".join(disrupted), dying)
 
 
 def pods(events: Iterable[Event]) -> dict[Pod, str]:
@@ -164,7 +164,7 @@ def happened(events: Iterable[Event]) -> set[tuple[object, str]]:
     for name, gone_through in steps(events).items():
         milestones |= {(name, f"step {number}") for number in range(len(gone_through))}
     for pod, event in _told_of_pods(events):
-        milestones |= {(pod, what) for what in _told(event.object)}
+        milestones |= {(pod, milestone) for milestone in _told(event.object)}
     return milestones
 
 
@@ -174,8 +174,8 @@ def endings(events: Iterable[Event]) -> list[Ending]:
     for pod, event in _told_of_pods(events):
         for life, end in _ends(event.object):
             going = "deletionTimestamp" in event.object["metadata"]
-            taken = event.object["status"].get("reason") or end["reason"] in NOT_ITSELF
-            if not taken:
+            external = event.object["status"].get("reason") or end["reason"] in NOT_ITSELF
+            if not external:
                 ending = Ending(event.t, pod, life, killed=going and end["exitCode"] == 137)
                 ends.setdefault((pod, life), ending)
     return list(ends.values())
@@ -192,16 +192,16 @@ def first_loss(events: Iterable[Event]) -> float:
 
 
 def _told_of_pods(events: Iterable[Event]) -> Iterator[tuple[Pod, Event]]:
-    known: dict[str, Pod] = {}
+    pods_by_uid: dict[str, Pod] = {}
     count: Counter[str] = Counter()
     for event in events:
         node = _node(event.object) if event.resource == "pods" else ""
         if node:
             uid = event.object["metadata"]["uid"]
-            if uid not in known:
+            if uid not in pods_by_uid:
                 count[node] += 1
-                known[uid] = node, count[node]
-            yield known[uid], event
+                pods_by_uid[uid] = node, count[node]
+            yield pods_by_uid[uid], event
 
 
 def _told(pod: Object) -> Iterator[str]:

@@ -21,8 +21,8 @@ class Journal:
         namespace = self._store.find(NAMESPACES, "", meta["namespace"])
         if namespace is None or "deletionTimestamp" in namespace["metadata"]:
             return
-        known = (meta["uid"], reason, message, container)
-        if known in self._known and (old := self._store.find(EVENTS, *self._known[known])):
+        key = (meta["uid"], reason, message, container)
+        if key in self._known and (old := self._store.find(EVENTS, *self._known[key])):
             repeated = {"count": old["count"] + 1, "lastTimestamp": now()}
             self._store.replace(EVENTS, old | repeated)
             return
@@ -49,4 +49,4 @@ class Journal:
             "reportingInstance": "",
         }
         stored = self._store.create(EVENTS, self._store.prepare(EVENTS, event))
-        self._known[known] = (meta["namespace"], stored["metadata"]["name"])
+        self._known[key] = (meta["namespace"], stored["metadata"]["name"])

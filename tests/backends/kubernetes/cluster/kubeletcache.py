@@ -53,9 +53,9 @@ class KubeletCache:
         return obj
 
     def _late(self, place: Place) -> Object | None:
-        known = time.monotonic() - self.lag_s
+        horizon = time.monotonic() - self.lag_s
         for until, former in self._former[place]:
-            if until > known and former is not None:  # a kubelet asks the server for a missing object
+            if until > horizon and former is not None:  # a kubelet asks the server for a missing object
                 return former
         return self._store.find(*place)
 

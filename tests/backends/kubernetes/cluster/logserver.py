@@ -157,14 +157,14 @@ def named_container(call: Call, pod: Object) -> str:
     """Return the container of a request; refuse an unknown name, and a missing one if a pod has several."""
     names = [container["name"] for container in pod["spec"]["containers"]]
     inits = [container["name"] for container in pod["spec"].get("initContainers", ())]
-    asked = call.query.get("container", "")
-    if asked and asked not in names + inits:
-        raise Refusal(400, f"container {asked} is not valid for pod {call.name}")
-    if not asked and len(names) > 1:
+    name = call.query.get("container", "")
+    if name and name not in names + inits:
+        raise Refusal(400, f"container {name} is not valid for pod {call.name}")
+    if not name and len(names) > 1:
         listed = " ".join(names)
         text = f"a container name must be specified for pod {call.name}, choose one of: [{listed}]"
         raise Refusal(400, text)
-    return asked or names[0]
+    return name or names[0]
 
 
 def _why_not(pod: Object, name: str, previous: bool) -> str:

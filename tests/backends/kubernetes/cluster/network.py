@@ -40,8 +40,8 @@ class Network:
 
         def resolve(match: re.Match[str]) -> str:
             host = match["host"]
-            there = service(pod["spec"].get("subdomain") or host)
-            return self._address(space, host) if there is None or _selects(there, pod) else match[0]
+            target = service(pod["spec"].get("subdomain") or host)
+            return self._address(space, host) if target is None or _selects(target, pod) else match[0]
 
         def rewrite(name: str, value: str) -> str:
             value = names.sub(resolve, value)

@@ -201,8 +201,8 @@ class Player:
     def _ask(self, action: Object) -> None:
         self._arrive(action["t"])
         path, body = action["path"], json.dumps(action.get("body") or {})
-        for name, ours in self._names().items():
-            path, body = path.replace(name, ours), body.replace(f'"{name}"', f'"{ours}"')
+        for name, counterpart in self._names().items():
+            path, body = path.replace(name, counterpart), body.replace(f'"{name}"', f'"{counterpart}"')
         self._cluster.request(action["method"], path, json.loads(body))
 
     def _signal(self, action: Object) -> None:
@@ -224,8 +224,8 @@ class Player:
 
         def there(events: list[Event]) -> bool:
             now = situation(events)
-            stands = now[0] == jobs and (now[1] == doing or anyhow) and happened(events) >= before
-            return stands and (not self._traps or self._at_gates(events))
+            arrived = now[0] == jobs and (now[1] == doing or anyhow) and happened(events) >= before
+            return arrived and (not self._traps or self._at_gates(events))
 
         self._wait(there, f"{before}, {jobs}, {doing}", look_always=self._traps)
 
@@ -240,12 +240,12 @@ class Player:
 
     def _names(self) -> dict[str, str]:
         """Return our random names by those of the recording: names of an index's pods, uids of jobs."""
-        ours, recording = _called(self._events()), _called(self.recorded)
+        emulation, recording = _called(self._events()), _called(self.recorded)
         return {
-            name: ours[known][place]
-            for known, names in recording.items()
+            name: emulation[identity][place]
+            for identity, names in recording.items()
             for place, name in enumerate(names)
-            if place < len(ours.get(known, ()))
+            if place < len(emulation.get(identity, ()))
         }
 
     def _up(self, events: list[Event]) -> list[str]:
@@ -275,17 +275,21 @@ class Player:
     def differences(self, events: list[Event]) -> list[str]:
         """Return the differences from the recording: conditions of jobs, pods, and how ended pods ended."""
         lines = []
-        for name, wanted in steps(self.recorded).items():
-            if steps(events).get(name) != wanted:
-                lines.append(f"{name} went {steps(events).get(name)}, not {wanted}")
-        mine, recording = lives(events), lives(self.recorded)
+        for name, sequence in steps(self.recorded).items():
+            if steps(events).get(name) != sequence:
+                lines.append(f"{name} went {steps(events).get(name)}, not {sequence}")
+        emulation, recording = lives(events), lives(self.recorded)
         if self._name in LUCK:
             return lines
-        if [life.node for life in mine] != [life.node for life in recording]:
-            lines.append(f"pods were {[life.node for life in mine]}, not {[life.node for life in recording]}")
+        if [life.node for life in emulation] != [life.node for life in recording]:
+            lines.append(
+                f"pods were {[life.node for life in emulation]}, not {[life.node for life in recording]}"
+            )
         else:
-            pairs = zip(mine, recording, strict=True)
-            lines += [f"a pod was {one}, not {other}" for one, other in pairs if other.over and one != other]
+            pairs = zip(emulation, recording, strict=True)
+            lines += [
+                f"a pod was {life}, not {other}" for life, other in pairs if other.over and life != other
+            ]
         return lines
 
     def _wait(self, until: Callable[[list[Event]], Any], what: str, *, look_always: bool = False) -> Any:
@@ -307,9 +311,9 @@ def _called(events: list[Event]) -> dict[tuple[str, str], list[str]]:
     """Return objects' random names by what they have in common with the recording, the oldest first."""
     names: dict[tuple[str, str], list[str]] = {}
     for event in events:
-        known, name = _identity(event), _random(event)
-        if known and name not in names.setdefault(known, []):
-            names[known].append(name)
+        identity, name = _identity(event), _random(event)
+        if identity and name not in names.setdefault(identity, []):
+            names[identity].append(name)
     return names
 
 

@@ -81,7 +81,7 @@ class PodStatus:
         over = self.phase in ("Succeeded", "Failed")
         waiting = [init.name for init in self.inits if (init.ended or {}).get("exitCode") != 0]
         ready = not over and all(container.running for container in self.containers)
-        wanted = [
+        conditions = [
             _condition("PodReadyToStartContainers", yes=self.sandbox and not over),
             _condition("Initialized", yes=not waiting, **self._not_initialized(waiting)),
             _condition("Ready", yes=ready, **self._not_ready(ready)),
@@ -89,18 +89,20 @@ class PodStatus:
             _condition("PodScheduled", yes=True),
         ]
         if self.disrupted:
-            wanted.append(
+            conditions.append(
                 _condition("DisruptionTarget", yes=True, reason=self.disrupted, message=self.message)
             )
-        known = {condition["type"]: condition for condition in before}
-        for condition in wanted:
-            old = known.get(condition["type"])
+        predecessors = {condition["type"]: condition for condition in before}
+        for condition in conditions:
+            old = predecessors.get(condition["type"])
             if old and old["status"] == condition["status"]:
                 condition["lastTransitionTime"] = old["lastTransitionTime"]
         foreign = [
-            condition for condition in before if condition["type"] not in {mine["type"] for mine in wanted}
+            condition
+            for condition in before
+            if condition["type"] not in {entry["type"] for entry in conditions}
         ]
-        return [*foreign, *wanted]
+        return [*foreign, *conditions]
 
     def _outcome(self) -> str:
         """Return the reason of the conditions after the end, PodCompleted or PodFailed; "" before it."""

@@ -33,15 +33,15 @@ def check_quota(store: Store, resource: Resource, obj: Object) -> None:
     for quota in store.list(QUOTAS, space) if space else ():
         title, hard = quota["metadata"]["name"], quota["spec"].get("hard", {})
         for counted, limit in hard.items():
-            asked = _use(resource, obj, counted)
-            if asked is None:
+            request = _use(resource, obj, counted)
+            if request is None:
                 continue
-            if asked == "missing":
+            if request == "missing":
                 which = ",".join(container["name"] for container in obj["spec"]["containers"])
                 raise forbidden(resource, name, f"failed quota: {title}: must specify {counted} for: {which}")
             used = sum(quantity(_use(resource, obj, counted) or 0) for obj in _living(store, resource, space))
-            if used + quantity(asked) > quantity(limit):
-                why = f"requested: {counted}={asked}, used: {counted}={used}, limited: {counted}={limit}"
+            if used + quantity(request) > quantity(limit):
+                why = f"requested: {counted}={request}, used: {counted}={used}, limited: {counted}={limit}"
                 raise forbidden(resource, name, f"exceeded quota: {title}, {why}")
 
 
@@ -55,13 +55,13 @@ def _use(resource: Resource, obj: Object, counted: str) -> str | None:
     """Return the object's use of a counted resource: None for no use, "missing" if it must state one."""
     if counted == f"count/{resource.qualified}" or (counted == "pods" and resource == PODS):
         return "1"
-    kind, _, what = counted.rpartition("requests." if counted.startswith("requests.") else "limits.")
-    if resource != PODS or what not in COMPUTE or kind:
+    kind, _, name = counted.rpartition("requests." if counted.startswith("requests.") else "limits.")
+    if resource != PODS or name not in COMPUTE or kind:
         return None
     side = counted.partition(".")[0]
     amounts = [
-        container.get("resources", {}).get(side, {}).get(what) for container in obj["spec"]["containers"]
+        container.get("resources", {}).get(side, {}).get(name) for container in obj["spec"]["containers"]
     ]
     if any(amount is None for amount in amounts):
-        return "missing" if what != "nvidia.com/gpu" else None
+        return "missing" if name != "nvidia.com/gpu" else None
     return str(sum(quantity(amount) for amount in amounts))

@@ -69,9 +69,9 @@ class Sandbox:
                 name = source["secret"].get("secretName") or source["secret"].get("name")
                 self._fill(folder, volume["name"], SECRETS, name, source["secret"])
             elif "serviceAccountToken" in source:
-                asked = source["serviceAccountToken"]
-                token = podtokens.issue(self._space, asked["audience"], asked["expirationSeconds"])
-                (folder / asked["path"]).write_text(token)
+                projection = source["serviceAccountToken"]
+                token = podtokens.issue(self._space, projection["audience"], projection["expirationSeconds"])
+                (folder / projection["path"]).write_text(token)
             elif "configMap" in source:
                 self._fill(
                     folder, volume["name"], CONFIGMAPS, source["configMap"]["name"], source["configMap"]
@@ -84,11 +84,11 @@ class Sandbox:
             if source.get("optional"):
                 return
             raise MissingVolume(volume, f'{resource.kind.lower()} "{name}" not found')
-        wanted = {item["key"]: item["path"] for item in source.get("items") or ()}
+        paths = {item["key"]: item["path"] for item in source.get("items") or ()}
         for key, value in (obj.get("data") or {}).items():
-            if wanted and key not in wanted:
+            if paths and key not in paths:
                 continue
-            path = folder / wanted.get(key, key)
+            path = folder / paths.get(key, key)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(base64.b64decode(value) if resource == SECRETS else value.encode())
 
@@ -121,9 +121,9 @@ class Sandbox:
         environment = basics | wires | {"HOSTNAME": hostname(self._pod)} | environment
         argv[0] = program(argv, environment["PATH"])
         work = container.get("workingDir")
-        ours = path if (Path(path) / "python").exists() else built(PYTHON)
+        python_folder = path if (Path(path) / "python").exists() else built(PYTHON)
         where = Path(localised(work)) if work else home
-        return Command(f"{ours}/python", argv, environment, where, termination, localised)
+        return Command(f"{python_folder}/python", argv, environment, where, termination, localised)
 
     def _temporary(self) -> Path:
         folder = self.folder / "tmp"
@@ -147,8 +147,8 @@ class Sandbox:
         if "fieldRef" in source:
             return self._field(source["fieldRef"]["fieldPath"])
         if "resourceFieldRef" in source:
-            side, _, what = source["resourceFieldRef"]["resource"].partition(".")
-            return str(container["resources"].get(side, {}).get(what, "0"))
+            side, _, name = source["resourceFieldRef"]["resource"].partition(".")
+            return str(container["resources"].get(side, {}).get(name, "0"))
         key = "secretKeyRef" if "secretKeyRef" in source else "configMapKeyRef"
         resource = SECRETS if key == "secretKeyRef" else CONFIGMAPS
         ref = source[key]
@@ -168,20 +168,20 @@ class Sandbox:
     def _field(self, path: str) -> str:
         if match := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
             return str((self._pod["metadata"].get(match[1]) or {}).get(match[2], ""))
-        known = {
+        fields = {
             "status.podIP": self.address,
             "status.hostIP": "127.0.0.1",
             "spec.nodeName": NODE,
             "spec.serviceAccountName": self._pod["spec"].get("serviceAccountName", "default"),
         }
-        return known.get(path) or str(self._pod["metadata"].get(path.removeprefix("metadata."), ""))
+        return fields.get(path) or str(self._pod["metadata"].get(path.removeprefix("metadata."), ""))
 
 
-def _expand(text: str, known: Mapping[str, str]) -> str:
+def _expand(text: str, variables: Mapping[str, str]) -> str:
     """Expand `$(NAME)`; `$$` is a dollar, and an unknown name stays as it is."""
 
     def put(match: re.Match[str]) -> str:
-        return "$" if match[0] == "$$" else known.get(match[1], match[0])
+        return "$" if match[0] == "$$" else variables.get(match[1], match[0])
 
     return re.sub(r"\$\$|\$\(([\w.-]+)\)", put, text)
 

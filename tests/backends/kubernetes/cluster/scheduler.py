@@ -95,10 +95,10 @@ class Scheduler:
 
     def _too_much(self, pods: list[Object]) -> Iterator[str]:
         """Yield a message for each resource that doesn't suffice for all the pods."""
-        for what in sorted({what for pod in pods for what in _requested(pod["spec"])}):
-            asked = sum((_requested(pod["spec"]).get(what, Decimal(0)) for pod in pods), Decimal(0))
-            if self._used(what) + asked > quantity(self._capacity.get(what, "0")):
-                yield f"0/1 nodes are available: 1 Insufficient {what}. {HELPLESS}"
+        for resource in sorted({resource for pod in pods for resource in _requested(pod["spec"])}):
+            demand = sum((_requested(pod["spec"]).get(resource, Decimal(0)) for pod in pods), Decimal(0))
+            if self._used(resource) + demand > quantity(self._capacity.get(resource, "0")):
+                yield f"0/1 nodes are available: 1 Insufficient {resource}. {HELPLESS}"
 
     def _bind(self, pod: Object) -> None:
         bound = pod | {"spec": pod["spec"] | {"nodeName": NODE}}
@@ -145,9 +145,11 @@ class Scheduler:
                 return f"0/1 nodes are available: 1 node(s) had untolerated taint {{{text}}}. {HELPLESS}"
         if any(LABELS.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
             return f"0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector. {HELPLESS}"
-        for what in sorted(_requested(spec)):
-            if self._used(what) + _requested(spec)[what] > quantity(self._capacity.get(what, "0")):
-                return f"0/1 nodes are available: 1 Insufficient {what}. {HELPLESS}"
+        for resource in sorted(_requested(spec)):
+            if self._used(resource) + _requested(spec)[resource] > quantity(
+                self._capacity.get(resource, "0")
+            ):
+                return f"0/1 nodes are available: 1 Insufficient {resource}. {HELPLESS}"
         return ""
 
     def _used(self, what: str) -> Decimal:
@@ -173,6 +175,6 @@ def _tolerated(spec: Object, taint: Object) -> bool:
 def _requested(spec: Object) -> dict[str, Decimal]:
     total: dict[str, Decimal] = {}
     for container in spec["containers"]:
-        for what, amount in (container["resources"].get("requests") or {}).items():
-            total[what] = total.get(what, Decimal(0)) + quantity(amount)
+        for resource, amount in (container["resources"].get("requests") or {}).items():
+            total[resource] = total.get(resource, Decimal(0)) + quantity(amount)
     return total

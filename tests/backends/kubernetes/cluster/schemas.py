@@ -58,8 +58,8 @@ class _Fit:
                 self.walk(schema.get("items", {}), item, f"{path}[{index}]")
 
     def _object(self, schema: Object, value: Object, path: str) -> None:
-        known = schema.get("properties", {})
-        for name, inner in known.items():
+        properties = schema.get("properties", {})
+        for name, inner in properties.items():
             # A null counts as absent unless the field allows it, so a default applies.
             if value.get(name, "") is None and not inner.get("nullable"):
                 del value[name]
@@ -69,10 +69,10 @@ class _Fit:
             if name not in value:
                 self.causes.append(("FieldValueRequired", "Required value", _at(path, name)))
         extra = schema.get("additionalProperties")
-        open_ended = schema.get("x-kubernetes-preserve-unknown-fields") or not (known or extra)
+        open_ended = schema.get("x-kubernetes-preserve-unknown-fields") or not (properties or extra)
         for name in list(value):
-            if name in known:
-                self.walk(known[name], value[name], _at(path, name))
+            if name in properties:
+                self.walk(properties[name], value[name], _at(path, name))
             elif isinstance(extra, dict):
                 self.walk(extra, value[name], _at(path, name))
             elif not open_ended and (path or name not in ("apiVersion", "kind", "metadata", "status")):

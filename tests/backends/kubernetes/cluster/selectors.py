@@ -50,19 +50,19 @@ def by_fields(resource: Resource, text: str) -> Test:
     tests = []
     for part in filter(None, text.split(",")):
         match = EQUAL.match(part)
-        known = FIELDS | (MORE_FIELDS.get(resource.plural, set()) if not resource.group else set())
-        if match is None or match["name"] not in known:
+        fields = FIELDS | (MORE_FIELDS.get(resource.plural, set()) if not resource.group else set())
+        if match is None or match["name"] not in fields:
             raise Refusal(400, f"field label not supported: {match['name'] if match else part}")
         tests.append(_field_test(match["name"], match["value"], match["how"] != "!="))
     return lambda obj: all(test(obj) for test in tests)
 
 
-def _field_test(path: str, value: str, wanted: bool) -> Test:
+def _field_test(path: str, value: str, equal: bool) -> Test:
     def test(obj: Object) -> bool:
         field: object = obj
         for name in path.split("."):
             field = field.get(name, "") if isinstance(field, dict) else ""
-        return (field == value) == wanted
+        return (field == value) == equal
 
     return test
 

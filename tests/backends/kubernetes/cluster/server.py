@@ -140,14 +140,14 @@ class Server:
 
     async def _review(self, request: web.Request, user: str) -> web.StreamResponse:
         body = await request.json()
-        asked = body["spec"].get("resourceAttributes", {})
-        plural = "/".join(filter(None, (asked.get("resource", ""), asked.get("subresource", ""))))
+        attributes = body["spec"].get("resourceAttributes", {})
+        plural = "/".join(filter(None, (attributes.get("resource", ""), attributes.get("subresource", ""))))
         attempt = Attempt(
-            asked.get("verb", ""),
-            asked.get("group", ""),
+            attributes.get("verb", ""),
+            attributes.get("group", ""),
             plural,
-            asked.get("namespace", ""),
-            asked.get("name", ""),
+            attributes.get("namespace", ""),
+            attributes.get("name", ""),
         )
         allowed = self._access.allows(user, attempt)
         return web.json_response(body | {"metadata": {}, "status": {"allowed": allowed}}, status=201)

@@ -94,8 +94,10 @@ class Verbs:
         return 200, self._store.get(call.resource, call.namespace, call.name)
 
     def _list(self, call: Call) -> tuple[int, Object]:
-        wanted = both(call.resource, call.query.get("labelSelector", ""), call.query.get("fieldSelector", ""))
-        items = [obj for obj in self._store.list(call.resource, call.namespace) if wanted(obj)]
+        selector = both(
+            call.resource, call.query.get("labelSelector", ""), call.query.get("fieldSelector", "")
+        )
+        items = [obj for obj in self._store.list(call.resource, call.namespace) if selector(obj)]
         start, revision = self._continue(call)
         limit = int(call.query.get("limit") or 0) or len(items)
         meta: Object = {"resourceVersion": str(revision)}
@@ -115,12 +117,16 @@ class Verbs:
 
     def _continue(self, call: Call) -> tuple[int, int]:
         """Return the index at which the list continues, and its revision."""
-        asked = call.query.get("resourceVersion", "")
-        if call.query.get("resourceVersionMatch") and asked.isdigit() and int(asked) > self._store.revision:
-            text = f"Timeout: Too large resource version: {asked}, current: {self._store.revision}"
+        version = call.query.get("resourceVersion", "")
+        if (
+            call.query.get("resourceVersionMatch")
+            and version.isdigit()
+            and int(version) > self._store.revision
+        ):
+            text = f"Timeout: Too large resource version: {version}, current: {self._store.revision}"
             cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
             raise Refusal(504, text, details={"causes": [cause], "retryAfterSeconds": 1})
-        old = asked.isdigit() and int(asked) < self._store.expired[call.resource]
+        old = version.isdigit() and int(version) < self._store.expired[call.resource]
         if old and call.query.get("resourceVersionMatch") == "Exact":
             raise Refusal(410, "The resourceVersion for the provided list is too old.")
         if "continue" not in call.query:
@@ -215,9 +221,9 @@ def _warned(call: Call) -> dict[str, str]:
 
 def _check_type(call: Call) -> None:
     body = call.body
-    version, wanted = body.get("apiVersion", ""), call.resource.api_version
-    if version != wanted:
-        text = f"the API version in the data ({version}) does not match the expected API version ({wanted})"
+    version, target = body.get("apiVersion", ""), call.resource.api_version
+    if version != target:
+        text = f"the API version in the data ({version}) does not match the expected API version ({target})"
         raise Refusal(400, text)
     if body.get("kind") != call.resource.kind:
         raise Refusal(400, f"the object provided is unrecognized (must be of type {call.resource.kind})")

@@ -48,7 +48,7 @@ class Visibility:
         return waits
 
 
-def _item(workload: Object, place: int, here: int) -> Object:
+def _item(workload: Object, place: int, local_place: int) -> Object:
     meta, spec = workload["metadata"], workload["spec"]
     owners = [
         {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
@@ -60,5 +60,5 @@ def _item(workload: Object, place: int, here: int) -> Object:
         "priority": spec.get("priority", 0),
         "localQueueName": spec["queueName"],
         "positionInClusterQueue": place,
-        "positionInLocalQueue": here,
+        "positionInLocalQueue": local_place,
     }

@@ -20,12 +20,12 @@ BOOKMARK_S = 1.0
 LONGEST_S = 1800.0
 
 
-def _line(what: str, obj: Object) -> bytes:
-    return _of(what, json.dumps(obj, separators=(",", ":")))
+def _line(event_type: str, obj: Object) -> bytes:
+    return _of(event_type, json.dumps(obj, separators=(",", ":")))
 
 
-def _of(what: str, text: str) -> bytes:
-    return f'{{"type":"{what}","object":{text}}}\n'.encode()
+def _of(event_type: str, text: str) -> bytes:
+    return f'{{"type":"{event_type}","object":{text}}}\n'.encode()
 
 
 class Watches:
@@ -38,8 +38,8 @@ class Watches:
 
     async def serve(self, call: Call) -> web.StreamResponse:
         """Stream changes until the time is up, the history is gone or the client leaves."""
-        if (asked := call.query.get("resourceVersion", "")) and not asked.isdigit():
-            raise Refusal(500, f'strconv.ParseUint: parsing "{asked}": invalid syntax')
+        if (version := call.query.get("resourceVersion", "")) and not version.isdigit():
+            raise Refusal(500, f'strconv.ParseUint: parsing "{version}": invalid syntax')
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(call.http)
         changed = asyncio.Event()
@@ -97,9 +97,9 @@ class Watch:
         self.bookmarks = call.flag("allowWatchBookmarks")
         self.seconds = float(query.get("timeoutSeconds") or LONGEST_S)
         self._initial = call.flag("sendInitialEvents")
-        asked = int(query.get("resourceVersion") or 0)
-        self._from_now = self._initial or asked == 0
-        self._seen = store.revision if self._from_now else asked
+        revision = int(query.get("resourceVersion") or 0)
+        self._from_now = self._initial or revision == 0
+        self._seen = store.revision if self._from_now else revision
         history = store.history[call.resource]
         # A watch from an old revision reads the history from its start; one from now skips it.
         self._place = len(history) if self._from_now else 0
@@ -147,8 +147,8 @@ class Watch:
         after = change.type != "DELETED" and self._wanted(change.object)
         if not before and not after:
             return None
-        what = "MODIFIED" if before and after else "ADDED" if after else "DELETED"
-        return _of(what, change.text)
+        event_type = "MODIFIED" if before and after else "ADDED" if after else "DELETED"
+        return _of(event_type, change.text)
 
     def bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
         """Return a BOOKMARK of the newest revision up to which the watch has sent everything."""

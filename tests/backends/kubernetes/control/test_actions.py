@@ -99,10 +99,10 @@ def test_a_suspension_that_volcano_forgets_is_asked_for_again(stage, restarting)
         return [obj["reason"] for obj in stage.objects("api/v1/{}/events")].count(reason)
 
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(restarting.suspend)
+        suspension = pool.submit(restarting.suspend)
         until(lambda: told("CommandIssued") > 2)
         stage.sign("end")
-        asked.result(LIMIT)
+        suspension.result(LIMIT)
     until(lambda: restarting.state.suspended)
     until(lambda: not stage.pods())
 

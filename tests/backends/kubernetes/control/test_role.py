@@ -39,8 +39,8 @@ def note(stage, name, of, kind="indexedjob"):
 
 def used(stage, user):
     """Return the rights that a user's requests in namespaces needed."""
-    asked = stage.cluster.attempts(user)
-    return {Right(one.verb, one.group, one.resource) for one in asked if one.namespace}
+    attempts = stage.cluster.attempts(user)
+    return {Right(attempt.verb, attempt.group, attempt.resource) for attempt in attempts if attempt.namespace}
 
 
 def runs(stage, kind):

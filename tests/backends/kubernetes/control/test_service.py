@@ -42,11 +42,11 @@ def test_a_namespace_that_two_contexts_lead_to_is_looked_after_by_way_of_one(sta
     until(partial(tends, tender))
     time.sleep(1.0)  # 20 beats
     places = [place["tending"] for place in tender.figures()["namespaces"].values()]
-    said = caplog.text
+    log = caplog.text
     background.stop()
 
     assert sorted(places) == [False, True]
-    assert said.count("looking after") == 1
+    assert log.count("looking after") == 1
 
 
 def test_a_tender_that_can_look_for_no_new_namespace_keeps_those_it_has(stage, monkeypatch, caplog):

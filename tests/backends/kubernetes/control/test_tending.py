@@ -235,10 +235,10 @@ class Program:
 
     def said(self, path):
         """Request a path; return the status code and the body."""
-        with socket.socket(socket.AF_UNIX) as asked:
-            asked.connect(self.where)
-            asked.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-            head, _, body = b"".join(iter(lambda: asked.recv(4096), b"")).partition(b"\r\n\r\n")
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(self.where)
+            connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
         return int(head.split()[1]), body.decode()
 
     def place(self, stage):

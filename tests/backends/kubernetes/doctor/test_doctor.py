@@ -43,9 +43,9 @@ def spec(launch=None, **settings):
 def examine(monkeypatch):
     """Return a function that runs the doctor with a kubeconfig."""
 
-    def work(config, wanted=None):
+    def work(config, job_spec=None):
         monkeypatch.setenv("KUBECONFIG", str(config))
-        return asyncio.run(asked(wanted or spec()))
+        return asyncio.run(asked(job_spec or spec()))
 
     return work
 
@@ -196,16 +196,16 @@ def test_a_namespace_that_does_not_exist_is_told_with_how_to_make_it(emulator, e
 
 def test_a_kind_that_is_not_installed_matters_only_where_it_is_wanted(crds, examine):
     with Emulator(kinds=["indexedjob"]) as emulator:
-        unasked = examine(emulator.kubeconfig)
-        asked = examine(emulator.kubeconfig, spec(kind="volcano"))
+        default_findings = examine(emulator.kubeconfig)
+        volcano_findings = examine(emulator.kubeconfig, spec(kind="volcano"))
 
-    assert bad(unasked) == []
-    assert one(unasked, "the job would be").text.endswith("(--kind indexedjob)")
-    assert "Volcano 1.15" in one(unasked, "volcano: ").text
-    missing = one(asked, "volcano: ")
+    assert bad(default_findings) == []
+    assert one(default_findings, "the job would be").text.endswith("(--kind indexedjob)")
+    assert "Volcano 1.15" in one(default_findings, "volcano: ").text
+    missing = one(volcano_findings, "volcano: ")
     assert not missing.good
     assert missing.remedy.startswith("helm repo add volcano-sh ")
-    assert any("indexedjob needs nothing installed" in text for text in bad(asked))
+    assert any("indexedjob needs nothing installed" in text for text in bad(volcano_findings))
 
 
 def test_a_kind_that_can_not_do_the_job_says_why(emulator, examine):
@@ -216,14 +216,14 @@ def test_a_kind_that_can_not_do_the_job_says_why(emulator, examine):
 
 
 def test_names_that_lead_nowhere_are_found_all_at_once(emulator, examine):
-    wanted = spec(
+    job_spec = spec(
         service_account="trainer",
         priority_class="urgent",
         image_pull_secret=["registry"],
         mount=["type=volume,src=data,dst=/data"],
     )
 
-    texts = bad(examine(emulator.kubeconfig, wanted))
+    texts = bad(examine(emulator.kubeconfig, job_spec))
 
     assert [text.partition(" doesn't exist")[0] for text in texts] == [
         "service account trainer",
@@ -237,14 +237,14 @@ def test_names_that_are_there_are_good(emulator, examine):
     make(emulator, PRIORITIES, None, "urgent", value=1)
     make(emulator, SECRETS, "default", "registry")
     make(emulator, CLAIMS, "default", "data", spec={"accessModes": ["ReadWriteMany"]})
-    wanted = spec(
+    job_spec = spec(
         Elastic(nnodes=2),
         priority_class="urgent",
         image_pull_secret=["registry"],
         mount=["type=volume,src=data,dst=/data"],
     )
 
-    assert bad(examine(emulator.kubeconfig, wanted)) == []
+    assert bad(examine(emulator.kubeconfig, job_spec)) == []
 
 
 def test_a_claim_for_one_host_is_told_to_a_job_of_several_nodes(emulator, examine):
@@ -312,8 +312,8 @@ def test_a_runtime_must_exist_and_be_made_for_torch(emulator, examine):
     assert not any("mind: runtime" in finding.text for finding in usual)
     assert not any("initializer" in finding.text for finding in trees)
 
-    asked = replace(spec(kind="trainjob", runtime="trees"), data={"words": "pvc://corpus/en"})
-    assert one(examine(emulator.kubeconfig, asked), "runtime trees has").text == (
+    job_spec = replace(spec(kind="trainjob", runtime="trees"), data={"words": "pvc://corpus/en"})
+    assert one(examine(emulator.kubeconfig, job_spec), "runtime trees has").text == (
         "runtime trees has a dataset-initializer and a model-initializer, which --data leaves out: "
         "each node fetches what it lacks by itself"
     )
@@ -412,9 +412,9 @@ def test_of_a_job_without_budgets_nothing_is_said_of_them(emulator, examine):
 
 def test_cautions_are_those_of_the_servers_version():
     served = {KINDS["indexedjob"].api[:3]}
-    wanted = replace(spec(Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=60))), retry=Retry(3))
+    job_spec = replace(spec(Elastic(run_policy=RunPolicy(ttl_seconds_after_finished=60))), retry=Retry(3))
 
-    old, new = ([f.text for f in chosen(served, minor, wanted)[1]] for minor in (25, 36))
+    old, new = ([f.text for f in chosen(served, minor, job_spec)[1]] for minor in (25, 36))
 
     assert any(
         text.startswith("mind: ttl_seconds_after_finished needs a session that follows") for text in old
@@ -436,11 +436,11 @@ def test_pods_that_we_remove_take_a_permission_more(emulator, examine):
 def test_preemptible_hosts_are_counted(emulator, examine):
     make(emulator, HOSTS, None, "cheap", metadata={"name": "cheap", "labels": {"spot": "true"}})
     emulator.allow("ada", "default", [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}])
-    there, none = (spec(preemptible=True, spot_selector={"spot": value}) for value in ("true", "yes"))
+    hit, miss = (spec(preemptible=True, spot_selector={"spot": value}) for value in ("true", "yes"))
 
-    assert one(examine(emulator.kubeconfig, there), "preemptible").text.endswith("(spot=true): 1 now")
-    assert "none now" in bad(examine(emulator.kubeconfig, none))[0]
-    assert "isn't permitted" in one(examine(emulator.user("ada"), there), "preemptible").text
+    assert one(examine(emulator.kubeconfig, hit), "preemptible").text.endswith("(spot=true): 1 now")
+    assert "none now" in bad(examine(emulator.kubeconfig, miss))[0]
+    assert "isn't permitted" in one(examine(emulator.user("ada"), hit), "preemptible").text
 
 
 async def look(server):
@@ -466,8 +466,8 @@ async def test_an_older_server_says_it_when_it_refuses(server, client):
 
 @scripted
 async def test_a_namespace_that_goes_away_is_no_place_for_a_job(server, client):
-    gone = {"metadata": {"name": "main-ns"}, "status": {"phase": "Terminating"}}
-    server.on("/api/v1/namespaces/main-ns", Reply(body=gone))
+    namespace = {"metadata": {"name": "main-ns"}, "status": {"phase": "Terminating"}}
+    server.on("/api/v1/namespaces/main-ns", Reply(body=namespace))
 
     assert "is being deleted" in one(await look(server), "the namespace main-ns").text
 
@@ -496,9 +496,11 @@ async def test_one_check_that_fails_does_not_hide_the_others(server, client):
 
 
 def test_it_says_whether_any_host_could_hold_a_pod(emulator, examine):
-    asked = spec(gpu=1)
-    room = one(examine(emulator.kubeconfig, asked), "no host could hold a pod: none has any nvidia.com/gpu")
+    job_spec = spec(gpu=1)
+    room = one(
+        examine(emulator.kubeconfig, job_spec), "no host could hold a pod: none has any nvidia.com/gpu"
+    )
     assert not room.good
 
     assert one(examine(emulator.kubeconfig), "1 of 1 host can hold a pod").good
-    assert one(examine(emulator.user("ada"), asked), "can't check whether any host has room").good
+    assert one(examine(emulator.user("ada"), job_spec), "can't check whether any host has room").good

@@ -77,9 +77,9 @@ def test_a_server_that_does_not_answer_leaves_the_contexts(tmp_path, monkeypatch
 def test_a_context_that_there_is_not_leaves_the_contexts(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path / "config", "http://127.0.0.1:1", token="t"))
 
-    wanted = JobSpec(backend="kubernetes", cluster=Cluster(context="other"))
+    job_spec = JobSpec(backend="kubernetes", cluster=Cluster(context="other"))
 
-    assert choices(wanted) == {"context": [Choice("main")]}
+    assert choices(job_spec) == {"context": [Choice("main")]}
 
 
 def test_without_a_kubeconfig_or_with_a_broken_one_there_is_nothing_to_choose(tmp_path, monkeypatch):

@@ -101,9 +101,9 @@ def test_the_doctor_says_beforehand_what_a_level_refuses(case, run_as):
 
 
 def test_the_doctor_says_what_the_namespace_enforces(restricted):
-    def told(**asked):
+    def told(**options):
         [finding] = [
-            finding for finding in api.doctor(restricted.spec(**asked)) if "Pod Security" in finding.text
+            finding for finding in api.doctor(restricted.spec(**options)) if "Pod Security" in finding.text
         ]
         return finding.good, finding.text
 

@@ -52,10 +52,12 @@ def used(stage, name):
     """Return the rights that a user's requests needed: those in the stage's namespace, and others."""
     rights: tuple[set[Right], set[Right]] = (set(), set())
     # A follower of an earlier test's job may still run, by now as this user.
-    ours = [one for one in stage.cluster.attempts(name) if not is_anothers(stage, one.namespace)]
-    for one in ours:
-        assert one.namespace in ("", stage.namespace)
-        rights[not one.namespace].add(Right(one.verb, one.group, one.resource))
+    attempts = [
+        attempt for attempt in stage.cluster.attempts(name) if not is_anothers(stage, attempt.namespace)
+    ]
+    for attempt in attempts:
+        assert attempt.namespace in ("", stage.namespace)
+        rights[not attempt.namespace].add(Right(attempt.verb, attempt.group, attempt.resource))
     return rights
 
 
@@ -86,20 +88,20 @@ def leave(stage, apis):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(submitter, "HALF_MADE_S", 0.0)  # ages come from the server's clock
-    asked = {
+    options = {
         "launch": Elastic(run_policy=RunPolicy(CleanPodPolicy.ALL)),
         "retry": Retry(retries=1, backoff=0),
         "network_policy": True,
         "kind": kind,
     }
-    allowed = server.needed_rights(KINDS[kind], stage.spec(**asked))
+    allowed = server.needed_rights(KINDS[kind], stage.spec(**options))
     if "clean pods" in KINDS[kind].can:
         assert Right("delete", "", "pods") not in allowed
     name = stage.be([*allowed, *server.EVENTS, *server.ASKING])
     lose_answers(stage, name)
 
-    assert all(finding.good for finding in api.doctor(stage.spec(**asked)))
-    job = running(stage.submit(PART, **asked))
+    assert all(finding.good for finding in api.doctor(stage.spec(**options)))
+    job = running(stage.submit(PART, **options))
     until(lambda: len(job.state.attempts) == 2 and job.state.phase is Phase.RUNNING)
     (answer,) = cluster_backend().ask(job.name, {"question": "nothing"})
     assert answer.trouble == STARTING
@@ -121,8 +123,8 @@ def test_a_jobs_whole_life_takes_exactly_what_its_role_has(stage, tmp_path, monk
     leave(stage, apis)
     left = api.leftovers()
     assert len(left) == 1 + len(apis)
-    for on, what in left:
-        on.clear(what)
+    for on, leftover in left:
+        on.clear(leftover)
     assert not stage.left()
 
     inside, outside = used(stage, name)

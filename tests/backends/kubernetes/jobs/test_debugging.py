@@ -50,8 +50,8 @@ def typed(session, *lines):
 
 @pytest.mark.parametrize("kind", SOME)
 def test_pdb_in_a_pod_while_the_other_waits_on(stage, kind):
-    asked = {"image": "localhost/torch:1", "cpu": "100m", "kind": kind}
-    job = stage.submit(cell=CELL, launch=Elastic(nnodes=2), hold=True, **asked)
+    options = {"image": "localhost/torch:1", "cpu": "100m", "kind": kind}
+    job = stage.submit(cell=CELL, launch=Elastic(nnodes=2), hold=True, **options)
     (stop,) = until(lambda: job.state.stopped)
     assert (stop.node, stop.rank, stop.function, stop.why) == (1, 1, "step", "breakpoint")
 
@@ -66,8 +66,8 @@ def test_pdb_in_a_pod_while_the_other_waits_on(stage, kind):
     with job.debugger() as session:
         assert "return x * 2" in typed(session, "c")
 
-    (held,) = until(lambda: [stop for stop in job.state.stopped if stop.why == "failure"])
-    assert (held.rank, held.lineno) == (1, 13)
+    (failure,) = until(lambda: [stop for stop in job.state.stopped if stop.why == "failure"])
+    assert (failure.rank, failure.lineno) == (1, 13)
     with job.debugger() as session:
         assert "1.0" in typed(session, "p z, t.item() / 2", "q")
     assert job.release() == [1]

@@ -52,10 +52,10 @@ for number, run in enumerate(runs):
 def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_path, monkeypatch):
     job = stage.submit(PART, launch=Elastic(nnodes=2))
     until(lambda: all((stage.signs / f"ready-{node}").exists() for node in (0, 1)))
-    here = backend("kubernetes")
-    state = here.snapshot(job.name)
+    kubernetes = backend("kubernetes")
+    state = kubernetes.snapshot(job.name)
 
-    listing = files.listed(here, state)
+    listing = files.listed(kubernetes, state)
     assert [(file.path, file.size, file.node) for file in listing.files] == [
         ("artifacts/node-0", 2, 0),
         ("artifacts/node-1", 2, 1),
@@ -73,7 +73,7 @@ def test_files_of_pods_are_listed_and_copied_over_a_cut_connection(stage, tmp_pa
             yield part
 
     monkeypatch.setattr(files.Reader, "read", cut)
-    (copied,) = files.fetch(here, state, "artifacts/runs/big", tmp_path / "home", node=1)
+    (copied,) = files.fetch(kubernetes, state, "artifacts/runs/big", tmp_path / "home", node=1)
     assert copied.path.read_bytes() == bytes(range(256)) * 20_000
     assert (copied.growing, cuts, os.listdir(tmp_path / "home")) == (False, [], ["big"])
 

@@ -34,8 +34,8 @@ def test_a_port_of_a_pod_is_reached_by_many_connections(stage):
     job = stage.submit(PART)
     (sign,) = until(lambda: [*stage.signs.glob("port-*")])
     port = int(sign.name.removeprefix("port-"))
-    here = backend("kubernetes")
-    opened = Forward(here, here.snapshot(job.name), port, 0, None)
+    kubernetes = backend("kubernetes")
+    opened = Forward(kubernetes, kubernetes.snapshot(job.name), port, 0, None)
 
     assert opened.listens is True
     with ThreadPoolExecutor(4) as pool:

@@ -24,9 +24,9 @@ def test_they_are_an_annotation_that_outlives_the_job_here(stage):
     stage.sign("go")
     assert job.wait(60)
     job.tag("done")
-    known = backend("kubernetes").brief_state(job.info.address).annotated
-    assert known is not None
-    assert known.tags == ("baseline", "done")
+    annotation = backend("kubernetes").brief_state(job.info.address).annotated
+    assert annotation is not None
+    assert annotation.tags == ("baseline", "done")
 
 
 def test_what_somebody_else_wrote_there_is_no_note():

@@ -90,9 +90,9 @@ def test_each_node_answers_for_itself(stage, kind):
 
 def test_a_conversation_goes_on_both_ways_and_its_end_is_noticed(stage):
     job, data = ready(stage, stage.submit(PART)), bytes(range(256)) * 8192
-    here = cluster_backend()
+    kubernetes = cluster_backend()
 
-    with here.talk(job.name, 0, {"question": "chat", "size": len(data)}, LIMIT) as talk:
+    with kubernetes.talk(job.name, 0, {"question": "chat", "size": len(data)}, LIMIT) as talk:
         talk.send({"say": "é"})
         assert talk.hear(LIMIT) == {"heard": "é"}
         talk.send_all(memoryview(data))
@@ -100,13 +100,13 @@ def test_a_conversation_goes_on_both_ways_and_its_end_is_noticed(stage):
     until((stage.signs / "left").exists)
 
     with (
-        here.talk(job.name, 0, {"question": "other"}, LIMIT) as talk,
+        kubernetes.talk(job.name, 0, {"question": "other"}, LIMIT) as talk,
         pytest.raises(AskError, match="it knows no question 'other'") as refused,
     ):
         talk.hear(LIMIT)
     assert (refused.value.said, refused.value.absent) == (True, False)
     with pytest.raises(AskError, match="the job has no such node") as refused:
-        here.talk(job.name, 7, {"question": "who"})
+        kubernetes.talk(job.name, 7, {"question": "who"})
     assert (refused.value.said, refused.value.absent) == (False, True)
 
 
@@ -164,21 +164,21 @@ def test_a_node_that_closes_its_socket_while_it_is_asked(stage):
 def test_a_pod_that_is_killed_while_it_is_asked(stage):
     job = ready(stage, stage.submit(PART))
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, job, "never", timeout=LIMIT)
+        future = pool.submit(ask, job, "never", timeout=LIMIT)
         until((stage.signs / "asked").exists)
         stage.cluster.oom_kill(stage.namespace, stage.pod())
 
-        assert asked.result() == [NodeAnswer(0, (), "it was ended meanwhile")]
+        assert future.result() == [NodeAnswer(0, (), "it was ended meanwhile")]
 
 
 def test_a_connection_that_is_cut(stage):
     job = ready(stage, stage.submit(PART))
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask, job, "never", timeout=LIMIT)
+        future = pool.submit(ask, job, "never", timeout=LIMIT)
         until((stage.signs / "asked").exists)
         assert stage.cluster.cut("/exec$") == 1
 
-        (answer,) = asked.result()
+        (answer,) = future.result()
     assert answer.trouble == "the connection to it was cut"
 
 

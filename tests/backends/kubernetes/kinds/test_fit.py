@@ -335,9 +335,9 @@ def test_an_operator_keeps_the_budgets_that_it_can_keep(kind, nnodes, retry, own
 
 
 def test_a_master_and_its_workers_are_started_again_by_us():
-    asked = JobSpec(PyTorch(worker=Worker(1)), retry=UNLIMITED)
+    jobspec = JobSpec(PyTorch(worker=Worker(1)), retry=UNLIMITED)
 
-    assert retry_owner(KINDS["pytorchjob"], asked, NEWEST) == "us"
+    assert retry_owner(KINDS["pytorchjob"], jobspec, NEWEST) == "us"
 
 
 def test_a_server_that_counts_pods_and_no_attempts_keeps_no_budgets():
@@ -375,9 +375,9 @@ ENFORCED = {TTL: 60, DEADLINE: 60, CLEAN: "All"}
     ],
 )
 def test_what_an_operator_does_not_do_is_left_to_us(kind, nnodes, retry, left):
-    asked = spec(nnodes, retry, **ENFORCED)
+    jobspec = spec(nnodes, retry, **ENFORCED)
 
-    assert own_policies(KINDS[kind], asked, retry_owner(KINDS[kind], asked, NEWEST)) == left
+    assert own_policies(KINDS[kind], jobspec, retry_owner(KINDS[kind], jobspec, NEWEST)) == left
 
 
 @pytest.mark.parametrize("kind", KINDS)

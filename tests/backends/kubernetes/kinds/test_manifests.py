@@ -432,13 +432,13 @@ def test_a_later_attempt_has_what_is_left_of_the_deadline_and_is_removed_by_nobo
 def test_attempts_are_numbered_only_where_we_start_them(case):
     kind, spec = KINDS[case.partition("-")[0]], CASES[case]
     minor = 24 if case.endswith("-1.24") else fit.NEWEST
-    ours = retry_owner(kind, spec, minor) == "us"
+    by_us = retry_owner(kind, spec, minor) == "us"
 
     job = made(case)[0]
 
     assert job["metadata"]["name"] == "train-7k2q"
-    assert ("nbtorchjob.dev/attempt" in job["metadata"]["labels"]) is ours
-    assert any("NBTORCHJOB_ATTEMPT" in env for env in environments(case)) is ours
+    assert ("nbtorchjob.dev/attempt" in job["metadata"]["labels"]) is by_us
+    assert any("NBTORCHJOB_ATTEMPT" in env for env in environments(case)) is by_us
 
 
 def test_the_deadline_of_an_attempt_that_begins_behind_it_is_the_shortest_that_there_is():

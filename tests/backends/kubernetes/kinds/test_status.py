@@ -137,9 +137,9 @@ def test_a_volcano_jobs_deadline_counts_from_its_resume_whatever_phases_follow()
         now = {"lastTransitionTime": f"1970-01-01T00:00:{second:02}Z"}
         # The conditions hold each phase once, with its last time (recorded: vcjob-abort-resume).
         conditions = [past for past in conditions if past["status"] != phase] + [{"status": phase, **now}]
-        told = volcano.facts({"status": {"state": {"phase": phase, **now}, "conditions": conditions}})
-        state = reduce(apply, told, state)
-        afresh = reduce(apply, told, JobState(state.info))
+        facts = volcano.facts({"status": {"state": {"phase": phase, **now}, "conditions": conditions}})
+        state = reduce(apply, facts, state)
+        afresh = reduce(apply, facts, JobState(state.info))
         deadlines.append((state.deadline_at, afresh.deadline_at))
 
     assert deadlines[:3] == [(100.0, 100.0), (None, None), (None, None)]

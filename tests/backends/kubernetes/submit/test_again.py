@@ -331,11 +331,11 @@ def test_who_may_make_no_network_policy_makes_no_job_either(stage):
 def test_a_big_cell_that_is_run_again_leaves_the_payload_of_its_running_job_alone(stage, folder):
     data = os.urandom(package.LIMIT_BYTES + 1)
     patch = stage.patch(["sleep", "60"])
-    asked = {"cell": "len(data)", "variables": {"data": data}, "pod_patch": patch, "storage": str(folder)}
-    job = stage.submit(**asked)
+    options = {"cell": "len(data)", "variables": {"data": data}, "pod_patch": patch, "storage": str(folder)}
+    job = stage.submit(**options)
     [before] = folder.rglob("*.pyz")
     timestamp = before.stat().st_mtime_ns
 
-    assert stage.submit(**asked).name == job.name
+    assert stage.submit(**options).name == job.name
     assert list(folder.rglob("*.pyz")) == [before]
     assert before.stat().st_mtime_ns == timestamp

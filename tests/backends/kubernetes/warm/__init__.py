@@ -113,15 +113,15 @@ class Program:
         self.returncode: int | None = None
         self._connection = _connect(_server(python))
         words = {name: os.fspath(value) for name, value in env.items()}
-        asked = json.dumps(
+        request = json.dumps(
             {"argv": [os.fspath(word) for word in argv], "env": words, "cwd": os.fspath(cwd)}
         ).encode()
         socket.send_fds(
-            self._connection, [b"%16d" % len(asked)], [stdout, stdout if stderr is None else stderr]
+            self._connection, [b"%16d" % len(request)], [stdout, stdout if stderr is None else stderr]
         )
-        self._connection.sendall(asked)
-        what, number, self._keeper = self._answer()
-        if what == ERROR:
+        self._connection.sendall(request)
+        kind, number, self._keeper = self._answer()
+        if kind == ERROR:
             self.close()
             raise OSError(number, os.strerror(number))
         self.pid = number

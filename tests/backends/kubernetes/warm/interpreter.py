@@ -108,20 +108,20 @@ def merge_pages() -> None:
 def look_after(connection: socket.socket) -> None:
     """Start the requested program, report how it ends, and leave nothing of it behind."""
 
-    def answer(what: int, number: int) -> None:
-        connection.sendall(ANSWER.pack(what, number, os.getpid()))
+    def answer(kind: int, number: int) -> None:
+        connection.sendall(ANSWER.pack(kind, number, os.getpid()))
 
     try:
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1)
         data, fds, _, _ = socket.recv_fds(connection, 16, 2)
-        asked = json.loads(connection.recv(int(data), socket.MSG_WAITALL))
-        memory = asked["env"].pop(SHARED_MEMORY, None)
+        request = json.loads(connection.recv(int(data), socket.MSG_WAITALL))
+        memory = request["env"].pop(SHARED_MEMORY, None)
         if memory is not None:
             share_memory(memory)
         try:
-            pid = start(asked, fds, connection)
+            pid = start(request, fds, connection)
         except OSError as error:
             answer(ERROR, error.errno or 0)
             return
@@ -186,10 +186,10 @@ def is_warm(argv: list[str], env: dict[str, str]) -> bool:
         name for name in (*env, *os.environ) if name.startswith(READ_AT_IMPORT) and name not in READ_BY_US
     }
     same = all(env.get(name) == os.environ.get(name) for name in names)
-    ours = os.path.dirname(argv[0]) == os.path.dirname(sys.executable) and os.path.basename(
+    this_python = os.path.dirname(argv[0]) == os.path.dirname(sys.executable) and os.path.basename(
         argv[0]
     ).startswith("python")
-    return same and ours and len(argv) > 1 and (argv[1] == "-c" or not argv[1].startswith("-"))
+    return same and this_python and len(argv) > 1 and (argv[1] == "-c" or not argv[1].startswith("-"))
 
 
 def become(argv: list[str], env: dict[str, str], cwd: str, output: int, errors: int) -> NoReturn:

@@ -60,9 +60,9 @@ def look_up():
 
 def plant(shared, folder):
     """Put a pickle where torch's own code looks for a graph of that key, in a folder that is open to all."""
-    there = shared / "fxgraph" / KEY[1:3] / KEY
-    there.mkdir(parents=True)
-    (there / "graph").write_bytes(pickle.dumps(Planted(str(folder / "mark"))))
+    entry = shared / "fxgraph" / KEY[1:3] / KEY
+    entry.mkdir(parents=True)
+    (entry / "graph").write_bytes(pickle.dumps(Planted(str(folder / "mark"))))
     shared.chmod(0o777)
 
 

@@ -57,11 +57,11 @@ def test_a_limit_that_may_not_be_had_is_as_near_as_can_be(monkeypatch):
 
 
 def test_who_has_another_most_gets_a_pool_of_its_own(monkeypatch):
-    mine = directory.pool_dir()
+    pool_dir = directory.pool_dir()
     monkeypatch.setattr(processes, "of_this_process", lambda: {"RLIMIT_NOFILE": (1, 2)})
     directory.environment.cache_clear()
     try:
-        assert directory.pool_dir() != mine
+        assert directory.pool_dir() != pool_dir
     finally:
         directory.environment.cache_clear()
 

@@ -107,10 +107,10 @@ def test_a_job_is_told_how_many_it_is_behind():
 
 def test_gpus_are_in_the_way_of_a_job_only_where_too_few_are_free():
     four = {"gpus": ("0", "1", "2", "3"), "most": 16}
-    held = [job(f"r{number}", wants=1, holds=(str(number),), **four, ranks=0) for number in range(2)]
+    holders = [job(f"r{number}", wants=1, holds=(str(number),), **four, ranks=0) for number in range(2)]
 
-    assert queue.ahead("small", [job("small", wants=2, **four)], held) == 0
-    assert queue.ahead("big", [job("big", wants=3, **four)], held) == 2
+    assert queue.ahead("small", [job("small", wants=2, **four)], holders) == 0
+    assert queue.ahead("big", [job("big", wants=3, **four)], holders) == 2
 
 
 @pytest.fixture

@@ -180,8 +180,8 @@ def test_a_seed_that_the_code_sets_holds():
         torch.manual_seed(7)
         return torch.rand(3).tolist()
 
-    one, other = submit(seeded, spec=JobSpec(TWO, all_ranks=True)).results(LIMIT)
-    assert one == other
+    first, second = submit(seeded, spec=JobSpec(TWO, all_ranks=True)).results(LIMIT)
+    assert first == second
 
 
 def test_numpys_threads_are_as_few_as_torchs():

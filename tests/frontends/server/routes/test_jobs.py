@@ -119,11 +119,11 @@ async def test_all_jobs_are_listed_oldest_first(server, ended, hanging):
 
 
 async def test_one_job_is_the_record_of_the_list(server, ended):
-    one = json.loads((await server.get(jobs(local(ended)))).body)
+    record = json.loads((await server.get(jobs(local(ended)))).body)
     listed = json.loads((await server.get(jobs())).body)["jobs"]
 
-    assert (one["name"], one["label"], one["terminal"]) == (ended.name, "talk()", True)
-    assert one in listed
+    assert (record["name"], record["label"], record["terminal"]) == (ended.name, "talk()", True)
+    assert record in listed
 
 
 async def test_a_job_that_failed_says_why(server):
@@ -151,17 +151,17 @@ async def test_a_page_of_a_job_is_titled_parts(server, ended):
 
 
 async def test_jobs_are_compared(server, ended):
-    asked = f"job={quote(local(ended))}"
+    query = f"job={quote(local(ended))}"
 
-    comparison = json.loads((await server.get(f"nbtorchjob/api/compare?{asked}&{asked}")).body)
-    one = await server.get(f"nbtorchjob/api/compare?{asked}")
-    gone = await server.get(f"nbtorchjob/api/compare?{asked}&job=local:gone")
+    comparison = json.loads((await server.get(f"nbtorchjob/api/compare?{query}&{query}")).body)
+    refusal = await server.get(f"nbtorchjob/api/compare?{query}")
+    not_found = await server.get(f"nbtorchjob/api/compare?{query}&job=local:gone")
 
     assert comparison["heading"] == "2 jobs compared"
     titles = [part["title"] for part in comparison["parts"]]
     assert titles[-5:] == ["Options", "Code", "Captured data", "Packages", "Hosts"]
-    assert error(one) == (400, "job: got 1, but it must be 2 to 8 jobs")
-    assert error(gone)[0] == 404
+    assert error(refusal) == (400, "job: got 1, but it must be 2 to 8 jobs")
+    assert error(not_found)[0] == 404
 
 
 async def test_a_card_is_html_that_no_browser_opens_as_a_page(server, ended, hanging):

@@ -118,8 +118,8 @@ async def test_a_page_hears_that_there_is_nothing_new(connect, job, monkeypatch)
     job.begin()
     socket = await connect(local(job))
     await socket.until(lambda: {"loaded": True} in socket.told)
-    told = len(socket.told)
-    await socket.until(lambda: socket.told[told:].count({}) == 3)
+    start = len(socket.told)
+    await socket.until(lambda: socket.told[start:].count({}) == 3)
     job.log(b"line\n")
     job.end()
 
@@ -157,9 +157,9 @@ async def test_a_log_that_is_cut_inside_goes_on_there(connect, job):
 
     first = await connect(local(job))
     await first.all()
-    for known in (1, 11, 100, len(HOSTILE) - 1, len(HOSTILE)):
-        rest = await (await connect(local(job), since=f"0.0.{known}")).all()
-        assert b"".join(rest.values()) == HOSTILE[known:]
+    for offset in (1, 11, 100, len(HOSTILE) - 1, len(HOSTILE)):
+        rest = await (await connect(local(job), since=f"0.0.{offset}")).all()
+        assert b"".join(rest.values()) == HOSTILE[offset:]
 
     assert first.logs == {(0, 0): (0, HOSTILE)}
     assert first.since == f"0.0.{len(HOSTILE)}"

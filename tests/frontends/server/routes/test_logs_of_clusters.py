@@ -51,9 +51,9 @@ async def test_a_page_that_comes_again_gets_what_it_misses(connect, stage, job):
         stage.sign(sign)
     assert await asyncio.to_thread(job.wait, LIMIT)
 
-    for known in (len(FIRST), 20, len(TEXT) - 1, len(TEXT)):
-        logs = await (await connect(remote(job), since=f"0.0.{known}")).all()
-        assert b"".join(logs.values()) == TEXT[known:]
+    for offset in (len(FIRST), 20, len(TEXT) - 1, len(TEXT)):
+        logs = await (await connect(remote(job), since=f"0.0.{offset}")).all()
+        assert b"".join(logs.values()) == TEXT[offset:]
 
 
 async def test_only_the_ranks_that_are_asked_for_come(connect, stage):

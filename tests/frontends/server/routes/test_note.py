@@ -25,7 +25,7 @@ async def test_both_are_replaced_and_the_list_has_them_at_once(server, job):
     done = await server.ask("PUT", path, body=json.dumps({"note": "a  line", "tags": ["v2", "#lr"]}))
     listed = json.loads((await server.get(jobs())).body)["jobs"]
     assert done.code == 204
-    (record,) = [known for known in listed if known["id"] == local(job)]
+    (record,) = [entry for entry in listed if entry["id"] == local(job)]
     assert (record["note"], record["tags"]) == ("a line", ["v2", "lr"])
 
     await server.ask("PUT", path, body=json.dumps({"note": "", "tags": []}))

@@ -124,10 +124,10 @@ async def test_the_doctor_takes_the_profile_that_is_named_else_the_default(serve
     hanging.close()
     write("default = 'here'\n[profiles.here]\n[profiles.there]\nbackend = 'kubernetes'\ncontext = 'far'", "a")
 
-    here = await server.post(f"{API}/doctor?path=a/b.ipynb")
-    there = await server.post(f"{API}/doctor?path=a/b.ipynb&profile=there")
-    assert here.code == 200
-    assert b"doesn't answer" in there.body
+    default_answer = await server.post(f"{API}/doctor?path=a/b.ipynb")
+    named_answer = await server.post(f"{API}/doctor?path=a/b.ipynb&profile=there")
+    assert default_answer.code == 200
+    assert b"doesn't answer" in named_answer.body
 
 
 async def test_a_profile_that_there_is_not_is_refused(server, write):
@@ -211,9 +211,9 @@ VALUES: tuple[Any, ...] = (
 def test_what_a_profile_takes_is_never_refused(key):
     # A profile also takes a number in quotes, but the schema needn't offer that.
     values = [value for value in VALUES if not (KEYS[key].takes == "int" and isinstance(value, str))]
-    taken = [value for value in values if _taken(key, value)]
+    profile_values = [value for value in values if _taken(key, value)]
 
-    assert [value for value in taken if not PROFILE.is_valid({key: value})] == []
+    assert [value for value in profile_values if not PROFILE.is_valid({key: value})] == []
 
 
 @pytest.mark.parametrize("key", KEYS)

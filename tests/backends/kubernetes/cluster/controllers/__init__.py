@@ -45,10 +45,10 @@ async def run_controllers(
     `status_server` turns on Trainer's TrainJobStatus, `grouped` the Job controller's EnableWorkloadWithJob.
     """
     # A TrainJob becomes a JobSet, which becomes Jobs.
-    wanted = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
-    classes = [controller for kind in sorted(wanted) for controller in CONTROLLERS.get(kind, ())]
-    if "kueue" in wanted:
-        classes += [controller for kind in sorted(wanted) for controller in QUEUED.get(kind, ())]
+    all_kinds = {"indexedjob" if kind == "trainjob" else kind for kind in kinds} | set(kinds)
+    classes = [controller for kind in sorted(all_kinds) for controller in CONTROLLERS.get(kind, ())]
+    if "kueue" in all_kinds:
+        classes += [controller for kind in sorted(all_kinds) for controller in QUEUED.get(kind, ())]
     controllers = [controller(client, backoff_s=backoff_s, scheduler=scheduler) for controller in classes]
     for controller in controllers:
         if isinstance(controller, TrainJob):

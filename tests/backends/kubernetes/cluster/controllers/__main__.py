@@ -61,10 +61,12 @@ def main() -> None:
     parser.add_argument(
         "--scheduler", default="default-scheduler", help="who schedules the pods of Volcano Jobs"
     )
-    asked = parser.parse_args()
-    if "volcano" in asked.kinds:
-        asyncio.run(install(connect(asked.kubeconfig)))
-    asyncio.run(run_controllers(connect(asked.kubeconfig), asked.kinds, scheduler=asked.scheduler))
+    arguments = parser.parse_args()
+    if "volcano" in arguments.kinds:
+        asyncio.run(install(connect(arguments.kubeconfig)))
+    asyncio.run(
+        run_controllers(connect(arguments.kubeconfig), arguments.kinds, scheduler=arguments.scheduler)
+    )
 
 
 main()

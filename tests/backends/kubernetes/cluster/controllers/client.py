@@ -149,10 +149,10 @@ class HttpClient(Client):
         assert self._session is not None
         data = None if body is None else json.dumps(body)
         headers = {"Content-Type": content_type(method)}
-        asked = self._session.request(
+        request = self._session.request(
             method, self._url + path, data=data, headers=headers, params=query, ssl=self._context
         )
-        async with asked as response:
+        async with request as response:
             text = await response.text()
             answer: Object = json.loads(text) if text.startswith("{") else {"message": text}
             if response.status >= 400:
@@ -170,8 +170,8 @@ class HttpClient(Client):
             "resourceVersion": listing["metadata"]["resourceVersion"],
             "timeoutSeconds": "300",
         }
-        asked = self._session.get(self._url + path, params=params, ssl=self._context)
-        async with asked as response:
+        request = self._session.get(self._url + path, params=params, ssl=self._context)
+        async with request as response:
             while line := await response.content.readline():
                 event = json.loads(line)
                 if event["type"] == "ERROR":

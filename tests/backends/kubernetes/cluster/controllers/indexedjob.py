@@ -143,7 +143,7 @@ class IndexedJob(Controller):
     async def _suspend(self, job: Object, status: Object, progress: Progress) -> None:
         for pod in progress.active:
             await self._delete(job, pod)
-        known = facts.holds({"status": status}, "Suspended")
+        was_suspended = facts.holds({"status": status}, "Suspended")
         conditions = facts.with_condition(
             status["conditions"], "Suspended", "True", "JobSuspended", "Job suspended"
         )
@@ -153,7 +153,7 @@ class IndexedJob(Controller):
             job = await self.write(job, status)
         finally:  # pods that a suspension ends are no failures, even if the job was resumed meanwhile
             await self._release(progress.pods)
-        if not known:
+        if not was_suspended:
             await self.tell(job, "Suspended", "Job suspended")
 
     async def _go_on(self, job: Object, status: Object, progress: Progress) -> float | None:
@@ -196,13 +196,13 @@ class IndexedJob(Controller):
     async def _make(self, job: Object, progress: Progress) -> tuple[int, float]:
         """Create pods for the first indexes without one; return how many, and the seconds until the next."""
         spec = job["spec"]
-        taken = {index_of(pod) for pod in progress.active} | set(progress.completed)
-        taken |= set(progress.failed_indexes)
+        used_indexes = {index_of(pod) for pod in progress.active} | set(progress.completed)
+        used_indexes |= set(progress.failed_indexes)
         room = min(spec["parallelism"], spec["completions"] - len(progress.completed)) - len(progress.active)
         if spec.get("podReplacementPolicy") == "Failed":
-            taken |= {index_of(pod) for pod in progress.terminating}
+            used_indexes |= {index_of(pod) for pod in progress.terminating}
             room -= len(progress.terminating)
-        missing = [index for index in range(spec["completions"]) if index not in taken][: max(room, 0)]
+        missing = [index for index in range(spec["completions"]) if index not in used_indexes][: max(room, 0)]
         # An index that waits for its next try keeps its place: no later index takes it meanwhile.
         waits = {index: self._pause(progress.waiting.get(index)) for index in missing}
         group = await self._group(job) if self.grouped else ""
@@ -230,12 +230,12 @@ class IndexedJob(Controller):
         ref = {"apiGroup": "batch", "kind": "Job", "name": meta["name"]}
         templates = [{"name": "workers", "schedulingPolicy": policy}]
         template = {"workload": {"workloadName": name, "podGroupTemplateName": "workers"}}
-        for kind, plural, what in (
+        for kind, plural, own_spec in (
             ("Workload", "workloads", {"controllerRef": ref, "podGroupTemplates": templates}),
             ("PodGroup", "podgroups", {"podGroupTemplateRef": template, "schedulingPolicy": policy}),
         ):
             own = {"name": name, "ownerReferences": [self.reference(job)]}
-            body = {"apiVersion": GANGS, "kind": kind, "metadata": own, "spec": what}
+            body = {"apiVersion": GANGS, "kind": kind, "metadata": own, "spec": own_spec}
             await self.client.ensure(collection(GANGS, plural, meta["namespace"]), body)
         return name
 

@@ -23,9 +23,9 @@ def matched(job: Object, pod: Object) -> tuple[int, Object] | None:
     for place, rule in enumerate(job["spec"].get("podFailurePolicy", {}).get("rules", ())):
         if "onExitCodes" in rule and _exit_code_matches(rule["onExitCodes"], pod):
             return place, rule
-        for wanted in rule.get("onPodConditions", ()):
-            condition = facts.condition(pod, wanted["type"])
-            if condition and condition["status"] == wanted.get("status", "True"):
+        for pattern in rule.get("onPodConditions", ()):
+            condition = facts.condition(pod, pattern["type"])
+            if condition and condition["status"] == pattern.get("status", "True"):
                 return place, rule
     return None
 
@@ -107,18 +107,18 @@ def _told(job: Object, pod: Object, place: int, rule: Object) -> str:
     if "onExitCodes" in rule:
         status = pod["status"]["containerStatuses"][0]
         code = status["state"]["terminated"]["exitCode"]
-        what = f"Container {status['name']} for pod {space}/{name} failed with exit code {code}"
+        cause = f"Container {status['name']} for pod {space}/{name} failed with exit code {code}"
     else:
-        what = f"Pod {space}/{name} has condition {rule['onPodConditions'][0]['type']}"
-    return f"{what} matching FailJob rule at index {place}"
+        cause = f"Pod {space}/{name} has condition {rule['onPodConditions'][0]['type']}"
+    return f"{cause} matching FailJob rule at index {place}"
 
 
 def success(job: Object, completed: list[int], lost_indexes: list[int]) -> tuple[str, str] | None:
     """Return (reason, message) if the job has succeeded."""
     spec = job["spec"]
     for rule in spec.get("successPolicy", {}).get("rules", ()):
-        wanted = {int(index) for index in rule.get("succeededIndexes", "").split(",") if index}
-        have = wanted & set(completed) if wanted else set(completed)
-        if have and len(have) >= rule.get("succeededCount", len(wanted)):
+        indexes = {int(index) for index in rule.get("succeededIndexes", "").split(",") if index}
+        have = indexes & set(completed) if indexes else set(completed)
+        if have and len(have) >= rule.get("succeededCount", len(indexes)):
             return SUCCESS_POLICY
     return REACHED if len(completed) >= spec["completions"] and not lost_indexes else None

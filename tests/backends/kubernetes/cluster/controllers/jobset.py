@@ -57,9 +57,9 @@ class JobSet(Controller):
         }
         service = {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
         await self.client.ensure(collection("v1", "services", space), service)
-        known = {job["metadata"]["name"] for job in jobs}
+        names = {job["metadata"]["name"] for job in jobs}
         for body in jobs_of(jobset, attempt, self.reference(jobset)):
-            if body["metadata"]["name"] not in known:
+            if body["metadata"]["name"] not in names:
                 try:
                     await self.client.create(collection("batch/v1", "jobs", space), body)
                 except ApiError as error:
@@ -69,9 +69,9 @@ class JobSet(Controller):
 
     async def _follow_suspend(self, jobset: Object, status: Object, jobs: list[Object]) -> Object:
         """Suspend or resume the jobs; return the status with its condition Suspended."""
-        wanted = bool(jobset["spec"].get("suspend"))
+        suspend = bool(jobset["spec"].get("suspend"))
         conditions = status.get("conditions", [])
-        if wanted:
+        if suspend:
             conditions = facts.with_condition(
                 conditions, "Suspended", "True", "SuspendedJobs", "jobset is suspended"
             )
@@ -80,8 +80,8 @@ class JobSet(Controller):
                 conditions, "Suspended", "False", "ResumeJobs", "jobset is resumed"
             )
         for job in jobs:
-            if bool(job["spec"].get("suspend")) != wanted:
-                await self.client.patch(self._job_path(job), {"spec": {"suspend": wanted}})
+            if bool(job["spec"].get("suspend")) != suspend:
+                await self.client.patch(self._job_path(job), {"spec": {"suspend": suspend}})
         return status | ({"conditions": conditions} if conditions else {})
 
     def _conclude(self, jobset: Object, status: Object, jobs: list[Object]) -> Object:
@@ -143,15 +143,15 @@ def _counted(jobset: Object, status: Object, jobs: list[Object]) -> Object:
     counts = []
     for replicated in jobset["spec"]["replicatedJobs"]:
         name = replicated["name"]
-        mine = [job for job in jobs if job["metadata"]["labels"][f"{LABEL}/replicatedjob-name"] == name]
+        replicas = [job for job in jobs if job["metadata"]["labels"][f"{LABEL}/replicatedjob-name"] == name]
         counts.append(
             {
                 "name": name,
-                "active": sum(bool(job.get("status", {}).get("active")) for job in mine),
-                "ready": sum(_ready(job) for job in mine),
-                "succeeded": sum(facts.holds(job, "Complete") for job in mine),
-                "failed": sum(facts.holds(job, "Failed") for job in mine),
-                "suspended": sum(facts.holds(job, "Suspended") for job in mine),
+                "active": sum(bool(job.get("status", {}).get("active")) for job in replicas),
+                "ready": sum(_ready(job) for job in replicas),
+                "succeeded": sum(facts.holds(job, "Complete") for job in replicas),
+                "failed": sum(facts.holds(job, "Failed") for job in replicas),
+                "suspended": sum(facts.holds(job, "Suspended") for job in replicas),
             }
         )
     return status | {"replicatedJobsStatus": counts}
@@ -171,7 +171,7 @@ def jobs_of(jobset: Object, attempt: int, owner: Object) -> list[Object]:
         replicas = replicated.get("replicas", 1)
         for index in range(replicas):
             name = f"{meta['name']}-{replicated['name']}-{index}"
-            known = {
+            labels = {
                 "jobset-name": meta["name"],
                 "jobset-uid": meta["uid"],
                 "replicatedjob-name": replicated["name"],
@@ -185,7 +185,7 @@ def jobs_of(jobset: Object, attempt: int, owner: Object) -> list[Object]:
                 "job-key": hashlib.sha1(f"{meta['namespace']}/{name}".encode()).hexdigest(),
                 "restart-attempt": str(attempt),
             }
-            own = {f"{LABEL}/{key}": value for key, value in known.items()}
+            own = {f"{LABEL}/{key}": value for key, value in labels.items()}
             bodies.append(_job(jobset, replicated, name, own, owner))
     return bodies
 

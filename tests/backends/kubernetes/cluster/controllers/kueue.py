@@ -129,8 +129,8 @@ class Queued(Controller):
                 obj, "Started", f"Admitted by clusterQueue {workload['status']['admission']['clusterQueue']}"
             )
             return LOOK_S
-        wanted = sum(pod_set["count"] for pod_set in workload["spec"]["podSets"])
-        if sum(facts.ready(pod) or facts.phase(pod) == "Succeeded" for pod in pods) < wanted:
+        total = sum(pod_set["count"] for pod_set in workload["spec"]["podSets"])
+        if sum(facts.ready(pod) or facts.phase(pod) == "Succeeded" for pod in pods) < total:
             return LOOK_S
         message = "All pods reached readiness and the workload is running"
         await _tell(self.client, workload, ("PodsReady", "True", "Started", message))

@@ -132,9 +132,9 @@ class Turn:
         return self._whole.get(local["spec"]["clusterQueue"]) if local else None
 
     def _local(self, workload: Object) -> Object | None:
-        wanted = workload["metadata"]["namespace"], workload["spec"].get("queueName")
+        target = workload["metadata"]["namespace"], workload["spec"].get("queueName")
         named = ((queue["metadata"]["namespace"], queue["metadata"]["name"]) for queue in self._locals)
-        return next((queue for queue, name in zip(self._locals, named, strict=True) if name == wanted), None)
+        return next((queue for queue, name in zip(self._locals, named, strict=True) if name == target), None)
 
     async def _try(self, workload: Object) -> None:
         """Admit a Workload, or record why not in its status."""
@@ -150,8 +150,8 @@ class Turn:
             await self._say(workload, "Inadmissible", f"ClusterQueue {name} is inactive")
             return None
         for pods in workload["spec"]["podSets"]:
-            for resource, asked in sorted(_asked(pods).items()):
-                if why := await self._short(workload, queue, resource, asked):
+            for resource, amount in sorted(_asked(pods).items()):
+                if why := await self._short(workload, queue, resource, amount):
                     return await self._say(
                         workload, "Pending", f"couldn't assign flavors to pod set {pods['name']}: {why}"
                     )
@@ -167,11 +167,11 @@ class Turn:
         all_ = sum((_nominal(member, resource) for member in cohort), Decimal())
         most = _capacity(queue, cohort, resource)
         used = sum((_used(workload, resource) for workload in self._reserving(cohort)), Decimal())
-        mine = sum((_used(workload, resource) for workload in self._reserving([queue])), Decimal())
+        own_usage = sum((_used(workload, resource) for workload in self._reserving([queue])), Decimal())
         if asked > most:
             request = f"previously considered podsets requests (0) + current podset request ({_text(asked)})"
             return f"insufficient quota for {resource} in flavor {flavor}, {request} > maximum capacity ({_text(most)})"
-        short = max(used + asked - all_, mine + asked - most)
+        short = max(used + asked - all_, own_usage + asked - most)
         if short <= 0:
             return ""
         await self._preempt(workload, queue, cohort, resource, short)
@@ -189,25 +189,25 @@ class Turn:
             assert home_queue is not None
             inside = home_queue is queue
             lower = victim["spec"].get("priority", 0) < workload["spec"].get("priority", 0)
-            mine = inside and lower and policy.get("withinClusterQueue") == "LowerPriority"
+            prioritization = inside and lower and policy.get("withinClusterQueue") == "LowerPriority"
             others = [workload for workload in self._reserving(cohort) if self._queue(workload) is home_queue]
             borrows = sum((_used(workload, resource) for workload in others), Decimal()) > _nominal(
                 home_queue, resource
             )
             back = not inside and borrows and policy.get("reclaimWithinCohort") in ("Any", "LowerPriority")
-            if not (mine or back):
+            if not (prioritization or back):
                 continue
             short -= _used(victim, resource)
             if facts.holds(victim, "Evicted"):
                 continue
-            how = "prioritization in the ClusterQueue" if mine else "reclamation within the cohort"
+            how = "prioritization in the ClusterQueue" if prioritization else "reclamation within the cohort"
             owner = workload["metadata"]["ownerReferences"][0]["uid"]
             path, other = (
                 f"/{queue['spec'].get('cohortName', '')}/{queue_name}".replace("//", "/")
                 for queue_name in (name, home_queue["metadata"]["name"])
             )
             message = f"Preempted to accommodate a workload (UID: {workload['metadata']['uid']}, JobUID: {owner}) due to {how}; preemptor path: {path}; preemptee path: {other}"
-            reason = "InClusterQueue" if mine else "InCohortReclamation"
+            reason = "InClusterQueue" if prioritization else "InCohortReclamation"
             conditions = [("Evicted", "True", "Preempted", message), ("Preempted", "True", reason, message)]
             await write(self._client, victim, conditions)
 
@@ -233,7 +233,7 @@ class Turn:
         await write(self._client, workload, conditions, admission=admission, resourceRequests=[])
 
     async def _say(self, workload: Object, reason: str, message: str) -> None:
-        asked = [
+        requests = [
             {"name": pod_set["name"], "resources": {k: _text(v) for k, v in _asked(pod_set).items()}}
             for pod_set in workload["spec"]["podSets"]
         ]
@@ -241,7 +241,7 @@ class Turn:
             self._client,
             workload,
             waits(reason, message),
-            resourceRequests=asked if reason == "Pending" else [],
+            resourceRequests=requests if reason == "Pending" else [],
         )
 
     def _cohort(self, queue: Object) -> list[Object]:
@@ -257,7 +257,7 @@ class Turn:
     async def _count(self) -> None:
         """Write the status of all queues."""
         for local in self._locals:
-            mine = [workload for workload in self._workloads if self._local(workload) is local]
+            workloads = [workload for workload in self._workloads if self._local(workload) is local]
             queue = self._whole.get(local["spec"]["clusterQueue"])
             up = queue is not None and queue["spec"].get("stopPolicy", "None") == "None"
             cause = (
@@ -266,16 +266,16 @@ class Turn:
                 else ("ClusterQueueIsInactive", "Can't submit new workloads to clusterQueue")
             )
             path = f"{collection(VERSION, 'localqueues', local['metadata']['namespace'])}/{local['metadata']['name']}"
-            await self._status(path, local, mine, [queue] if queue else [], up, cause)
+            await self._status(path, local, workloads, [queue] if queue else [], up, cause)
         for name, queue in self._whole.items():
-            mine = [workload for workload in self._workloads if self._queue(workload) is queue]
+            workloads = [workload for workload in self._workloads if self._queue(workload) is queue]
             up = queue["spec"].get("stopPolicy", "None") == "None"
             cause = (
                 ("Ready", "Can admit new workloads")
                 if up
                 else ("Stopped", "Can't admit new workloads: is stopped")
             )
-            await self._status(f"/apis/{VERSION}/clusterqueues/{name}", queue, mine, [queue], up, cause)
+            await self._status(f"/apis/{VERSION}/clusterqueues/{name}", queue, workloads, [queue], up, cause)
 
     async def _status(
         self,
@@ -293,7 +293,9 @@ class Turn:
                 "resources": [
                     {
                         "name": resource["name"],
-                        "total": _text(sum((_used(one, resource["name"]) for one in holding), Decimal())),
+                        "total": _text(
+                            sum((_used(workload, resource["name"]) for workload in holding), Decimal())
+                        ),
                     }
                     for resource in flavor["resources"]
                 ],

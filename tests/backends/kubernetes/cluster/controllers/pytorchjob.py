@@ -63,10 +63,12 @@ class PyTorchJob(Controller):
     async def _replicas(
         self, job: Object, status: Object, role: str, replica: Object, pods: list[Object]
     ) -> None:
-        mine = [pod for pod in pods if pod["metadata"]["labels"][f"{LABEL}/replica-type"] == role.lower()]
-        known = {int(pod["metadata"]["labels"][f"{LABEL}/replica-index"]): pod for pod in mine}
+        role_pods = [
+            pod for pod in pods if pod["metadata"]["labels"][f"{LABEL}/replica-type"] == role.lower()
+        ]
+        pods_by_index = {int(pod["metadata"]["labels"][f"{LABEL}/replica-index"]): pod for pod in role_pods}
         for index in range(replica.get("replicas", 1)):
-            pod = known.get(index)
+            pod = pods_by_index.get(index)
             if pod is None:
                 await self._create(job, pod_of(job, role, index, self.reference(job)), "pods", "Pod")
             elif facts.phase(pod) == "Failed" and "deletionTimestamp" not in pod["metadata"]:
@@ -76,7 +78,7 @@ class PyTorchJob(Controller):
             service = service_of(job, role, index, self.reference(job))
             if service["metadata"]["name"] not in services:
                 await self._create(job, service, "services", "Service")
-        counts = status["replicaStatuses"][role] = _counts(job, role, mine)
+        counts = status["replicaStatuses"][role] = _counts(job, role, role_pods)
         self._conclude(job, status, role, replica, counts)
 
     async def _create(self, job: Object, body: Object, plural: str, kind: str) -> None:
@@ -105,12 +107,12 @@ class PyTorchJob(Controller):
     def _conclude(self, job: Object, status: Object, role: str, replica: Object, counts: Object) -> None:
         """Set the conditions that follow from the counts of one kind of replica."""
         space, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        wanted = replica.get("replicas", 1)
+        replicas = replica.get("replicas", 1)
         running, succeeded, failed = (counts.get(phase, 0) for phase in ("active", "succeeded", "failed"))
         mastered = "Master" in replicas_of(job)
         elastic = job["spec"].get("elasticPolicy") is not None
         if not mastered or role == "Master":
-            done = succeeded >= wanted or (not mastered and elastic and succeeded > 0)
+            done = succeeded >= replicas or (not mastered and elastic and succeeded > 0)
             shown = name if mastered else f"{space}/{name}"
             if done:
                 status["completionTime"] = now()
@@ -119,7 +121,7 @@ class PyTorchJob(Controller):
                 return
             if running:
                 _set(status, "Running", "True", f"PyTorchJob {shown} is running.")
-        if failed and wanted > succeeded + running:
+        if failed and replicas > succeeded + running:
             reason = f"because {failed} {role} replica(s) failed."
             if replica.get("restartPolicy", "OnFailure") != "Never":
                 _set(status, "Restarting", "True", f"PyTorchJob {name} is restarting {reason}")
@@ -147,14 +149,14 @@ class PyTorchJob(Controller):
         if policy == "All":
             await self._remove(job, pods, await self._mine(job, "services"))
         elif policy == "Running":
-            gone = [pod for pod in pods if not facts.ended(pod)]
-            names = {pod["metadata"]["name"] for pod in gone}
+            victims = [pod for pod in pods if not facts.ended(pod)]
+            names = {pod["metadata"]["name"] for pod in victims}
             services = [
                 service
                 for service in await self._mine(job, "services")
                 if service["metadata"]["name"] in names
             ]
-            await self._remove(job, gone, services)
+            await self._remove(job, victims, services)
         return await self._expire(job)
 
     def _ttl(self, job: Object) -> float | None:

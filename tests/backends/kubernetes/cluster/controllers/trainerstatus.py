@@ -71,10 +71,10 @@ class StatusServer:
         if where != space or _path(space, name) not in claims["aud"]:
             return _refused(403, "Forbidden", "Forbidden")
         try:
-            asked = json.loads(await request.read())
+            payload = json.loads(await request.read())
         except ValueError:
             return _refused(422, "Invalid", "Invalid payload")
-        report = asked.get("trainerStatus")
+        report = payload.get("trainerStatus")
         if report:
             try:
                 # The report is applied: fields that it no longer has are removed.
@@ -86,7 +86,7 @@ class StatusServer:
                     422: (422, "Invalid", error.message),
                 }
                 return _refused(*reasons.get(error.code, (500, "InternalError", "Internal error")))
-        return web.json_response(asked)
+        return web.json_response(payload)
 
 
 def _path(namespace: str, name: str) -> str:

@@ -132,11 +132,11 @@ def _status(job: Object, jobset: Object) -> Object:
     statuses = jobset.get("status", {}).get("replicatedJobsStatus")
     if statuses:
         status["jobsStatus"] = statuses
-    for condition, ours in (("Completed", "Complete"), ("Failed", "Failed")):
+    for condition, counterpart in (("Completed", "Complete"), ("Failed", "Failed")):
         end = facts.condition(jobset, condition)
         if end and end["status"] == "True":
             status["conditions"] = facts.with_condition(
-                status.get("conditions", []), ours, "True", end["reason"], end["message"]
+                status.get("conditions", []), counterpart, "True", end["reason"], end["message"]
             )
     return status
 
@@ -199,8 +199,8 @@ def _train(job: Object, runtime: Object, spec: Object) -> None:
 def _processes(container: Object) -> str | int:
     """Return how many processes a node gets by default: `auto` with GPUs, else one per requested CPU."""
     resources = container.get("resources", {})
-    asked = {**resources.get("limits", {}), **resources.get("requests", {})}
-    if any(name.endswith("/gpu") for name in asked):
+    requests = {**resources.get("limits", {}), **resources.get("requests", {})}
+    if any(name.endswith("/gpu") for name in requests):
         return "auto"
-    cpus = str(asked.get("cpu", "1"))
+    cpus = str(requests.get("cpu", "1"))
     return max(1, int(cpus) if cpus.isdigit() else 1)

@@ -90,8 +90,8 @@ class Volcano(Controller):
         """Return the tasks of pods that have disappeared since the last call, but not by this controller."""
         version = str(job.get("status", {}).get("version", 0))
         # A pod of an earlier version has been dealt with.
-        mine = [pod["metadata"] for pod in pods if pod["metadata"]["annotations"].get(VERSION) == version]
-        tasks = {meta["uid"]: meta["labels"]["volcano.sh/task-spec"] for meta in mine}
+        metas = [pod["metadata"] for pod in pods if pod["metadata"]["annotations"].get(VERSION) == version]
+        tasks = {meta["uid"]: meta["labels"]["volcano.sh/task-spec"] for meta in metas}
         before = self._known.get(job["metadata"]["uid"], {})
         self._known[job["metadata"]["uid"]] = tasks
         return [task for uid, task in before.items() if uid not in tasks]
@@ -119,17 +119,19 @@ class Volcano(Controller):
         retries = status.get("retryCount", 0) + restart
         last = restart and retries >= job["spec"]["maxRetry"]
         for pod in pods:
-            mine = action != "RestartTask" or pod["metadata"]["labels"]["volcano.sh/task-spec"] == task
+            affected = action != "RestartTask" or pod["metadata"]["labels"]["volcano.sh/task-spec"] == task
             # Pods that have ended stay for inspection, unless they are to run again.
-            if mine and (not facts.ended(pod) or (restart and not last)):
+            if affected and (not facts.ended(pod) or (restart and not last)):
                 await self._delete(job, pod)
         await self._plug_out(job, status)
         if restart:
             status["retryCount"] = retries
         status["version"] = status.get("version", 0) + 1
         _enter(status, WAYS[action])
-        gone = [pod for pod in pods if facts.active(pod) or facts.dying(pod)]
-        job = await self.write(job, _counted(status, []) | ({"terminating": len(gone)} if gone else {}))
+        remainder = [pod for pod in pods if facts.active(pod) or facts.dying(pod)]
+        job = await self.write(
+            job, _counted(status, []) | ({"terminating": len(remainder)} if remainder else {})
+        )
         if last:
             # The job fails at once: nothing waits for its pods.
             final = dict(job["status"])
@@ -179,10 +181,10 @@ class Volcano(Controller):
         if not await self._admit(job):
             return 1.0
         job = await self._plug_in(job, status)
-        known = {pod["metadata"]["name"] for pod in pods}
+        names = {pod["metadata"]["name"] for pod in pods}
         refused: dict[str, ApiError] = {}
         for body in pods_of(job, status, self.reference(job), _group_name(job)):
-            if body["metadata"]["name"] not in known:
+            if body["metadata"]["name"] not in names:
                 body["spec"]["schedulerName"] = self.scheduler or body["spec"]["schedulerName"]
                 try:
                     pods.append(await self.make(job, "pods", body))
@@ -251,16 +253,16 @@ class Volcano(Controller):
     async def _shortage(self, job: Object) -> str:
         """Return the resource of which the whole job requests more than all nodes have."""
         nodes = await self.client.list(collection("v1", "nodes"))
-        for what in ("cpu", "memory"):
-            has = sum(quantity(node["status"]["allocatable"].get(what, "0")) for node in nodes)
-            asked = sum(
-                quantity((container.get("resources", {}).get("requests") or {}).get(what, "0"))
+        for resource in ("cpu", "memory"):
+            has = sum(quantity(node["status"]["allocatable"].get(resource, "0")) for node in nodes)
+            demand = sum(
+                quantity((container.get("resources", {}).get("requests") or {}).get(resource, "0"))
                 * task["replicas"]
                 for task in job["spec"]["tasks"]
                 for container in task["template"]["spec"]["containers"]
             )
-            if asked > has:
-                return what
+            if demand > has:
+                return resource
         return ""
 
 

@@ -24,8 +24,8 @@ def decide(job: Object, pods: list[Object], lost: Iterable[str]) -> tuple[str, s
         if action := _action(job, task, "PodEvicted", None):
             return action, task
     for entry in job["spec"]["tasks"]:
-        mine = [pod for pod in pods if pod["metadata"]["labels"][LABEL] == entry["name"]]
-        done = sum(facts.phase(pod) == "Succeeded" for pod in mine)
+        task_pods = [pod for pod in pods if pod["metadata"]["labels"][LABEL] == entry["name"]]
+        done = sum(facts.phase(pod) == "Succeeded" for pod in task_pods)
         if done == entry["replicas"] and (action := _action(job, entry["name"], "TaskCompleted", None)):
             return action, entry["name"]
     return "", ""
@@ -65,7 +65,7 @@ def _conclusion(spec: Object, pods: list[Object], succeeded: int) -> str:
     tasks = spec["tasks"]
     if spec["minAvailable"] >= sum(task["minAvailable"] for task in tasks):
         for task in tasks:
-            mine = [pod for pod in pods if pod["metadata"]["labels"][LABEL] == task["name"]]
-            if sum(facts.phase(pod) == "Succeeded" for pod in mine) < task["minAvailable"]:
+            task_pods = [pod for pod in pods if pod["metadata"]["labels"][LABEL] == task["name"]]
+            if sum(facts.phase(pod) == "Succeeded" for pod in task_pods) < task["minAvailable"]:
                 return "Failed"
     return "Completed" if succeeded >= spec["minAvailable"] else "Failed"

@@ -48,11 +48,11 @@ def validate(obj: Object, store: Store) -> None:
         )
         raise webhook(TRAINJOB, why)
     variables = (spec.get("trainer") or {}).get("env") or []
-    taken = [variable["name"] for variable in variables if variable["name"] in RESERVED]
-    if taken:
+    conflicts = [variable["name"] for variable in variables if variable["name"] in RESERVED]
+    if conflicts:
         shown = json.dumps(variables, separators=(",", ":"))
         why = f"spec.trainer.env: Invalid value: {shown}: must not have reserved envs, invalid envs configured: "
-        raise webhook(TRAINJOB, f"{why}[{' '.join(taken)}]")
+        raise webhook(TRAINJOB, f"{why}[{' '.join(conflicts)}]")
     for patch in spec.get("runtimePatches") or ():
         if not re.fullmatch(r"[a-z0-9.-]+\.[a-z0-9-]+/.+", patch["manager"]):
             why = (
