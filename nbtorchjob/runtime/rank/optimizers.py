@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
 from nbtorchjob.runtime.api.points import MARK
 
@@ -118,11 +118,12 @@ class Setting:
         undo: List[Callable[[], None]] = []
         groups, before = self._optimizer.param_groups, self.current()
         if self.key == "lr" and before:
-            # First: a scheduler may hold the rate's own tensor.
+            # A scheduler may hold the rate's own tensor, which is set below.
+            own = {id(group["lr"]) for group in groups if hasattr(group["lr"], "fill_")}
             for group in groups:
-                _scale(group, _SCALED, self._value / before, undo)
+                _scale(group, _SCALED, self._value / before, own, undo)
             for scheduler in self._schedulers():
-                _scale(vars(scheduler), _BASES, self._value / before, undo)
+                _scale(vars(scheduler), _BASES, self._value / before, own, undo)
         for group in groups:
             value = group[self.key]
             if hasattr(value, "fill_"):  # a tensor, which a captured graph reads
@@ -222,13 +223,22 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _scale(place: Dict[str, Any], keys: Iterable[str], factor: float, undo: List[Callable[[], None]]) -> None:
-    """Multiply rates, and lists of rates, by ``factor``; tensors are replaced, not changed in place."""
+def _scale(
+    place: Dict[str, Any],
+    keys: Iterable[str],
+    factor: float,
+    kept: Set[int],
+    undo: List[Callable[[], None]],
+) -> None:
+    """Multiply rates, and lists of rates, by ``factor``, but not those whose ids are ``kept``.
+
+    Tensors are replaced, not changed in place.
+    """
     for key in keys:
         value: Any = place.get(key)
         rates = value if isinstance(value, list) else [value]
         if all(isinstance(rate, (int, float)) or hasattr(rate, "fill_") for rate in rates):
-            scaled = [rate * factor for rate in rates]
+            scaled = [rate if id(rate) in kept else rate * factor for rate in rates]
             _replace(place, key, scaled if isinstance(value, list) else scaled[0], undo)
 
 
