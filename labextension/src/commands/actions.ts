@@ -103,11 +103,11 @@ function changes(client: Client): Record<Change, JobAction['run']> {
   return Object.fromEntries(runs) as Record<Change, JobAction['run']>;
 }
 
-function again(job: Job, made: Job, { commands, retried, trans }: JobActionsOptions): void {
-  retried(made);
-  Notification.info(trans.__('%1 runs again as %2.', job.name, made.name), {
+function again(job: Job, rerun: Job, { commands, retried, trans }: JobActionsOptions): void {
+  retried(rerun);
+  Notification.info(trans.__('%1 runs again as %2.', job.name, rerun.name), {
     autoClose: 8000,
-    actions: jobButtons(commands, ['logs', 'attach'], made)
+    actions: jobButtons(commands, ['logs', 'attach'], rerun)
   });
 }
 

@@ -85,7 +85,7 @@ export function addToPalette(
 }
 
 /** Does some work; shows the user an error's message. */
-export async function told(trans: TranslationBundle, work: () => unknown): Promise<void> {
+export async function reportErrors(trans: TranslationBundle, work: () => unknown): Promise<void> {
   try {
     await work();
   } catch (error) {
@@ -126,18 +126,18 @@ function addJobCommand(
     }),
     isEnabled: args => {
       const id = idIn(args);
-      const known = id === null ? undefined : model.jobs.get(id);
+      const job = id === null ? undefined : model.jobs.get(id);
       // A job that isn't listed yet may well exist: only the server knows.
-      return id === null ? fitting().length > 0 : known === undefined || action.applies(known);
+      return id === null ? fitting().length > 0 : job === undefined || action.applies(job);
     },
     execute: args =>
-      (args.restored ? quietly : told)(trans, async () => {
+      (args.restored ? quietly : reportErrors)(trans, async () => {
         const id = idIn(args);
         // Ids come from notebooks' outputs too: only a job that the server knows is acted on.
         const job =
           id === null
             ? await choose(action, fitting(), trans)
-            : await known({ id, created: numberIn(args.created) });
+            : await recordOf({ id, created: numberIn(args.created) });
         if (job === null) {
           return;
         }
@@ -156,7 +156,7 @@ function addJobCommand(
       })
   });
 
-  async function known(job: Meant): Promise<Job> {
+  async function recordOf(job: Meant): Promise<Job> {
     const listed = model.jobs.get(job.id);
     // Only the server can say what became of a job whose name another one has.
     return listed && [undefined, listed.created].includes(job.created) ? listed : client.job(job);

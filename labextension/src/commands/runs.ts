@@ -11,7 +11,7 @@ import type { Job } from '../model/record';
 import { type Runs, runsWith } from '../model/runs';
 
 import { agreed, eachOf } from './actions';
-import { strings, told } from './register';
+import { reportErrors, strings } from './register';
 
 interface RunsAction {
   readonly label: string;
@@ -47,7 +47,7 @@ export function addRunsCommands(
         return runs !== null && applies(runs);
       },
       execute: args =>
-        told(trans, async () => {
+        reportErrors(trans, async () => {
           const runs = runsIn(args);
           if (runs) {
             await run(runs);

@@ -15,10 +15,10 @@ export async function setValues(
   client: Asked,
   trans: TranslationBundle
 ): Promise<void> {
-  const known = await client.values(job);
+  const values = await client.values(job);
   const { button, value } = await showDialog({
     title: trans.__('Set Values of %1', job.name),
-    body: new ValuesForm(known, trans),
+    body: new ValuesForm(values, trans),
     buttons: [Dialog.cancelButton(), Dialog.okButton({ label: trans.__('Set') })],
     focusNodeSelector: 'input'
   });
@@ -30,11 +30,15 @@ export async function setValues(
 
 /** A field for each known value, and one for others. */
 export class ValuesForm extends Widget implements Dialog.IBodyWidget<readonly Value[]> {
-  constructor(known: readonly Value[], trans: TranslationBundle) {
+  constructor(values: readonly Value[], trans: TranslationBundle) {
     super();
     this.addClass('jp-nbtorchjob-size');
     this.addClass('jp-nbtorchjob-values');
-    this.fields = known.map(({ name, value }) => ({ name, value, input: this.field(name, value) }));
+    this.fields = values.map(({ name, value }) => ({
+      name,
+      value,
+      input: this.field(name, value)
+    }));
     this.others = this.field(trans.__('Other values'), '', 'optimizer.lr=1e-4');
     const more = document.createElement('p');
     more.textContent = trans.__('All ranks switch to these values at the same step, or none does.');

@@ -75,11 +75,11 @@ export function chunk(data: ArrayBuffer): Chunk {
   if (rank === undefined || round === undefined || offset === undefined) {
     throw new Error(`a log message must begin with RANK.ROUND.OFFSET, this one with '${head}'`);
   }
-  return { rank, round, offset, bytes: bytes.subarray(end + 1), times: written(times, offset) };
+  return { rank, round, offset, bytes: bytes.subarray(end + 1), times: parseTimes(times, offset) };
 }
 
 /** Parses `BYTES:TIME,…`: each TIME counts from the one before, and the first from the epoch. */
-function written(text: string, from: number): Written[] {
+function parseTimes(text: string, from: number): Written[] {
   let [offset, at] = [from, 0];
   return (text ? text.split(',') : []).map(part => {
     const [bytes = 0, later = 0] = part.split(':').map(Number);
@@ -90,14 +90,14 @@ function written(text: string, from: number): Written[] {
 
 /** How much of each rank's rounds has arrived, so that nothing is taken twice. */
 export class Offsets {
-  private readonly known = new Map<string, number>();
+  private readonly ends = new Map<string, number>();
 
   /** Returns the bytes of the chunk that are new. */
   take({ rank, round, offset, bytes }: Chunk): Uint8Array {
     const key = `${rank}.${round}`;
-    const known = this.known.get(key) ?? 0;
-    this.known.set(key, Math.max(known, offset + bytes.length));
-    return bytes.subarray(Math.max(0, known - offset));
+    const end = this.ends.get(key) ?? 0;
+    this.ends.set(key, Math.max(end, offset + bytes.length));
+    return bytes.subarray(Math.max(0, end - offset));
   }
 
   /**
@@ -105,7 +105,7 @@ export class Offsets {
    * only the longest are named, and the bytes of the others that arrive again are ignored.
    */
   toString(): string {
-    const longest = Array.from(this.known).sort(([, a], [, b]) => b - a);
+    const longest = Array.from(this.ends).sort(([, a], [, b]) => b - a);
     return longest
       .slice(0, MOST_NAMED)
       .map(([key, offset]) => `${key}.${offset}`)
@@ -167,7 +167,7 @@ export class LogStream implements IDisposable {
     socket.onmessage = event => {
       if (current()) {
         listen();
-        this.heard(event.data as string | ArrayBuffer);
+        this.receive(event.data as string | ArrayBuffer);
       }
     };
     socket.onclose = () => current() && void this.cut(opened);
@@ -183,7 +183,7 @@ export class LogStream implements IDisposable {
     socket?.close();
   }
 
-  private heard(data: string | ArrayBuffer): void {
+  private receive(data: string | ArrayBuffer): void {
     if (typeof data !== 'string') {
       const read = chunk(data);
       const bytes = this.offsets.take(read);

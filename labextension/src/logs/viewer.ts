@@ -34,8 +34,8 @@ export interface LogViewerOptions {
   readonly model?: Pick<JobsModel, 'jobs' | 'notes' | 'changed' | 'elapsed' | 'refresh'>;
   /** Whether the view opens at the line where the job failed, if it has. */
   readonly openAtFailure?: boolean;
-  /** Copies text to the clipboard, and shows `said` to the user. */
-  readonly copy?: (text: string, said: string) => void;
+  /** Copies text to the clipboard, and shows `message` to the user. */
+  readonly copy?: (text: string, message: string) => void;
   /** A link that opens this log at a line, counted from 1. */
   readonly link?: (rank: number, line: number) => string;
   /** Cancels the job, or runs it again. */
@@ -85,13 +85,13 @@ export class LogViewer extends Widget {
   /** Whether all that was written before the stream was opened has arrived. */
   private whole = false;
   private failed: Failed | null = null;
-  private known = false;
+  private isKnown = false;
   private listed = false;
   /** Whether the view goes to the failure as its rank's log comes in. */
   private seeking: boolean;
   private sought = 0;
   /** The line that the view goes to once it has arrived. */
-  private wanted: Wanted | null = null;
+  private target: Wanted | null = null;
   private frame = 0;
   /** When a loading log was last drawn, and whether filters and searches have examined all rows. */
   private drawn = -Infinity;
@@ -162,7 +162,7 @@ export class LogViewer extends Widget {
   /** Goes to a line of a rank's log, counted from 1, now or once it arrives; tells the user if there is none. */
   goTo(rank: number, line: number): void {
     this.moved();
-    this.wanted = { rank, line: () => Math.max(0, line - 1), named: true };
+    this.target = { rank, line: () => Math.max(0, line - 1), named: true };
     this.schedule();
   }
 
@@ -206,8 +206,8 @@ export class LogViewer extends Widget {
   }
 
   private get ranks(): number[] {
-    const asked = Array.from({ length: this.world }, (_, rank) => rank);
-    return [...asked, ...this.store.ranks.filter(rank => rank >= this.world)];
+    const ranks = Array.from({ length: this.world }, (_, rank) => rank);
+    return [...ranks, ...this.store.ranks.filter(rank => rank >= this.world)];
   }
 
   private knows(job: Job, failed: Failed | null): void {
@@ -223,8 +223,8 @@ export class LogViewer extends Widget {
     this.world = job.nodes.asked[1] * job.nproc_per_node;
     // The first record of a failed job may come before the one that says where it failed.
     const early = this.seeking && !failed && !job.terminal;
-    if (!this.known && !early) {
-      this.known = true;
+    if (!this.isKnown && !early) {
+      this.isKnown = true;
       this.first(failed);
     }
     this.schedule();
@@ -233,7 +233,7 @@ export class LogViewer extends Widget {
   /** Chooses what is read and shown at first, now that the job's size is known. */
   private first(failed: Failed | null): void {
     const some = new Set(this.ranks.slice(0, FIRST));
-    const named = [failed?.rank, this.wanted?.rank];
+    const named = [failed?.rank, this.target?.rank];
     this.ranks.filter(rank => named.includes(rank)).forEach(rank => some.add(rank));
     this.seeking &&= failed !== null;
     if (this.seeking && failed) {
@@ -266,8 +266,8 @@ export class LogViewer extends Widget {
   private remembered(): void {
     const { model, job } = this.options;
     const record = model && jobIn(model.jobs, job);
-    const told = this.connection === 'open' || this.connection === 'ended';
-    if (record && (record.terminal || !told)) {
+    const upToDate = this.connection === 'open' || this.connection === 'ended';
+    if (record && (record.terminal || !upToDate)) {
       this.headline.tell(record, this.failed !== null, model.elapsed(record));
     }
     if (this.listed && !record && !model?.notes.length) {
@@ -297,9 +297,9 @@ export class LogViewer extends Widget {
   /** Reads the chosen ranks that aren't read yet. */
   private readMore(): void {
     const { read } = this;
-    const wanted = [...(this.view.chosen ?? this.ranks)];
-    if (read && wanted.some(rank => !read.has(rank))) {
-      this.reads(new Set([...read, ...wanted]));
+    const ranks = [...(this.view.chosen ?? this.ranks)];
+    if (read && ranks.some(rank => !read.has(rank))) {
+      this.reads(new Set([...read, ...ranks]));
     }
   }
 
@@ -336,14 +336,14 @@ export class LogViewer extends Widget {
   private toFailure(): void {
     if (this.failed) {
       const { rank, round } = this.failed;
-      this.wanted = { rank, line: log => log.failure(round), named: false };
+      this.target = { rank, line: log => log.failure(round), named: false };
       this.schedule();
     }
   }
 
   private moved(): void {
     this.seeking = false;
-    this.wanted = null;
+    this.target = null;
     this.headline.misses('');
   }
 
@@ -355,7 +355,7 @@ export class LogViewer extends Widget {
       this.toFailure();
     }
     this.seeking &&= this.connection !== 'ended';
-    const rank = this.known ? this.wanted?.rank : undefined;
+    const rank = this.isKnown ? this.target?.rank : undefined;
     if (rank !== undefined && this.ranks.includes(rank) && !this.columns.has(rank)) {
       this.change({ chosen: this.only(rank) });
     }
@@ -363,17 +363,17 @@ export class LogViewer extends Widget {
 
   /** Goes to the wanted line once it has arrived, or to the nearest one once all lines have. */
   private arrive(): void {
-    const { wanted } = this;
-    if (!wanted || !this.known || !this.done) {
+    const { target } = this;
+    if (!target || !this.isKnown || !this.done) {
       return;
     }
-    const log = this.ranks.includes(wanted.rank) ? this.store.log(wanted.rank) : null;
-    const line = log ? wanted.line(log) : 0;
-    if (this.whole || (wanted.named && log && line < log.count)) {
-      this.wanted = null;
+    const log = this.ranks.includes(target.rank) ? this.store.log(target.rank) : null;
+    const line = log ? target.line(log) : 0;
+    if (this.whole || (target.named && log && line < log.count)) {
+      this.target = null;
       const last = (log?.count ?? 0) - 1;
       const row = log && last >= 0 ? this.columns.go({ log, line: Math.min(line, last) }) : null;
-      this.headline.misses(wanted.named ? this.missing(wanted.rank, line, log, row) : '');
+      this.headline.misses(target.named ? this.missing(target.rank, line, log, row) : '');
     }
   }
 
@@ -394,8 +394,8 @@ export class LogViewer extends Widget {
         log.count
       );
     }
-    const there = at?.log === log && at.line === line;
-    return there || this.view.fold
+    const isAtLine = at?.log === log && at.line === line;
+    return isAtLine || this.view.fold
       ? ''
       : trans.__('Line %2 of rank %1 is filtered out.', rank, line + 1);
   }
@@ -405,8 +405,13 @@ export class LogViewer extends Widget {
     if (columns.picked) {
       const lines = copied(columns.picked);
       const [count, { trans }] = [lines.length, options];
-      const said = trans._n('%2 line copied.', '%2 lines copied.', count, count.toLocaleString());
-      options.copy?.(`${lines.join('\n')}\n`, said);
+      const message = trans._n(
+        '%2 line copied.',
+        '%2 lines copied.',
+        count,
+        count.toLocaleString()
+      );
+      options.copy?.(`${lines.join('\n')}\n`, message);
     }
   }
 
@@ -415,8 +420,8 @@ export class LogViewer extends Widget {
     if (columns.picked && options.link && this.linked) {
       const { rows, from } = columns.picked;
       const { log, line } = rows.at(from);
-      const said = options.trans.__('Link to line %1 of rank %2 copied.', line + 1, log.rank);
-      options.copy?.(options.link(log.rank, line + 1), said);
+      const message = options.trans.__('Link to line %1 of rank %2 copied.', line + 1, log.rank);
+      options.copy?.(options.link(log.rank, line + 1), message);
     }
   }
 

@@ -41,8 +41,8 @@ export function meant({ id, created }: Meant): Meant {
 }
 
 /** Whether both refer to the same job; a missing `created` matches any. */
-export function isMeant(one: Meant, other: Meant): boolean {
-  return one.id === other.id && (one.created ?? other.created) === (other.created ?? one.created);
+export function isMeant(job: Meant, other: Meant): boolean {
+  return job.id === other.id && (job.created ?? other.created) === (other.created ?? job.created);
 }
 
 /** Where a file of a job lies. */
@@ -54,12 +54,12 @@ export class Client {
 
   /** Whether this page has cancelled a job. */
   hasCancelled(job: Job): boolean {
-    return [...this.cancelled].some(each => isMeant(each, job));
+    return [...this.cancelled].some(other => isMeant(other, job));
   }
 
-  /** The jobs that are new or changed since the answer with the mark `known`; all jobs if it is ''. */
-  jobs(known: string, signal?: AbortSignal): Promise<Jobs> {
-    return this.json('GET', { path: 'jobs', query: known ? { known } : {} }, signal);
+  /** The jobs that are new or changed since the answer with this `mark`; all jobs if it is ''. */
+  jobs(mark: string, signal?: AbortSignal): Promise<Jobs> {
+    return this.json('GET', { path: 'jobs', query: mark ? { known: mark } : {} }, signal);
   }
 
   job(job: Meant): Promise<Job> {
@@ -238,8 +238,8 @@ function at({ id, created }: Meant, rest = '', query: Route['query'] = {}): Rout
 /** The error in a response: JSON with a reason from our routes, perhaps a page from a proxy in between. */
 async function complaint(response: Response): Promise<RequestError> {
   const { status, statusText } = response;
-  const told: unknown = await response.json().catch(() => null);
-  const { message, reason } = (told ?? {}) as { message?: unknown; reason?: unknown };
-  const said = typeof message === 'string' && message ? message : `${status} ${statusText}`;
-  return new RequestError(status, said, Boolean(reason));
+  const body: unknown = await response.json().catch(() => null);
+  const { message, reason } = (body ?? {}) as { message?: unknown; reason?: unknown };
+  const text = typeof message === 'string' && message ? message : `${status} ${statusText}`;
+  return new RequestError(status, text, Boolean(reason));
 }

@@ -104,16 +104,16 @@ export function grouped(
 ): Group[] {
   const words = wordsOf(text);
   const together = (job: Job) => isWithRuns(job, words);
-  const found = jobs.filter(
+  const hits = jobs.filter(
     job =>
       (notebook === null || job.notebook === notebook) && (matches(job, words) || together(job))
   );
-  const listed = folded(found, together);
+  const listed = folded(hits, together);
   if (sort !== 'state') {
     return listed.length > 0 ? [{ name: null, listed }] : [];
   }
   const groups = new Map<GroupName, Listed[]>(GROUPS.map(name => [name, []]));
-  listed.forEach(each => groups.get(groupOf(each))?.push(each));
+  listed.forEach(entry => groups.get(groupOf(entry))?.push(entry));
   return [...groups]
     .filter(([, members]) => members.length > 0)
     .map(([name, members]) => ({ name, listed: members }));

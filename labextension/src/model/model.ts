@@ -140,8 +140,8 @@ export class JobsModel implements IDisposable {
       this.take(await this.client.jobs(this.mark, control.signal));
       this._failure = this.silent = null;
     } catch (error) {
-      const known = error instanceof RequestError;
-      this._failure = known ? error : new RequestError(0, String(error));
+      const isRequestError = error instanceof RequestError;
+      this._failure = isRequestError ? error : new RequestError(0, String(error));
       this.silent ??= this.now();
     } finally {
       clearTimeout(alarm);

@@ -36,17 +36,17 @@ export function groupIdOf({ group, where }: Job): string {
 
 /** Folds the jobs of a group that are `together` into one entry, at the first one's place in the order. */
 export function folded(jobs: readonly Job[], together: (job: Job) => boolean): Listed[] {
-  const found = new Map<string, Job | [Job, ...Job[]]>();
+  const entries = new Map<string, Job | [Job, ...Job[]]>();
   for (const job of jobs) {
     const id = together(job) ? groupIdOf(job) : '';
-    const others = found.get(id);
+    const others = entries.get(id);
     if (Array.isArray(others)) {
       others.push(job);
     } else {
-      found.set(id || job.id, id ? [job] : job);
+      entries.set(id || job.id, id ? [job] : job);
     }
   }
-  return [...found.values()].map(each => (Array.isArray(each) ? runsOf(each) : each));
+  return [...entries.values()].map(entry => (Array.isArray(entry) ? runsOf(entry) : entry));
 }
 
 /** All runs of a job's group, among these jobs. */
@@ -69,8 +69,8 @@ function runsOf(members: Some): Runs {
 /** The same as `phase` in `nbtorchjob/ui/record.py`. */
 function phaseOf(jobs: readonly Job[]): Phase {
   // Runs are stopped early on request, so they count as succeeded.
-  const found = new Set(jobs.map(job => (wasStopped(job) ? 'SUCCEEDED' : job.phase)));
-  const first = (...phases: Phase[]) => phases.find(phase => found.has(phase));
+  const runPhases = new Set(jobs.map(job => (wasStopped(job) ? 'SUCCEEDED' : job.phase)));
+  const first = (...phases: Phase[]) => phases.find(phase => runPhases.has(phase));
   const live = first('RUNNING', 'PENDING', 'SUBMITTED');
   if (live) {
     return first('SUCCEEDED', 'FAILED', 'CANCELLED') ? 'RUNNING' : live;

@@ -21,7 +21,7 @@ export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful
   const running = going.filter(job => job.phase === 'RUNNING' && !needsAttention(job)).length;
   const waiting = going.length - running - attention;
   // Only the first count names what is counted.
-  const told: (readonly [number, string, string])[] = [
+  const phrases: (readonly [number, string, string])[] = [
     [running, trans._n('%1 torch job running', '%1 torch jobs running', running), ''],
     [
       attention,
@@ -34,7 +34,7 @@ export function countsOf(jobs: Iterable<Job>, trans: TranslationBundle, doubtful
       trans.__('%1 waiting', waiting)
     ]
   ];
-  const counts = told
+  const counts = phrases
     .filter(([many]) => many > 0)
     .map(([, first, later], index) => (index === 0 ? first : later))
     .join(', ');

@@ -111,11 +111,11 @@ function two(value: number): string {
 /** Nodes and ranks: "2 nodes × 4 ranks", "1 of 2 nodes × 1 rank" while some are missing. */
 export function shape(job: Job, trans: TranslationBundle): string {
   const [fewest, most] = job.nodes.asked;
-  const asked = fewest === most ? String(most) : `${fewest}–${most}`;
+  const range = fewest === most ? String(most) : `${fewest}–${most}`;
   const missing = job.phase === 'RUNNING' && job.nodes.now !== most;
   const among = fewest === most ? String(most) : trans.__('up to %1', most);
   const nodes = missing
     ? trans._n('%2 of %3 node', '%2 of %3 nodes', most, job.nodes.now, among)
-    : trans._n('%2 node', '%2 nodes', most, asked);
+    : trans._n('%2 node', '%2 nodes', most, range);
   return `${nodes} × ${trans._n('%1 rank', '%1 ranks', job.nproc_per_node)}`;
 }

@@ -3,7 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 
-import { strings, told } from '../commands/register';
+import { reportErrors, strings } from '../commands/register';
 import { runCellIcon } from '../icons';
 import { CommandIDs } from '../ids';
 import type { Settings } from '../settings';
@@ -38,13 +38,15 @@ export function addCellCommands({
     }),
     isEnabled: () => notebooks.hasCodeCell,
     execute: ({ options }) =>
-      told(trans, async () => {
+      reportErrors(trans, async () => {
         if (typeof options === 'string') {
           return notebooks.runActiveCell({ options: oneLine(options), replace: true });
         }
         const notebook = notebooks.activeWithoutLine();
-        const asked = notebook === null ? '' : await size.options(notebook);
-        return asked === null ? null : notebooks.runActiveCell({ options: asked, replace: false });
+        const sizeOptions = notebook === null ? '' : await size.options(notebook);
+        return sizeOptions === null
+          ? null
+          : notebooks.runActiveCell({ options: sizeOptions, replace: false });
       })
   });
   commands.addCommand(CommandIDs.openPanel, {
@@ -52,7 +54,7 @@ export function addCellCommands({
     caption: trans.__('Open the options panel in a new cell'),
     describedBy: strings({}),
     isEnabled: () => notebooks.isPython,
-    execute: () => told(trans, () => notebooks.insert('%torchjob config', { run: true }))
+    execute: () => reportErrors(trans, () => notebooks.insert('%torchjob config', { run: true }))
   });
   commands.addCommand(CommandIDs.insertLine, {
     label: trans.__('Insert %1 Line', MAGIC),
@@ -66,7 +68,7 @@ export function addCellCommands({
     ),
     isEnabled: () => notebooks.isPython,
     execute: ({ line, path }) =>
-      told(trans, () => {
+      reportErrors(trans, () => {
         // The line may come from a notebook's output: accept nothing but a line of options.
         if (typeof line !== 'string' || !isJobLine(line)) {
           throw new Error(trans.__('Not a %1 line: %2', MAGIC, JSON.stringify(line)));

@@ -59,22 +59,22 @@ export class Notebooks {
     const panel = this.at(path);
     const { activeCell, widgets } = panel.content;
     const isPanel = Boolean(activeCell?.node.querySelector('.nbtorchjob-panel'));
-    const before = this.made.get(activeCell?.model.id ?? '');
-    const made = widgets.find(cell => cell.model.id === before?.id) ?? null;
-    const source = codeOf(made);
+    const before = this.lineCells.get(activeCell?.model.id ?? '');
+    const lineCell = widgets.find(cell => cell.model.id === before?.id) ?? null;
+    const source = codeOf(lineCell);
     const place = placeOfLine({
       active: codeOf(activeCell),
       isPanel,
       made: before && source !== null ? { source, line: before.line } : null
     });
-    let cell = { active: activeCell, made, new: null }[place];
+    let cell = { active: activeCell, made: lineCell, new: null }[place];
     if (cell) {
       put(cell, withLine(cell.model.sharedModel.source, line));
     } else {
       cell = this.insertBelow(panel, `${line}\n`);
     }
     if (isPanel && activeCell) {
-      this.made.set(activeCell.model.id, { id: cell.model.id, line });
+      this.lineCells.set(activeCell.model.id, { id: cell.model.id, line });
     }
     await this.load(panel);
   }
@@ -131,11 +131,11 @@ export class Notebooks {
 
   private holding(id: string): NotebookPanel | undefined {
     const has = (panel: NotebookPanel) => panel.content.widgets.some(cell => cell.model.id === id);
-    const found = this.options.tracker.find(has);
-    if (found) {
-      this.options.documents?.openOrReveal(found.context.path);
+    const panel = this.options.tracker.find(has);
+    if (panel) {
+      this.options.documents?.openOrReveal(panel.context.path);
     }
-    return found;
+    return panel;
   }
 
   /** Opens a notebook; null if it opens on a page of its own, as in Notebook. */
@@ -161,9 +161,9 @@ export class Notebooks {
     if (cell.model.type !== 'code') {
       NotebookActions.changeCellType(notebook, 'code', this.options.translator);
     }
-    const made = notebook.activeCell ?? cell;
-    put(made, source);
-    return made;
+    const codeCell = notebook.activeCell ?? cell;
+    put(codeCell, source);
+    return codeCell;
   }
 
   private refuseOtherMagic(source: string): void {
@@ -224,7 +224,7 @@ export class Notebooks {
 
   private readonly trans: TranslationBundle;
   /** By the id of a panel's cell: the cell that its line was put into, and the line. */
-  private readonly made = new Map<string, { readonly id: string; readonly line: string }>();
+  private readonly lineCells = new Map<string, { readonly id: string; readonly line: string }>();
 }
 
 /** A code cell's source; null for any other cell. */

@@ -21,6 +21,6 @@ export function withSize(options: string, { nodes, ranks }: Size): string {
     (left, flag) => left.replace(new RegExp(flag, 'g'), ''),
     options
   );
-  const said = [nodes && `--nnodes ${nodes}`, ranks && `--nproc-per-node ${ranks}`, rest.trim()];
-  return said.filter(Boolean).join(' ');
+  const parts = [nodes && `--nnodes ${nodes}`, ranks && `--nproc-per-node ${ranks}`, rest.trim()];
+  return parts.filter(Boolean).join(' ');
 }

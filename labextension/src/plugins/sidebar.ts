@@ -10,7 +10,7 @@ import { INotebookTracker } from '@jupyterlab/notebook';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { deleteAll } from '../commands/actions';
-import { addToPalette, strings, told } from '../commands/register';
+import { addToPalette, reportErrors, strings } from '../commands/register';
 import { jobIcon } from '../icons';
 import { CommandIDs, PluginIDs } from '../ids';
 import { JobsSidebar } from '../sidebar';
@@ -47,7 +47,7 @@ function activate(
         created: job.created,
         ids: [job.id, path, `${node}`]
       }),
-    deleteAll: jobs => told(trans, () => deleteAll(jobs, client, trans))
+    deleteAll: jobs => reportErrors(trans, () => deleteAll(jobs, client, trans))
   });
   tracker?.currentChanged.connect(() => widget.update());
   retried.connect((_, job) => widget.point(job.id));

@@ -33,9 +33,9 @@ export function linked(search: string): Linked | null {
 
 /** The line of a log named by a job's id and `RANK.LINE`; null: these are invalid. */
 export function place(id: unknown, line: unknown): Linked | null {
-  const found = /^(\d{1,9})\.(\d{1,9})$/.exec(typeof line === 'string' ? line : '');
-  return typeof id === 'string' && id && found
-    ? { id, rank: Number(found[1]), line: Number(found[2]) }
+  const match = /^(\d{1,9})\.(\d{1,9})$/.exec(typeof line === 'string' ? line : '');
+  return typeof id === 'string' && id && match
+    ? { id, rank: Number(match[1]), line: Number(match[2]) }
     : null;
 }
 

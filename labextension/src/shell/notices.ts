@@ -46,11 +46,11 @@ export function announceEnds(options: NoticesOptions): void {
  */
 export function announceStalls(options: NoticesOptions): void {
   const { commands, inView, model, settings, trans } = options;
-  const told = new Map<string, { job: Job; grave: number; notice: string }>(); // by id
+  const announcements = new Map<string, { job: Job; grave: number; notice: string }>(); // by id
   model.stalled.connect((_, job) => {
-    const before = told.get(job.id);
-    const known = before?.job.created === job.created ? before.grave : 0;
-    if (stillnessOf(job) <= known || inView(job) || settings.notifications === 'none') {
+    const before = announcements.get(job.id);
+    const lastStillness = before?.job.created === job.created ? before.grave : 0;
+    if (stillnessOf(job) <= lastStillness || inView(job) || settings.notifications === 'none') {
       return;
     }
     if (before) {
@@ -60,17 +60,17 @@ export function announceStalls(options: NoticesOptions): void {
       actions: jobButtons(commands, ['logs', 'cancel'], job),
       autoClose: false
     });
-    told.set(job.id, { job, grave: stillnessOf(job), notice });
+    announcements.set(job.id, { job, grave: stillnessOf(job), notice });
   });
   model.changed.connect(() => {
-    for (const [id, each] of told) {
-      const now = jobIn(model.jobs, each.job);
+    for (const [id, announcement] of announcements) {
+      const now = jobIn(model.jobs, announcement.job);
       if (!now || stillnessOf(now) === 0) {
-        Notification.dismiss(each.notice);
-        each.grave = 1;
+        Notification.dismiss(announcement.notice);
+        announcement.grave = 1;
       }
       if (!now || now.terminal) {
-        told.delete(id);
+        announcements.delete(id);
       }
     }
   });

@@ -3,7 +3,7 @@
 import type { IRouter, JupyterFrontEnd } from '@jupyterlab/application';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { strings, told } from '../commands/register';
+import { reportErrors, strings } from '../commands/register';
 import { CommandIDs } from '../ids';
 import type { Client } from '../model/client';
 import type { JobsModel } from '../model/model';
@@ -31,15 +31,15 @@ export function addOpenLine(options: OpenLineOptions): void {
       ['id', 'line']
     ),
     execute: args =>
-      told(trans, async () => {
+      reportErrors(trans, async () => {
         const at = linked(typeof args.search === 'string' ? args.search : '');
-        const wanted = at ?? place(args.id, args.line);
-        if (wanted) {
+        const target = at ?? place(args.id, args.line);
+        if (target) {
           await app.restored;
           if (at) {
             leave(router);
           }
-          openLogs(model.jobs.get(wanted.id) ?? (await client.job({ id: wanted.id })), wanted);
+          openLogs(model.jobs.get(target.id) ?? (await client.job({ id: target.id })), target);
         }
       })
   });

@@ -58,7 +58,7 @@ export class JobsPage extends AskedPage {
   }
 
   shows(job: Meant): boolean {
-    return this.options.jobs.some(each => isMeant(each, job));
+    return this.options.jobs.some(other => isMeant(other, job));
   }
 
   override dispose(): void {
@@ -105,9 +105,10 @@ export class JobsPage extends AskedPage {
       this.page = await ask();
       this.note = '';
     } catch (error) {
-      const gone = error instanceof RequestError && error.ours && error.status === 404 && this.page;
+      const isDeleted =
+        error instanceof RequestError && error.ours && error.status === 404 && this.page;
       const why = error instanceof Error ? error.message : String(error);
-      this.note = gone
+      this.note = isDeleted
         ? trans.__('Deleted in the meantime; showing what was last known: %1', why)
         : trans.__('Can’t load this page: %1', why);
     }

@@ -147,9 +147,9 @@ function tabId(tracker: Tracker, ids: readonly string[]): string {
   return `${tracker.namespace}-${ids.map(encodeURIComponent).join('&')}`;
 }
 
-function copy(text: string, said: string): void {
+function copy(text: string, message: string): void {
   Clipboard.copyToSystem(text);
-  Notification.info(said, { autoClose: 3000 });
+  Notification.info(message, { autoClose: 3000 });
 }
 
 type Tracker = WidgetTracker<MainAreaWidget>;

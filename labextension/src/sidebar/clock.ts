@@ -3,7 +3,7 @@ export class Clock {
   /** Calls `listener` about once a second; returns a function that ends this. */
   readonly subscribe = (listener: () => void): (() => void) => {
     this.listeners.add(listener);
-    this.timer ??= setInterval(() => this.listeners.forEach(each => each()), 1000);
+    this.timer ??= setInterval(() => this.listeners.forEach(notify => notify()), 1000);
     return () => {
       this.listeners.delete(listener);
       if (this.listeners.size === 0) {

@@ -75,27 +75,27 @@ function useFiles(job: Job) {
   const [files, setFiles] = useState<Files | null>(null);
   const [note, setNote] = useState(trans.__('Loading…'));
   const { backend, created, id, terminal } = job;
-  const there = useRef(true);
+  const isMounted = useRef(true);
   const refresh = useCallback(() => {
-    const tell = (found: Files | null, why: string) => {
-      if (there.current) {
-        setFiles(now => found ?? now);
+    const tell = (listing: Files | null, why: string) => {
+      if (isMounted.current) {
+        setFiles(now => listing ?? now);
         setNote(why);
       }
     };
     ask({ id, created })
-      .then(found => tell(found, found.files.length === 0 ? trans.__('No files yet.') : ''))
+      .then(listing => tell(listing, listing.files.length === 0 ? trans.__('No files yet.') : ''))
       .catch((error: unknown) =>
         tell(null, error instanceof Error ? error.message : String(error))
       );
   }, [ask, created, id, trans]);
   useEffect(() => {
-    there.current = true;
+    isMounted.current = true;
     refresh();
     const again = () => document.hidden || refresh(); // on a cluster it is a request to each pod
     const alarm = terminal ? undefined : setInterval(again, EACH_MS[backend]);
     return () => {
-      there.current = false;
+      isMounted.current = false;
       clearInterval(alarm);
     };
   }, [backend, refresh, terminal]);
@@ -180,7 +180,7 @@ function Row({ id, row, active, onClick }: RowProps) {
   const { branch, level, open, position, size } = row;
   const { file, name } = branch;
   const node = file && isOneOfSeveral(branch) ? trans.__('node %1', file.node) : '';
-  const written = file && ago(Date.now() / 1000 - file.modified, trans);
+  const age = file && ago(Date.now() / 1000 - file.modified, trans);
   return (
     <div
       id={id}
@@ -193,9 +193,7 @@ function Row({ id, row, active, onClick }: RowProps) {
       aria-selected={active}
       data-active={active || undefined}
       style={{ paddingLeft: 4 + 14 * (level - 1) }}
-      title={
-        file ? `${file.path}\n${trans.__('node %1', file.node)} · ${written ?? ''}` : branch.key
-      }
+      title={file ? `${file.path}\n${trans.__('node %1', file.node)} · ${age ?? ''}` : branch.key}
       onClick={onClick}
     >
       <span className="jp-nbtorchjob-jobs-caret" aria-hidden>

@@ -74,7 +74,7 @@ export class JobsSidebar extends ReactWidget {
               failure={model.failure}
               loaded={model.loaded}
               notebook={notebook?.() ?? null}
-              wanted={this.wanted}
+              destination={this.destination}
               browsed={this.browsed}
               onBrowsed={() => {
                 this.browse('');
@@ -89,7 +89,7 @@ export class JobsSidebar extends ReactWidget {
 
   /** Selects a job and brings it into view, as soon as it is listed. */
   point(id: string): void {
-    this.wanted = { id, met: false };
+    this.destination = { id, met: false };
     this.update();
   }
 
@@ -101,7 +101,7 @@ export class JobsSidebar extends ReactWidget {
 
   private readonly page: Page;
   private browsed = '';
-  private wanted: Wanted | null = null;
+  private destination: Wanted | null = null;
 }
 
 function pageOf({ client, commands, deleteAll, model, openFile, trans }: SidebarOptions): Page {
@@ -162,7 +162,7 @@ function can(commands: CommandRegistry, verb: Verb, listed: Listed): boolean {
 
 function openMenu(commands: CommandRegistry, listed: Listed, x: number, y: number): void {
   const menu = new MenuSvg({ commands });
-  for (const verb of VERBS.filter(each => can(commands, each, listed))) {
+  for (const verb of VERBS.filter(verb => can(commands, verb, listed))) {
     menu.addItem({ command: commandOf(verb, listed) ?? '', args: argsOf(listed) });
   }
   // The command runs after the menu has closed: the menu must not be disposed before that.

@@ -72,13 +72,13 @@ export function Toolbar({ onlyNotebook, notebookOpen, onOnlyNotebook, ended }: T
 interface SearchProps {
   readonly text: string;
   /** How many jobs the search finds. */
-  readonly found: number;
+  readonly count: number;
   readonly onText: (text: string) => void;
 }
 
-export function SearchField({ text, found, onText }: SearchProps) {
+export function SearchField({ text, count, onText }: SearchProps) {
   const { trans } = usePage();
-  const result = text ? trans._n('%1 job found', '%1 jobs found', found) : '';
+  const result = text ? trans._n('%1 job found', '%1 jobs found', count) : '';
   return (
     <div className="jp-nbtorchjob-jobs-searched">
       <input
@@ -120,9 +120,9 @@ export function SortField({ sort, onSort }: SortProps) {
       aria-label={trans.__('Order of the jobs')}
       onChange={({ target }) => onSort(SORTS[target.selectedIndex] ?? 'state')}
     >
-      {SORTS.map(each => (
-        <option key={each} value={each}>
-          {words[each]}
+      {SORTS.map(order => (
+        <option key={order} value={order}>
+          {words[order]}
         </option>
       ))}
     </select>

@@ -27,14 +27,14 @@ export interface JobsViewProps {
   readonly loaded: boolean;
   /** The active notebook's path; null: none. */
   readonly notebook: string | null;
-  readonly wanted?: Wanted | null;
+  readonly destination?: Wanted | null;
   /** The id of the job whose files are shown; '': none. */
   readonly browsed?: string;
   readonly onBrowsed?: () => void;
 }
 
 export function JobsView(props: JobsViewProps) {
-  const { jobs, notes, failure, loaded, notebook, wanted = null } = props;
+  const { jobs, notes, failure, loaded, notebook, destination = null } = props;
   const browsed = props.browsed ? jobs.get(props.browsed) : undefined;
   const [text, setText] = useState('');
   const [onlyNotebook, setOnlyNotebook] = useState(false);
@@ -50,9 +50,9 @@ export function JobsView(props: JobsViewProps) {
   );
   const [unfolded, setUnfolded] = useState<ReadonlySet<string>>(NONE);
   const layout = useMemo(() => flatten(groups, closed, unfolded), [groups, closed, unfolded]);
-  const found = useMemo(() => groups.flatMap(group => group.listed.flatMap(jobsOf)), [groups]);
-  const ended = useMemo(() => found.filter(job => job.terminal), [found]);
-  const goal = wanted && !wanted.met ? jobs.get(wanted.id) : undefined;
+  const listedJobs = useMemo(() => groups.flatMap(group => group.listed.flatMap(jobsOf)), [groups]);
+  const ended = useMemo(() => listedJobs.filter(job => job.terminal), [listedJobs]);
+  const goal = destination && !destination.met ? jobs.get(destination.id) : undefined;
   const hidden = goal ? groupIdOf(goal) : '';
   useEffect(() => {
     if (hidden) {
@@ -78,19 +78,19 @@ export function JobsView(props: JobsViewProps) {
       />
       {jobs.size > 0 && (
         <div className="jp-nbtorchjob-jobs-search">
-          <SearchField text={text} found={found.length} onText={setText} />
+          <SearchField text={text} count={listedJobs.length} onText={setText} />
           <SortField sort={sort} onSort={setSort} />
         </div>
       )}
       {failure && <Problem failure={failure} />}
       <Notes notes={notes} />
       {selected.length > 0 && <Selection selected={selected} onClear={() => setPicked(NONE)} />}
-      {found.length > 0 ? (
+      {listedJobs.length > 0 ? (
         // Another search or order starts at the top.
         <JobList
           key={`${only} ${sort} ${text}`}
           layout={layout}
-          wanted={wanted}
+          destination={destination}
           onToggle={row =>
             row.kind === 'group' ? toggle(row.key) : setUnfolded(now => toggled(now, row.key))
           }

@@ -218,7 +218,7 @@ describe('runs of a group', () => {
   });
 
   it('unfold for one that is wanted', () => {
-    show(runs, { wanted: { id: 'local:sweep-r2', met: false } });
+    show(runs, { destination: { id: 'local:sweep-r2', met: false } });
 
     expect(activeRow()).toContain('sweep-r2');
   });
@@ -531,15 +531,15 @@ describe('the files of a job', () => {
 });
 
 it('leads once to a job that is wanted, as soon as it is there', () => {
-  const wanted = { id: 'local:job-40', met: false };
-  show(many(30), { wanted });
+  const destination = { id: 'local:job-40', met: false };
+  show(many(30), { destination });
   expect(activeRow()).toContain('Running');
-  show(many(50), { wanted });
+  show(many(50), { destination });
   happen('[role=treegrid]', 'scroll');
   expect(activeRow()).toContain('job-40');
   expect(list().scrollTop).toBeGreaterThan(0);
   press('Home');
   happen('[role=treegrid]', 'scroll');
-  show(many(51), { wanted });
+  show(many(51), { destination });
   expect(activeRow()).toContain('Running');
 });

@@ -5,13 +5,13 @@
 //
 // What the reader unfolded, scrolled, searched or focused is restored after each drawing. Buttons, which
 // talk to the server, not the kernel, replace the sentence that says what to do without buttons.
-(host, given) => {
+(host, attributes) => {
   if (host.torchjob) return;
   host.torchjob = true;
   const FIRST_MS = 1500, STALE_MS = 5000; // the kernel of a waiting cell draws every second
   const ENDED_LOOKS = 12;
   const page = JSON.parse(document.getElementById("jupyter-config-data")?.textContent ?? "null");
-  const {id, created} = given.job;
+  const {id, created} = attributes.job;
   const url = `${page?.baseUrl}nbtorchjob/api/jobs/${encodeURIComponent(id)}`;
   // Once this job is deleted, another may have its name: that isn't meant.
   const at = path => `${url}${path}${created === undefined ? "" : `?created=${created}`}`;
@@ -24,25 +24,25 @@
     const headers = {"X-XSRFToken": xsrf, ...(page.token && {Authorization: `token ${page.token}`})};
     const answer = await fetch(to, {method, headers, cache: "no-store"});
     if (answer.ok) return answer;
-    const said = await answer.json().catch(() => ({}));
-    const message = said.message || `the server answers ${answer.status}`;
-    const ours = Boolean(said.reason); // other servers' errors have none
-    throw Object.assign(new Error(message), {ours, gone: ours && answer.status === 404});
+    const body = await answer.json().catch(() => ({}));
+    const message = body.message || `the server answers ${answer.status}`;
+    const isOurs = Boolean(body.reason); // other servers' errors have none
+    throw Object.assign(new Error(message), {isOurs, isDeleted: isOurs && answer.status === 404});
   };
 
   // The bar outlives the drawings as well.
   const make = (tag, properties) => Object.assign(document.createElement(tag), properties);
   const link = (textContent, href) => make("a", {textContent, href, target: "_blank", rel: "noopener"});
-  const said = make("span", {role: "status"});
+  const status = make("span", {role: "status"});
   const stale = make("span", {}); // why the server draws nothing
   const button = (textContent, act) => {
-    const made = make("button", {type: "button", textContent});
-    made.onclick = async () => {
-      made.disabled = true;
-      said.textContent = await act().catch(error => `${textContent}: ${error.message}`);
-      made.disabled = false;
+    const element = make("button", {type: "button", textContent});
+    element.onclick = async () => {
+      element.disabled = true;
+      status.textContent = await act().catch(error => `${textContent}: ${error.message}`);
+      element.disabled = false;
     };
-    return made;
+    return element;
   };
   const waitedFor = () =>
     performance.now() - drawn < STALE_MS && host.querySelector(".nbtorchjob-waited-for") !== null;
@@ -51,22 +51,22 @@
     const pressed = make("button", {className: "nbtorchjob-do"});
     pressed.style.display = "none";
     pressed.dataset.commandlinkerCommand = `nbtorchjob:${verb}`;
-    pressed.dataset.commandlinkerArgs = JSON.stringify(given.job);
+    pressed.dataset.commandlinkerArgs = JSON.stringify(attributes.job);
     bar.append(pressed);
-    const there = getComputedStyle(pressed).display !== "none";
-    if (there) pressed.click();
+    const isShown = getComputedStyle(pressed).display !== "none";
+    if (isShown) pressed.click();
     pressed.remove();
-    return there;
+    return isShown;
   };
-  const offered = given.buttons.map(({verb, label, asks, done}) => button(label, async () => {
-    if (asks && (commanded(verb) || !confirm(`${label} ${given.name}?`))) return "";
+  const offered = attributes.buttons.map(({verb, label, asks, done}) => button(label, async () => {
+    if (asks && (commanded(verb) || !confirm(`${label} ${attributes.name}?`))) return "";
     await send("POST", at(`/${verb}`));
     return done;
   }));
   // An interrupt hits whatever the kernel runs, which is the waiting cell only while drawings arrive.
   const detach = button("Detach", async () => {
     if (!waitedFor()) return "no cell is waiting for it any more";
-    await send("POST", `${page.baseUrl}api/kernels/${given.kernel}/interrupt`);
+    await send("POST", `${page.baseUrl}api/kernels/${attributes.kernel}/interrupt`);
     return "the cell stops waiting; the job keeps running";
   });
   const copy = button("Copy manifest", async () => {
@@ -78,7 +78,7 @@
   search.setAttribute("aria-label", "search in logs");
   const bar = make("span", {className: "nbt-more"});
   bar.style.cssText = "display:flex;flex-wrap:wrap;gap:4px";
-  bar.append(...offered, detach, link("Describe", at("/describe")), copy, search, stale, said);
+  bar.append(...offered, detach, link("Describe", at("/describe")), copy, search, stale, status);
   copy.hidden = id.startsWith("local:"); // it has none
 
   const name = log => log.firstElementChild.textContent.split(" · ")[0];
@@ -89,23 +89,23 @@
     const {html, open} = whole.get(pre);
     pre.innerHTML = html;
     const texts = pre.textContent.split("\n");
-    const found = html.split("\n").filter((_, n) => texts[n].toLowerCase().includes(words));
-    pre.innerHTML = found.join("\n");
-    log.open = words ? found.length > 0 : logs[name(log)].open ?? open;
+    const lines = html.split("\n").filter((_, n) => texts[n].toLowerCase().includes(words));
+    pre.innerHTML = lines.join("\n");
+    log.open = words ? lines.length > 0 : logs[name(log)].open ?? open;
   };
   const restore = log => {
     const [summary, box] = log.children;
-    const mine = logs[name(log)] ??= {};
+    const state = logs[name(log)] ??= {};
     const rank = /^rank (\d+)$/.exec(name(log))?.[1];
-    log.open = mine.open ?? log.open;
+    log.open = state.open ?? log.open;
     // The last drawing of a job that succeeded folds everything: what is being read stays open.
-    if (mine.open) log.parentElement.closest("details")?.setAttribute("open", "");
+    if (state.open) log.parentElement.closest("details")?.setAttribute("open", "");
     if (rank) filter(log, box.querySelector("pre"));
     if (rank && served && log.children.length === 2) box.after(link("full log", at(`/logs/${rank}`)));
-    box.scrollTop = mine.top ?? 0;
-    box.onscroll = () => { mine.top = box.scrollTop; };
+    box.scrollTop = state.top ?? 0;
+    box.onscroll = () => { state.top = box.scrollTop; };
     // A drawing between press and release would lose the click.
-    summary.onpointerdown = summary.onclick = () => { mine.open = !log.open; };
+    summary.onpointerdown = summary.onclick = () => { state.open = !log.open; };
   };
 
   // Where the focus is: a part of the bar, or a button or place in a log, which each drawing replaces.
@@ -139,14 +139,14 @@
   host.addEventListener("pointerdown", down => {
     const pressed = down.target.closest("a, button"), before = drawings;
     if (pressed) document.addEventListener("pointerup", up => {
-      const there = document.elementFromPoint(up.clientX, up.clientY)?.closest("a, button");
-      if (drawings > before && there && spot(there) === spot(pressed)) there.click();
+      const target = document.elementFromPoint(up.clientX, up.clientY)?.closest("a, button");
+      if (drawings > before && target && spot(target) === spot(pressed)) target.click();
     }, {once: true});
   });
 
   const draw = () => {
     search.hidden = !host.querySelector(".nbt-log");
-    detach.hidden = !given.kernel || !waitedFor();
+    detach.hidden = !attributes.kernel || !waitedFor();
     const line = host.querySelector(".nbtorchjob-drawn");
     if (line && served) {
       line.querySelector("span")?.remove();
@@ -174,17 +174,17 @@
     if (!host.isConnected || document.hidden || waitedFor()) return;
     // Without a bar the job's end is drawn: by the kernel, with the value, which the server doesn't read.
     if (!host.contains(bar)) return void await send("GET", at(""));
-    const before = drawings, made = document.createElement("div");
-    made.innerHTML = await (await send("GET", at("/card"))).text();
+    const before = drawings, drawing = document.createElement("div");
+    drawing.innerHTML = await (await send("GET", at("/card"))).text();
     if (drawings > before || waitedFor()) return;
     stale.textContent = "";
-    host.querySelector(".nbtorchjob").replaceWith(made.firstElementChild);
+    host.querySelector(".nbtorchjob").replaceWith(drawing.firstElementChild);
     observer.takeRecords(); // only the kernel's drawings count
     drawings += 1;
     draw();
   };
   // A deleted job's card keeps what it showed last, but no longer claims that it holds.
-  const gone = () => {
+  const markDeleted = () => {
     const phase = host.querySelector(".nbt-state");
     const line = host.querySelector(".nbtorchjob-drawn") ??
       phase.parentElement.insertAdjacentElement("afterend", make("div", {}, ""));
@@ -197,7 +197,7 @@
     bar.remove();
   };
   const begin = async () => {
-    await send("GET", at("")).catch(error => { if (!error.ours) throw error; }); // other servers have no such route
+    await send("GET", at("")).catch(error => { if (!error.isOurs) throw error; }); // other servers have no such route
     served = true;
     draw();
     // An ended job has no bar. A job deleted while it runs ends first, and is gone seconds later.
@@ -207,7 +207,7 @@
       wait = STALE_MS;
       await look().catch(error => {
         stale.textContent = error.message;
-        if (error.gone) { gone(); left = 0; }
+        if (error.isDeleted) { markDeleted(); left = 0; }
       });
     }
   };

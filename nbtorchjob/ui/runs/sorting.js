@@ -7,10 +7,10 @@ host => {
   const below = ({nextElementSibling: next}) => (next?.classList.contains("nbtorchjob-why") ? [next] : []);
   const runs = [...body.rows].filter(row => row.cells.length === heads.length).map(row => [row, ...below(row)]);
   const sort = ({at, sign}) => {
-    const told = ([row]) => row.cells[at].textContent.trim();
+    const cellText = ([row]) => row.cells[at].textContent.trim();
     const order = (a, b) => sign * (a - b || a.localeCompare(b));
-    const empty = run => told(run) === ""; // nothing was reported: last in either direction
-    const sorted = [...runs].sort((a, b) => empty(a) - empty(b) || order(told(a), told(b)));
+    const empty = run => cellText(run) === ""; // nothing was reported: last in either direction
+    const sorted = [...runs].sort((a, b) => empty(a) - empty(b) || order(cellText(a), cellText(b)));
     body.append(...sorted.flat());
     heads.forEach((head, n) => head.ariaSort = n === at ? (sign > 0 ? "ascending" : "descending") : "none");
   };

@@ -19,7 +19,7 @@ export class Finder {
   private readonly regex: Toggle;
   private readonly matchCase: Toggle;
   private current: Pane | null = null;
-  private wanted: RegExp | null = null;
+  private pattern: RegExp | null = null;
 
   constructor(private readonly options: FinderOptions) {
     const { trans } = options;
@@ -55,7 +55,7 @@ export class Finder {
   /** Makes new panes search too. */
   renew(): void {
     this.current = null;
-    this.options.columns.panes.forEach(pane => pane.search(this.wanted));
+    this.options.columns.panes.forEach(pane => pane.search(this.pattern));
   }
 
   /** Goes to the next line found, or with -1 to the previous one; wraps around at the ends. */
@@ -76,17 +76,17 @@ export class Finder {
   /** Shows how many lines were found so far. */
   update(): void {
     const { trans, columns } = this.options;
-    if (!this.wanted) {
+    if (!this.pattern) {
       return;
     }
-    const found = (panes: readonly Pane[]) =>
+    const hitsIn = (panes: readonly Pane[]) =>
       panes.reduce((sum, pane) => sum + (pane.hits?.length ?? 0), 0);
-    const count = found(columns.panes);
+    const count = hitsIn(columns.panes);
     const total = count.toLocaleString();
     const done = columns.panes.every(pane => pane.hits?.done ?? true);
     const place = this.current?.hits?.from(this.current.place) ?? 0;
     const before = columns.panes.findIndex(pane => pane === this.current);
-    const at = found(columns.panes.slice(0, Math.max(0, before))) + place + 1;
+    const at = hitsIn(columns.panes.slice(0, Math.max(0, before))) + place + 1;
     const lines = trans._n('%2 line', '%2 lines', count, total);
     const place_ = at.toLocaleString();
     const of = trans._n('%2 of %3 line', '%2 of %3 lines', count, place_, total);
@@ -107,8 +107,8 @@ export class Finder {
     }
   }
 
-  private apply(wanted: RegExp | null): void {
-    this.wanted = wanted;
+  private apply(regexp: RegExp | null): void {
+    this.pattern = regexp;
     this.say('');
     this.renew();
   }

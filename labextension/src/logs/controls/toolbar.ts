@@ -148,7 +148,7 @@ export class Toolbar {
 
 /** A button that leaves the text that it copies selected. */
 function copier(label: string, caption: string, pressed: () => void): HTMLButtonElement {
-  const made = button(label, caption, pressed);
-  made.addEventListener('mousedown', event => event.preventDefault());
-  return made;
+  const element = button(label, caption, pressed);
+  element.addEventListener('mousedown', event => event.preventDefault());
+  return element;
 }

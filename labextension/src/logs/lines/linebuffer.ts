@@ -13,7 +13,7 @@ export class LineBuffer {
   /** Where each line begins in its block. */
   private readonly starts = new Packed(4);
   private shedBlocks = 0;
-  private held = 0;
+  private charCount = 0;
 
   /** How many lines there are. */
   get length(): number {
@@ -22,7 +22,7 @@ export class LineBuffer {
 
   /** How many characters are held in memory. */
   get size(): number {
-    return this.held;
+    return this.charCount;
   }
 
   /** Adds whole lines, each with its newline. */
@@ -33,7 +33,7 @@ export class LineBuffer {
       this.starts.push(before.length + from);
     }
     this.blocks[block] = before + lines;
-    this.held += lines.length;
+    this.charCount += lines.length;
   }
 
   /** A line without its newline; null if it was shed. */
@@ -52,7 +52,7 @@ export class LineBuffer {
   /** Drops the text of the oldest block, but never of the newest: a browser tab has about 4 GB. */
   shed(): void {
     if (this.shedBlocks < this.blocks.length - 1) {
-      this.held -= this.blocks[this.shedBlocks]?.length ?? 0;
+      this.charCount -= this.blocks[this.shedBlocks]?.length ?? 0;
       this.blocks[this.shedBlocks++] = '';
     }
   }

@@ -77,7 +77,7 @@ export class RankLog {
     for (const { offset, at } of times) {
       const to = Math.min(bytes.length, offset - start);
       if (to > from) {
-        this.written(at);
+        this.recordTime(at);
         this.take(bytes.subarray(from, to));
         from = to;
       }
@@ -85,7 +85,7 @@ export class RankLog {
     this.take(bytes.subarray(from));
   }
 
-  private written(at: number): void {
+  private recordTime(at: number): void {
     const last = this.times.length - 1;
     // A clock that was set back must not reorder lines.
     if (at > this.times.at(last)) {
@@ -129,7 +129,7 @@ export class RankLog {
   }
 
   private range(round: number): [number, number] {
-    const at = this.rounds.findIndex(each => each.round === round);
+    const at = this.rounds.findIndex(start => start.round === round);
     return [this.rounds[at]?.line ?? 0, this.rounds[at + 1]?.line ?? this.count];
   }
 
@@ -138,7 +138,7 @@ export class RankLog {
     this.end();
     [this.decoder, this.carry, this.leveler] = [decoder(), new Carry(), new Leveler()];
     this.rounds.push({ round, line: this.count });
-    this.written(at);
+    this.recordTime(at);
     if (this.rounds.length > 1) {
       this.buffer.push(`${this.rounds.length}\n`);
       this.levels.push(Level.mark);
@@ -160,8 +160,8 @@ export class RankLog {
     if (this.carry.idle && !lines.includes('\u001b')) {
       return lines;
     }
-    const each = lines.slice(0, -1).split('\n');
-    return each.map(line => `${this.carry.next(line)}\n`).join('');
+    const texts = lines.slice(0, -1).split('\n');
+    return texts.map(line => `${this.carry.next(line)}\n`).join('');
   }
 }
 

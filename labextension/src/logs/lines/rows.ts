@@ -90,7 +90,7 @@ export class Merged implements Rows {
   private readonly logs: RankLog[] = [];
   private readonly places = new Map<RankLog, number>();
   /** How many lines of each log are rows. */
-  private readonly taken: number[] = [];
+  private readonly lineCounts: number[] = [];
   /** For each run: its first row, the index of its log in `logs`, its first line in that log. */
   private readonly firsts = new Packed(4);
   private readonly owners = new Packed(4);
@@ -143,21 +143,21 @@ export class Merged implements Rows {
 
   /** The log whose next line is the earliest, ignoring the log at `but`. */
   private earliest(but?: number): { place: number; time: number } | null {
-    let found: { place: number; time: number } | null = null;
+    let earliest: { place: number; time: number } | null = null;
     this.logs.forEach((log, place) => {
-      const next = this.taken[place] ?? 0;
+      const next = this.lineCounts[place] ?? 0;
       const time = log.time(next);
-      if (place !== but && next < log.count && !(found && found.time <= time)) {
-        found = { place, time };
+      if (place !== but && next < log.count && !(earliest && earliest.time <= time)) {
+        earliest = { place, time };
       }
     });
-    return found;
+    return earliest;
   }
 
   /** Takes lines of one log until another log has an earlier one. */
   private take(place: number): void {
     const log = this.logs[place] as RankLog;
-    const from = this.taken[place] ?? 0;
+    const from = this.lineCounts[place] ?? 0;
     const rival = this.earliest(place);
     const end = rival ? log.after(rival.time, from) : log.count;
     const last = this.firsts.length - 1;
@@ -167,7 +167,7 @@ export class Merged implements Rows {
       this.lines.push(from);
     }
     this.rows += end - from;
-    this.taken[place] = end;
+    this.lineCounts[place] = end;
   }
 
   /** The first row that was written after a time. */
@@ -189,11 +189,11 @@ export class Merged implements Rows {
     while (this.firsts.length) {
       const run = this.firsts.length - 1;
       const first = this.firsts.at(run);
-      this.taken[this.owners.at(run)] = this.lines.at(run) + Math.max(0, row - first);
+      this.lineCounts[this.owners.at(run)] = this.lines.at(run) + Math.max(0, row - first);
       if (first < row) {
         break;
       }
-      [this.firsts, this.owners, this.lines].forEach(each => each.cut(run));
+      [this.firsts, this.owners, this.lines].forEach(array => array.cut(run));
     }
     this.rows = row;
     this.turned.from(row);
@@ -212,7 +212,7 @@ export class Merged implements Rows {
     let place = this.places.get(log);
     if (place === undefined) {
       place = this.logs.push(log) - 1;
-      this.taken.push(0);
+      this.lineCounts.push(0);
       this.places.set(log, place);
     }
     return place;

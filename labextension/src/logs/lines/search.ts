@@ -25,29 +25,29 @@ export function pattern({ text, regex, matchCase }: Query): RegExp | null {
 export type Accept = (row: Row, index: number, rows: Rows) => boolean;
 
 /** Accepts rows whose text matches, but never marks. */
-export function matching(wanted: RegExp): Accept {
-  return row => levelOf(row) !== Level.mark && wanted.test(plain(textOf(row) ?? ''));
+export function matching(regexp: RegExp): Accept {
+  return row => levelOf(row) !== Level.mark && regexp.test(plain(textOf(row) ?? ''));
 }
 
 /** Where the text matches: at most `most` pairs of start and end. */
-export function ranges(wanted: RegExp, text: string, most = 1000): [number, number][] {
-  const found: [number, number][] = [];
-  for (const match of text.matchAll(new RegExp(wanted.source, `${wanted.flags}g`))) {
+export function ranges(regexp: RegExp, text: string, most = 1000): [number, number][] {
+  const pairs: [number, number][] = [];
+  for (const match of text.matchAll(new RegExp(regexp.source, `${regexp.flags}g`))) {
     if (match[0]) {
-      found.push([match.index, match.index + match[0].length]);
+      pairs.push([match.index, match.index + match[0].length]);
     }
-    if (found.length === most) {
+    if (pairs.length === most) {
       break;
     }
   }
-  return found;
+  return pairs;
 }
 
 const SLICE = 256;
 
 /** The accepted rows, found slice by slice; the scan continues when more rows have come. */
 export class Scan implements Rows {
-  protected readonly found = new Packed(4);
+  protected readonly indices = new Packed(4);
   readonly turned = new Turned();
   protected next = 0;
   private seen: number;
@@ -60,11 +60,11 @@ export class Scan implements Rows {
   }
 
   get settled(): number {
-    return this.found.length;
+    return this.indices.length;
   }
 
   get length(): number {
-    return this.found.length;
+    return this.indices.length;
   }
 
   /** Whether all settled rows were examined. */
@@ -74,7 +74,7 @@ export class Scan implements Rows {
 
   /** The index, in the scanned rows, of the found row at `index`. */
   source(index: number): number {
-    return this.found.at(index);
+    return this.indices.at(index);
   }
 
   at(index: number): Row {
@@ -87,7 +87,7 @@ export class Scan implements Rows {
 
   /** The index of the first found row that isn't before the scanned row at `index`. */
   from(index: number): number {
-    return this.found.floor(index - 1) + 1;
+    return this.indices.floor(index - 1) + 1;
   }
 
   /** Continues until all is done or time is up; returns whether all is done. */
@@ -97,7 +97,7 @@ export class Scan implements Rows {
       const end = Math.min(this.next + SLICE, this.rows.settled);
       for (; this.next < end; this.next++) {
         if (this.accept(this.rows.at(this.next), this.next, this.rows)) {
-          this.found.push(this.next);
+          this.indices.push(this.next);
         }
       }
     }
@@ -111,9 +111,9 @@ export class Scan implements Rows {
       const kept = turned.kept(this.seen);
       this.seen = turned.count;
       if (kept < this.next) {
-        this.found.cut(this.from(kept));
+        this.indices.cut(this.from(kept));
         this.next = kept;
-        this.turned.from(this.found.length);
+        this.turned.from(this.indices.length);
       }
     }
   }
@@ -127,17 +127,17 @@ export class Folded extends Scan {
 
   /** How many rows the one at `index` stands for. */
   count(index: number): number {
-    const end = index + 1 < this.found.length ? this.source(index + 1) : this.next;
+    const end = index + 1 < this.indices.length ? this.source(index + 1) : this.next;
     return end - this.source(index);
   }
 
   /** A row that is left out is found at the row that stands for it. */
   override find(row: Row): number {
-    return Math.max(0, this.found.floor(this.rows.find(row)));
+    return Math.max(0, this.indices.floor(this.rows.find(row)));
   }
 }
 
-function alike(one: Row, other: Row): boolean {
-  const text = textOf(one);
-  return text !== null && text === textOf(other) && levelOf(one) !== Level.mark;
+function alike(row: Row, other: Row): boolean {
+  const text = textOf(row);
+  return text !== null && text === textOf(other) && levelOf(row) !== Level.mark;
 }

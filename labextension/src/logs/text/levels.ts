@@ -36,13 +36,13 @@ const LETTERS: Readonly<Record<string, Level>> = {
 };
 
 /** The head of a line, without colours and without the prefix that names its rank. */
-function said(line: string): string {
+function headOf(line: string): string {
   return plain(line.length > HEAD ? line.slice(0, HEAD) : line).replace(RANK, '');
 }
 
 /** Whether a traceback begins with this line. */
 export function beginsTraceback(line: string): boolean {
-  return TRACEBACK.test(said(line));
+  return TRACEBACK.test(headOf(line));
 }
 
 /** Determines the levels of a log's lines, in order: all lines of a traceback are errors. */
@@ -50,7 +50,7 @@ export class Leveler {
   private inside = false;
 
   next(line: string): Level {
-    const text = said(line);
+    const text = headOf(line);
     if (TRACEBACK.test(text) || CHAINED.test(text)) {
       this.inside = TRACEBACK.test(text);
       return Level.error;
@@ -69,15 +69,15 @@ function stated(text: string): Level {
   if (letter) {
     return LETTERS[letter] ?? Level.info;
   }
-  const found = WORD.exec(text)?.groups;
-  if (!found) {
+  const groups = WORD.exec(text)?.groups;
+  if (!groups) {
     return Level.info;
   }
-  if (found.e ?? found.e2 ?? found.e3) {
+  if (groups.e ?? groups.e2 ?? groups.e3) {
     return Level.error;
   }
-  if (found.w ?? found.w2 ?? found.w3) {
+  if (groups.w ?? groups.w2 ?? groups.w3) {
     return Level.warning;
   }
-  return (found.d ?? found.d3) ? Level.debug : Level.info;
+  return (groups.d ?? groups.d3) ? Level.debug : Level.info;
 }

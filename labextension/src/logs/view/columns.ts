@@ -57,7 +57,7 @@ export class Columns {
 
   constructor(private readonly options: ColumnsOptions) {
     this.node.addEventListener('focusin', event => {
-      const pane = this.panes.find(each => each.node.contains(event.target as Node));
+      const pane = this.panes.find(pane => pane.node.contains(event.target as Node));
       this.last = pane ?? this.last;
     });
   }
@@ -74,7 +74,7 @@ export class Columns {
   /** The picked lines, of the active pane or else of another. */
   get picked(): Picked | null {
     const picked = [this.active, ...this.panes].map(pane => pane?.picked ?? null);
-    return picked.find(each => each !== null) ?? null;
+    return picked.find(range => range !== null) ?? null;
   }
 
   /** Focuses the lines of the active pane. */
@@ -201,9 +201,9 @@ function accepted({ merged, chosen, level, filter }: View): Accept | null {
   if (level > Level.debug) {
     tests.push(row => levelOf(row) >= level);
   }
-  const wanted = pattern({ text: filter, regex: false, matchCase: false });
-  if (wanted) {
-    tests.push(matching(wanted));
+  const regexp = pattern({ text: filter, regex: false, matchCase: false });
+  if (regexp) {
+    tests.push(matching(regexp));
   }
   return tests.length ? (row, index, rows) => tests.every(test => test(row, index, rows)) : null;
 }

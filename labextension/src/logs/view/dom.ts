@@ -19,12 +19,12 @@ export function make<Tag extends keyof HTMLElementTagNameMap>(
 
 /** A button; `caption` is its tooltip, and its accessible name if the label is a symbol. */
 export function button(label: string, caption: string, pressed: () => void): HTMLButtonElement {
-  const made = make('button', 'button', { type: 'button', textContent: label, title: caption });
+  const element = make('button', 'button', { type: 'button', textContent: label, title: caption });
   if (label && !/\p{Letter}{2}/u.test(label)) {
-    made.setAttribute('aria-label', caption);
+    element.setAttribute('aria-label', caption);
   }
-  made.addEventListener('click', pressed);
-  return made;
+  element.addEventListener('click', pressed);
+  return element;
 }
 
 /** A button that is on or off; `switched` receives the new state. */

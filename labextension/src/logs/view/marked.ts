@@ -34,8 +34,8 @@ export class Marked {
 
   /** Finds the marked lines again after the rows from `kept` on have changed. */
   turn(rows: Rows, kept: number): void {
-    const found = (mark: Mark | null) =>
+    const relocate = (mark: Mark | null) =>
       mark && mark.index >= kept ? { index: rows.find(mark.row), row: mark.row } : mark;
-    [this.begun, this.last] = [found(this.begun), found(this.last)];
+    [this.begun, this.last] = [relocate(this.begun), relocate(this.last)];
   }
 }

@@ -37,7 +37,7 @@ export class Pane {
   private filtered: Scan | null = null;
   private folded: Folded | null = null;
   private scan: Scan | null = null;
-  private wanted: RegExp | null = null;
+  private pattern: RegExp | null = null;
   private followed = true;
   private seen = 0;
   private settled = 0;
@@ -111,13 +111,13 @@ export class Pane {
     this.filtered = accept && new Scan(this.options.rows, accept);
     this.folded = fold ? new Folded(this.filtered ?? this.options.rows) : null;
     [this.turns, this.top] = [this.rows.turned?.count ?? 0, null];
-    this.search(this.wanted);
+    this.search(this.pattern);
   }
 
   /** Finds and highlights what matches. */
-  search(wanted: RegExp | null): void {
-    this.wanted = wanted;
-    this.scan = wanted && new Scan(this.rows, matching(wanted));
+  search(pattern: RegExp | null): void {
+    this.pattern = pattern;
+    this.scan = pattern && new Scan(this.rows, matching(pattern));
     this.marks.clear();
     this.stretch.forget(0);
     this.options.changed();
@@ -267,7 +267,7 @@ export class Pane {
   private row(index: number): HTMLElement {
     const { trans, gutter } = this.options;
     const folded = this.folded?.count(index) ?? 1;
-    return drawRow(this.rows.at(index), { trans, gutter, wanted: this.wanted, folded });
+    return drawRow(this.rows.at(index), { trans, gutter, pattern: this.pattern, folded });
   }
 
   /** Stops following when text is selected, so that it stays where it is. */
@@ -301,7 +301,7 @@ export class Pane {
       document.getSelection()?.removeAllRanges();
       this.scroller.focus({ preventScroll: true });
       const index = this.stretch.indexOf(target);
-      const alone = this.marks.range?.every(each => each === index);
+      const alone = this.marks.range?.every(bound => bound === index);
       if (alone && !shiftKey) {
         this.unmark();
       } else {

@@ -38,8 +38,8 @@ const BEHIND = /[.,;:!?)\]}]+$/;
 /** Draws pieces of a line, with web addresses as links. */
 export function linked(parts: readonly Piece[]): Node[] {
   const text = parts.map(part => part.text).join('');
-  const links = Array.from(text.matchAll(LINK), ({ 0: found, index }) => {
-    const url = found.replace(BEHIND, '');
+  const links = Array.from(text.matchAll(LINK), ({ 0: match, index }) => {
+    const url = match.replace(BEHIND, '');
     return { url, from: index, to: index + url.length };
   });
   const out: Node[] = [];

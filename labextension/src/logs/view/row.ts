@@ -20,7 +20,7 @@ export interface Look {
   /** The text before a line. */
   readonly gutter: (row: Row) => string;
   /** What is highlighted. */
-  readonly wanted: RegExp | null;
+  readonly pattern: RegExp | null;
   /** How many lines the row stands for. */
   readonly folded: number;
 }
@@ -46,19 +46,19 @@ export function drawRow(row: Row, look: Look): HTMLElement {
   return node;
 }
 
-function drawText(text: string | null, { trans, wanted }: Look): HTMLElement {
+function drawText(text: string | null, { trans, pattern }: Look): HTMLElement {
   const node = make('span', 'text');
   if (text === null) {
     node.append(make('em', 'gone', {}, trans.__('no longer in memory: download the log')));
     return node;
   }
-  fill(node, text, SHORT, wanted);
+  fill(node, text, SHORT, pattern);
   const more = text.length - SHORT;
   if (more > 0) {
     const show = trans.__('Show more of this line');
     node.append(
       button(trans.__('… %1 more', more.toLocaleString()), show, () => {
-        fill(node, text, LONG, wanted);
+        fill(node, text, LONG, pattern);
         if (text.length > LONG) {
           const left = (text.length - LONG).toLocaleString();
           node.append(trans.__('… %1 more: download the log', left));
@@ -69,10 +69,10 @@ function drawText(text: string | null, { trans, wanted }: Look): HTMLElement {
   return node;
 }
 
-function fill(node: HTMLElement, text: string, most: number, wanted: RegExp | null): void {
+function fill(node: HTMLElement, text: string, most: number, pattern: RegExp | null): void {
   const shown = spans(text.length > most ? text.slice(0, most) : text);
   const plain = shown.map(span => span.text).join('');
-  const hits = wanted ? ranges(wanted, plain) : [];
+  const hits = pattern ? ranges(pattern, plain) : [];
   node.replaceChildren(...linked(pieces(shown, hits)));
 }
 
@@ -125,14 +125,14 @@ export class Stretch {
   /** Marks a range of rows, or none. */
   point(range: readonly [number, number] | null): void {
     const [from, to] = range ?? [0, -1];
-    for (const [each, element] of this.shown) {
-      element.classList.toggle(`${CSS}-current`, each >= from && each <= to);
+    for (const [index, element] of this.shown) {
+      element.classList.toggle(`${CSS}-current`, index >= from && index <= to);
     }
   }
 
-  private drop(wanted: (index: number) => boolean): void {
+  private drop(test: (index: number) => boolean): void {
     for (const [index, element] of this.shown) {
-      if (wanted(index)) {
+      if (test(index)) {
         element.remove();
         this.shown.delete(index);
       }

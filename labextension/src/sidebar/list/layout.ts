@@ -63,16 +63,16 @@ export function flatten(
 ): Layout {
   const rows: Row[] = [];
   const add = (listed: readonly Listed[], parent: Placed['parent']) =>
-    listed.forEach((each, index) => {
-      const placed = { key: each.id, position: index + 1, size: listed.length, parent };
-      if (!isRuns(each)) {
-        rows.push({ kind: 'job', job: each, ...placed });
+    listed.forEach((entry, index) => {
+      const placed = { key: entry.id, position: index + 1, size: listed.length, parent };
+      if (!isRuns(entry)) {
+        rows.push({ kind: 'job', job: entry, ...placed });
         return;
       }
-      const row: RunsRow = { kind: 'runs', runs: each, open: unfolded.has(each.id), ...placed };
+      const row: RunsRow = { kind: 'runs', runs: entry, open: unfolded.has(entry.id), ...placed };
       rows.push(row);
       if (row.open) {
-        add(each.jobs, row);
+        add(entry.jobs, row);
       }
     });
   for (const { name, listed } of groups) {
@@ -149,8 +149,8 @@ function rowAt(tops: Float64Array, y: number): number {
 
 /** A row's index now, or its previous one if the row is gone; -1 if there are no rows. */
 export function indexOf(rows: readonly Row[], spot: Spot): number {
-  const found = rows.findIndex(row => row.key === spot.key);
-  return found >= 0 ? found : Math.min(spot.index, rows.length - 1);
+  const index = rows.findIndex(row => row.key === spot.key);
+  return index >= 0 ? index : Math.min(spot.index, rows.length - 1);
 }
 
 /** The row to which a keystroke moves from a row; null if it moves nowhere. */
@@ -179,7 +179,7 @@ export function moved(
     case 'ArrowLeft':
       // An open row closes first.
       return row && parentOf(row) && !isOpen(row)
-        ? rows.findIndex(each => each === parentOf(row))
+        ? rows.findIndex(other => other === parentOf(row))
         : null;
     case 'ArrowRight':
       return row && isOpen(row) ? Math.min(index + 1, last) : null;

@@ -27,7 +27,7 @@ import { type Wanted, useWanted } from './wanted';
 
 interface ListProps {
   readonly layout: Layout;
-  readonly wanted: Wanted | null;
+  readonly destination: Wanted | null;
   readonly onToggle: Toggle;
   readonly selected: Selected;
   readonly onSelect: Select;
@@ -37,7 +37,7 @@ type Toggle = (row: GroupRow | RunsRow) => void;
 
 type Select = (change: (selected: Selected) => Selected) => void;
 
-export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListProps) {
+export function JobList({ layout, destination, onToggle, selected, onSelect }: ListProps) {
   const { trans } = usePage();
   const actions = useRowActions(onToggle, onSelect);
   const { rows, tops } = layout;
@@ -53,13 +53,13 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
   const point = (index: number) => setSpot({ key: rows[index]?.key ?? '', index });
   const reveal = (index: number) =>
     view.current?.scrollTo({ top: shown(layout, index, view.current.scrollTop, height) });
-  useWanted(wanted, rows, index => {
+  useWanted(destination, rows, index => {
     point(index);
     reveal(index);
   });
   const pick = (index: number) => {
-    if (wanted) {
-      wanted.met = true; // a user who went elsewhere isn't taken back
+    if (destination) {
+      destination.met = true; // a user who went elsewhere isn't taken back
     }
     view.current?.focus({ preventScroll: true });
     point(index);
@@ -114,15 +114,15 @@ export function JobList({ layout, wanted, onToggle, selected, onSelect }: ListPr
       onContextMenu={onContextMenu}
     >
       <div role="presentation" style={{ height: tops[rows.length] }}>
-        {rows.slice(first, end).map((each, offset) => (
+        {rows.slice(first, end).map((row, offset) => (
           <RowBox
-            key={each.key}
-            id={prefix + each.key}
-            row={each}
+            key={row.key}
+            id={prefix + row.key}
+            row={row}
             index={first + offset}
             top={tops[first + offset] ?? 0}
             active={first + offset === active}
-            selected={selected.has(each.key)}
+            selected={selected.has(row.key)}
             actions={actions}
             onPick={pick}
             onSelect={selectTo}

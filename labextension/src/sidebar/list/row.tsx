@@ -38,12 +38,12 @@ interface RunsProps {
 /** A state in one word; only for screen readers if the heading above says the same. */
 function Word({ text, of, headed }: { text: string; of: GroupName; headed: boolean }) {
   const { trans } = usePage();
-  const told = headed && text === heading(of, trans);
+  const isRepeated = headed && text === heading(of, trans);
   return (
     <span
       className="jp-nbtorchjob-jobs-word"
       data-nbtorchjob-state={of}
-      data-told={told || undefined}
+      data-told={isRepeated || undefined}
     >
       {text}
     </span>
@@ -58,13 +58,13 @@ export function isHeaded({ parent }: JobRow | RunsRow): boolean {
 /** The runs of a group in two lines, like a job. */
 export const RunsCells = memo(function RunsCells({ runs, open, pointed, headed }: RunsProps) {
   const { icon, trans } = usePage();
-  const said = runsGist(runs, trans);
+  const summary = runsGist(runs, trans);
   return (
     <>
       <div
         role="gridcell"
         className="jp-nbtorchjob-jobs-job-cell"
-        title={pointed ? `${runs.name}\n${phase(runs.phase, trans)}\n${said}` : undefined}
+        title={pointed ? `${runs.name}\n${phase(runs.phase, trans)}\n${summary}` : undefined}
       >
         <div className="jp-nbtorchjob-jobs-line">
           <span className="jp-nbtorchjob-jobs-dot" data-nbtorchjob-state={groupOf(runs)} />
@@ -77,7 +77,7 @@ export const RunsCells = memo(function RunsCells({ runs, open, pointed, headed }
         </div>
         <div className="jp-nbtorchjob-jobs-line">
           <Word text={phase(runs.phase, trans)} of={groupOf(runs)} headed={headed} />
-          <span className="jp-nbtorchjob-jobs-gist">{said}</span>
+          <span className="jp-nbtorchjob-jobs-gist">{summary}</span>
         </div>
         <RunsBar runs={runs} />
       </div>

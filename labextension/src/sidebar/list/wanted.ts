@@ -12,14 +12,15 @@ export interface Wanted {
 
 /** Goes to the row of a wanted job, once, as soon as it is there. */
 export function useWanted(
-  wanted: Wanted | null,
+  destination: Wanted | null,
   rows: readonly Row[],
   go: (index: number) => void
 ): void {
   useEffect(() => {
-    const index = wanted && !wanted.met ? rows.findIndex(row => row.key === wanted.id) : -1;
-    if (wanted && index >= 0) {
-      wanted.met = true;
+    const index =
+      destination && !destination.met ? rows.findIndex(row => row.key === destination.id) : -1;
+    if (destination && index >= 0) {
+      destination.met = true;
       go(index);
     }
   });

@@ -97,7 +97,7 @@ export function origin(job: Job): string {
 export function gist(job: Job, trans: TranslationBundle): string {
   const going = job.terminal ? null : job.progress;
   const used = Object.entries(job.budgets).filter(([, budget]) => budget.used > 0);
-  const said = [
+  const facts = [
     job.failure,
     job.terminal ? null : job.pending[0],
     tagged(job),
@@ -110,7 +110,7 @@ export function gist(job: Job, trans: TranslationBundle): string {
     origin(job) === job.label && notebookName(job),
     job.where
   ];
-  return said.filter(Boolean).join(DOT);
+  return facts.filter(Boolean).join(DOT);
 }
 
 function tagged({ tags }: Job): string {
@@ -133,14 +133,14 @@ export function runsOrigin(runs: Runs): string {
 export function runsGist(runs: Runs, trans: TranslationBundle): string {
   const [first] = runs.jobs;
   const urgent = runs.newest.find(needsAttention);
-  const said = [
+  const facts = [
     urgent && `${urgent.name}: ${status(urgent, trans)}`,
     counted(runs, trans),
     runsOrigin(runs) === runsCall(runs) && notebookName(first),
     trans._n('%1 run', '%1 runs', runs.newest.length),
     first.where
   ];
-  return said.filter(Boolean).join(DOT);
+  return facts.filter(Boolean).join(DOT);
 }
 
 /** The use of one resource: "memory 7.2 of 8 GB"; with the number of its `node` unless null. */
@@ -166,7 +166,7 @@ export function details(job: Job, trans: TranslationBundle): string {
     job.progress && progress(job.progress, trans),
     ...job.uses.map(({ node, strips }) =>
       strips
-        .map((each, at) => strip(each, at || job.nodes.asked[1] === 1 ? null : node, trans))
+        .map((usage, at) => strip(usage, at || job.nodes.asked[1] === 1 ? null : node, trans))
         .join(DOT)
     ),
     shape(job, trans),
