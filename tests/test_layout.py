@@ -1,5 +1,6 @@
 """The package as a whole: its exports, the cost of importing it, and whether its documents agree."""
 
+import ast
 import json
 import re
 import subprocess
@@ -19,6 +20,11 @@ else:
 
 ROOT = Path(__file__).parents[1]
 PAPERS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/api/*.md")])
+# Words that say nothing about what a variable holds: they are participles, pronouns and adverbs.
+VAGUE = re.compile(
+    "_*(apart|far|found|gone|heard|here|known|made|taken|theirs|them|there|those|told|tried|wanted|whose|"
+    "written)_*"
+).fullmatch
 HEAVY = ("torch", "IPython", "ipywidgets", "kubernetes", "cloudpickle", "numpy")
 
 
@@ -85,6 +91,24 @@ def test_no_folder_has_more_than_twelve_modules_side_by_side():
     folders = [path.parent for path in (ROOT / "nbtorchjob").rglob("*.py") if path.name != "__init__.py"]
 
     assert [folder.name for folder in {*folders} if folders.count(folder) > 12] == []
+
+
+def test_names_say_what_they_hold():
+    vague = []
+    for file in sorted((ROOT / "nbtorchjob").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            name = None
+            if isinstance(node, ast.Name | ast.Attribute):
+                stored = isinstance(node.ctx, ast.Store)
+                name = (node.id if isinstance(node, ast.Name) else node.attr) if stored else None
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ExceptHandler | ast.MatchAs):
+                name = node.name
+            elif isinstance(node, ast.arg):
+                name = node.arg
+            if name is not None and VAGUE(name):
+                vague.append(f"{file.relative_to(ROOT)}: {name}")
+
+    assert vague == []
 
 
 def test_the_versions_agree():

@@ -80,7 +80,7 @@ def _stat(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
-_held: set[Lock] = set()
+_locks: set[Lock] = set()
 
 
 class Lock:
@@ -92,7 +92,7 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        _held.add(self)
+        _locks.add(self)
 
     def take(self, *, shared: bool = False, wait: bool = True) -> bool:
         """Lock it, alone or with others that share it; return whether that was possible without ``wait``."""
@@ -113,7 +113,7 @@ class Lock:
 
     def close(self) -> None:
         """Close the file in this process only: the process that it was forked from keeps its lock."""
-        _held.discard(self)
+        _locks.discard(self)
         file, self._file = self._file, -1
         os.close(file)
 
@@ -134,7 +134,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _give_up_locks() -> None:
-    for lock in tuple(_held):
+    for lock in tuple(_locks):
         lock.close()
 
 

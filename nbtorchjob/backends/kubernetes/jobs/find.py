@@ -119,7 +119,7 @@ async def find(name: str) -> JobRef:
 
     Raises ``JobNotFoundError``, or ``ClusterError`` if it is unknown because a scope couldn't be asked.
     """
-    place, (only, name) = _known.get(name), parsed(name)
+    place, (only, name) = _places.get(name), parsed(name)
     if not all(_LABEL.fullmatch(word) for word in (name, only.namespace if only else name)):
         raise JobNotFoundError(f"there is no job named {name!r} on the cluster")
     scopes = [only] if only else namespaces.named_in()
@@ -158,17 +158,17 @@ def parsed(address: str) -> tuple[Scope | None, str]:
 
 
 # Where jobs were last seen, by name and by address: to find them again, one request is enough.
-_known: dict[str, tuple[Scope, Kind]] = {}
+_places: dict[str, tuple[Scope, Kind]] = {}
 
 
 def know(name: str, scope: Scope, kind: Kind) -> None:
     """Remember where the job of that name is."""
-    _known[name] = _known[address(scope.context, scope.namespace, name)] = (scope, kind)
+    _places[name] = _places[address(scope.context, scope.namespace, name)] = (scope, kind)
 
 
 def forget() -> None:
     """Forget where all jobs are, as in a new process."""
-    _known.clear()
+    _places.clear()
 
 
 async def _at(name: str, scope: Scope, kind: Kind) -> JobRef:
