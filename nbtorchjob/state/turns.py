@@ -616,7 +616,7 @@ class View:
                 text = f"{text}; it needs {needs} of {words.count(len(fact.nodes), 'node')}"
             group, at_once = _limit(fact)
             if 0 < at_once <= sum(turn.group == group for turn in before):
-                text = f"{text}; --at-once lets {words.count(at_once, 'run')} of its sweep go on at a time"
+                text = f"{text}; --at-once allows {words.count(at_once, 'run')} of its sweep at a time"
         if text not in ("", self._wait_text):
             self._wait_text = text
             yield ev.Waiting(max([fact.time, *(turn.since for turn in before)]), text)

@@ -358,7 +358,7 @@ def _assigned(statement: ast.stmt, name: str) -> str | None:
         pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             pairs = [*zip(target.elts, value.elts, strict=False)]
-        # Which values a star takes, and those after it, isn't known from their places.
+        # From a star on, its place doesn't tell which value a name gets.
         for part, item in takewhile(lambda pair: not any(isinstance(e, ast.Starred) for e in pair), pairs):
             if isinstance(part, ast.Name) and part.id == name:
                 return ast.unparse(item)

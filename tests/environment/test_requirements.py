@@ -1,5 +1,6 @@
 """Requirements are read in pip's forms, and anything else is refused by name, in a line."""
 
+import importlib
 import json
 import sys
 from importlib.metadata import version
@@ -62,12 +63,16 @@ def test_a_login_name_of_git_is_no_secret():
 
 def test_a_file_has_a_requirement_a_line_and_comments(folder):
     file = folder / "requirements.txt"
-    file.write_text(
+    text = (
         "# all\npeft==0.18  # for LoRA\n\neinops>=0.8; \\\n  python_version > '3'\nx @ https://h/x\n"
         "# from C:\\wheels\\\nrich\ntoolz \\\n# curried\n"
     )
+    file.write_text(text)
+    pips_own = importlib.import_module("pip._internal.req.req_file").preprocess(text)
 
-    assert [*requirements.of_file(str(file))] == [
+    lines = [*requirements.of_file(str(file))]
+    assert lines == [line for _, line in pips_own]
+    assert lines == [
         "peft==0.18",
         "einops>=0.8;   python_version > '3'",
         "x @ https://h/x",

@@ -503,7 +503,7 @@ def test_runs_that_their_sweep_holds_back_wait_and_so_do_jobs_behind_them(at_onc
     for key in ("b", "c"):
         job = seen([*events, *base(9, 5.0)], key, info=info)
         assert bool(job.waits) == (at_once == 1)
-        held_back = "; --at-once lets 1 run of its sweep go on at a time"
+        held_back = "; --at-once allows 1 run of its sweep at a time"
         assert [wait.text.endswith(held_back) for wait in job.waits] == [key == "b"] * len(job.waits)
         assert job.verdict.text == text
 

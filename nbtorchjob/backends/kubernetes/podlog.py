@@ -46,7 +46,7 @@ _order = methodcaller("rstrip", b"Z")
 _lines = re.compile(rb"^([^ \n]{10}T[^ \n]*) ?(.*)$", re.MULTILINE).findall
 # What ranks wrote. Each byte is examined once, in C. "Not a space" alone matches faster than with "nor a
 # newline", so the length of a stamp is limited instead.
-_split_stamps = re.compile(rb"^(\d{4}-[^ ]{15,30}) %s(.*\n)" % frames.HEAD, re.MULTILINE).split
+_split_fields = re.compile(rb"^(\d{4}-[^ ]{15,30}) %s(.*\n)" % frames.HEAD, re.MULTILINE).split
 
 
 class Lines:
@@ -58,7 +58,7 @@ class Lines:
     """
 
     def __init__(self, raw: bytes) -> None:
-        fields = _split_stamps(raw)
+        fields = _split_fields(raw)
         columns = [fields[at::6] for at in range(6)]
         between, self.rank_stamps, self.logs, self.offsets, self.marks, self.texts = columns
         self.raw, self.stamps = raw, self.rank_stamps

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from nbtorchjob.commands.table import JSON, Verb
 from nbtorchjob.errors import LineError
 from nbtorchjob.frontends.cli.commands import CELLS_ONLY, COMMANDS
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.runtime.install import environment
 from nbtorchjob.spec import Option, options
 
 if TYPE_CHECKING:
@@ -38,13 +38,6 @@ _WRITES_HERE = {"sync"}  # an option of `files`, which otherwise only reads
 _NOT_FOR_AGENTS = _FOR_PEOPLE | _WRITES_HERE
 _TAIL = 200  # lines of a log, if no number is requested
 _REFUSED = (2, 3, 4)  # the command's exit codes for requests that it didn't carry out
-# The command, without the modules of the folder that the server runs in: some may be named as Python's own.
-_PROGRAM = """
-import sys
-sys.path[:] = filter(None, sys.path)
-from nbtorchjob.frontends.cli import main
-sys.exit(main())
-"""
 _INSTRUCTIONS = "Distributed torch jobs, on this machine and on Kubernetes. Times are in seconds."
 
 
@@ -220,7 +213,8 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
     except LineError as exc:
         return _REFUSED[0], "", str(exc)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _PROGRAM, *line),
+        *environment.command("nbtorchjob"),
+        *line,
         stdin=asyncio.subprocess.DEVNULL,  # the server's own stdin carries the protocol
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

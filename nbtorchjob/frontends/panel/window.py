@@ -204,12 +204,12 @@ class Window:
             return
         self._target = target
         cluster = Cluster(context=target[1] or None, namespace=target[2] or None)
-        spec = JobSpec(backend=target[0], cluster=cluster)
+        bare = JobSpec(backend=target[0], cluster=cluster)
 
         def choices() -> Mapping[str, Sequence[Choice]]:
             try:
-                chosen = backend(spec.backend)
-                return chosen.choices(spec) if isinstance(chosen, Images) else {}
+                chosen = backend(bare.backend)
+                return chosen.choices(bare) if isinstance(chosen, Images) else {}
             except (NBTorchJobError, ImportError):  # the doctor reports these
                 return {}
 

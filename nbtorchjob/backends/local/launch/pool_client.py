@@ -58,7 +58,7 @@ def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-_packed: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
+_description: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
 _UNUSED_S = 24 * 3600.0  # for which no job has linked to it
 
 
@@ -66,7 +66,7 @@ def put_down(job: JobDirectory) -> None:
     """Link a description of this environment into the job's folder; left out if the disk refuses it."""
     # The file's name and content, made once for equal descriptions
     environment, origins = here.environment(), here.origins()
-    if not _packed or _packed[0][:2] != (environment, origins):
+    if not _description or _description[0][:2] != (environment, origins):
         described = {
             "event": "EnvironmentTold",
             "node": 0,
@@ -76,8 +76,8 @@ def put_down(job: JobDirectory) -> None:
             "origins": origins,
         }
         data = json.dumps(described, sort_keys=True).encode()
-        _packed[:] = [(environment, origins, hashlib.sha256(data).hexdigest()[:16], data)]
-    digest, data = _packed[0][2:]
+        _description[:] = [(environment, origins, hashlib.sha256(data).hexdigest()[:16], data)]
+    digest, data = _description[0][2:]
     with suppress(OSError, NotOwnError):
         shared = directory.environments_dir() / digest
         try:

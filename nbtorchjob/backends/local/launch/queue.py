@@ -245,7 +245,7 @@ def behind(name: str) -> Behind | None:
     """Return what a job waits for; None if it doesn't wait."""
     if not liveness.queued(name):
         return None
-    waiting, running = _reader.look(directory.queue_dir())
+    waiting, running = _contents.look(directory.queue_dir())
     running = [*map(_current_place, running)]
     many = ahead(name, waiting, running)
     if many is None:
@@ -260,7 +260,7 @@ def _current_place(entry: Place) -> Place:
     return replace(entry, ranks=0) if entry.ranks and any(path.glob("*/stopped-*")) else entry
 
 
-class _Reader:
+class _Contents:
     """The contents of the queue, read again only if a job has come or gone."""
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class _Reader:
         return self._places
 
 
-_reader = _Reader()
+_contents = _Contents()
 
 
 def _over(name: str) -> bool:
