@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ov
 
 from nbtorchjob import backends, capture, submission
 from nbtorchjob.backends import backend, backend_of, naming
-from nbtorchjob.backends.base import Backend, Finding, Images, Leftover, Summary, Tended, who_tends
+from nbtorchjob.backends.base import Backend, Finding, Images, Leftover, Summary, TenderStatus, who_tends
 from nbtorchjob.capture import identity
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import interrupts
@@ -236,7 +236,7 @@ def enforcement(info: JobInfo) -> Mapping[str, str]:
     return backend(info.backend).enforcement(info)
 
 
-def tended(info: JobInfo) -> Tended | None:
+def tended(info: JobInfo) -> TenderStatus | None:
     """Return who tends a job; None if it needs no tending, or if that is unknown."""
     return who_tends(backend(info.backend), info)
 

@@ -37,7 +37,7 @@ from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.interrupts import Once
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, runs
 from nbtorchjob.state.facts.events import Closed, Event, Removed
-from nbtorchjob.state.facts.logs import LogLine, Stream, Wanted, check_stream, compiled
+from nbtorchjob.state.facts.logs import LineFilter, LogLine, Stream, check_stream, compiled
 from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
@@ -45,10 +45,10 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from nbtorchjob.backends.files import Copied, Listing
+    from nbtorchjob.backends.files import CopiedFile, Listing
     from nbtorchjob.backends.links import Forward, Sync
     from nbtorchjob.backends.talk import Session
-    from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.payload.results import FetchedValue
     from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks
     from nbtorchjob.swapping.sending import SwapAnswer
 
@@ -362,7 +362,7 @@ class Job(Generic[T]):
                 self._values[rank] = results.load(self._fetched(rank), self.name, trust=self.trust)
             return self._values[rank]
 
-    def _fetched(self, rank: int) -> Fetched:
+    def _fetched(self, rank: int) -> FetchedValue:
         value = self.state.values.get(rank)
         if value is None:
             suffix = "".join(f": {notice.text}" for notice in self.state.notices[-1:])
@@ -448,7 +448,7 @@ class Job(Generic[T]):
         second. While the job goes on, an unfinished line is left out. Raises ``SpecError`` for an invalid
         regular expression or stream, and for a rank or node that the job can't have.
         """
-        line_filter = Wanted(since, until, None if pattern is None else compiled(pattern))
+        line_filter = LineFilter(since, until, None if pattern is None else compiled(pattern))
         if rank is not None:
             self.check_rank(rank)
         if node is not None:
@@ -490,7 +490,7 @@ class Job(Generic[T]):
 
         return files.listed(self._backend, self._current_state(), path)
 
-    def get(self, path: str, folder: str | Path = ".", *, node: int | None = None) -> tuple[Copied, ...]:
+    def get(self, path: str, folder: str | Path = ".", *, node: int | None = None) -> tuple[CopiedFile, ...]:
         """Copy a file that ranks have written, or all below a path, into a folder.
 
         An interrupted copy continues where it stopped, also at the next call. A file in the folder is never

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from nbtorchjob import capture
 from nbtorchjob.backends import resending, turns_of
 from nbtorchjob.backends.base import Backend, Numbers, Signs, Talks, able
-from nbtorchjob.backends.resending import Behind, Kept, Taken
+from nbtorchjob.backends.resending import OutOfTurn, ResendFolder, TakenTurn
 from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import RankNames, cells, identity
 from nbtorchjob.capture.cells.lookup import NOTHING
-from nbtorchjob.environment import here, images
-from nbtorchjob.environment.here import Environment
+from nbtorchjob.environment import images, interpreter
+from nbtorchjob.environment.interpreter import Environment
 from nbtorchjob.errors import (
     AskError,
     JobEndedError,
@@ -276,7 +276,7 @@ class Lab:
         return installed
 
     def _differences(self, call: Call, rank_environment: Environment) -> list[str]:
-        own_environment = here.environment()
+        own_environment = interpreter.environment()
         # Requirements of the cell's own script block that the ranks lack
         if "# ///" not in call.text:
             unmet = []
@@ -388,7 +388,7 @@ class Lab:
         try:
             began, announced = time.monotonic(), False
             while True:
-                with suppress(Behind):
+                with suppress(OutOfTurn):
                     before, reply = self._sent(question, file.getbuffer(), say)
                     break
                 if not announced and time.monotonic() > began + _QUIET_S:
@@ -423,14 +423,14 @@ class Lab:
         fields["turn"] = fields["turn"] or (turn[1].ranks if turn is not None else ())
         info = turns.of(self.info, **fields)
 
-        acceptance = Taken(before, int(reply["round"]), since)
+        acceptance = TakenTurn(before, int(reply["round"]), since)
         if self.info.is_pool:
             record = {"question": question, "times": 1, "round": acceptance.round, "attempt": 1, "past": []}
-            kept: Kept | None = None
+            kept: ResendFolder | None = None
             # A payload with secrets isn't written to disk.
             if not info.jobspec.secret_env:
                 with suppress(OSError, NotOwnError):
-                    kept = Kept.create(info, self.info.run, id_, file.getbuffer(), record)
+                    kept = ResendFolder.create(info, self.info.run, id_, file.getbuffer(), record)
             self._turns.sent(info, acceptance, partial(self._again, question, file.getbuffer()), kept)
         else:
             self._turns.sent(info, acceptance)
@@ -438,7 +438,7 @@ class Lab:
 
     def _again(
         self, question: Mapping[str, Any], data: memoryview, times: int, attempts: Mapping[str, Any]
-    ) -> Taken:
+    ) -> TakenTurn:
         """Send a job of a pool for the ``times``-th time, with what its lead will report of its attempts."""
         new_question = {**question, "id": turns.again(question["id"], times), **attempts}
         since = self._turns.now(self.info)
@@ -447,7 +447,7 @@ class Lab:
         except BaseException:
             since.forget()
             raise
-        return Taken(before, int(reply["round"]), since)
+        return TakenTurn(before, int(reply["round"]), since)
 
     def turn(self, address: str) -> Job[Any]:
         """Return a handle on a turn; raises ``JobNotFoundError``.
@@ -504,7 +504,7 @@ class Lab:
     ) -> tuple[JobState, dict[str, Any]]:
         """Send a turn; return the lab's state before that, and the answer.
 
-        Raises ``Behind`` if other jobs of a pool go first.
+        Raises ``OutOfTurn`` if other jobs of a pool go first.
         """
         left, began, announced = _TRIES, time.monotonic(), False
         while left:
@@ -514,7 +514,7 @@ class Lab:
             if self.info.is_pool:
                 # A job that was sent by an older version has no number.
                 if resending.is_behind(self.info.run, question.get("number", 0), state.round):
-                    raise Behind
+                    raise OutOfTurn
                 full_question = {**question, "base": state.round}
             try:
                 with self._nodes.talk(self.info.address, self._lead(state), full_question, _ASKED_S) as talk:

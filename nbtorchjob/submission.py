@@ -427,11 +427,11 @@ def _compared(
 ) -> Comparison:
     """Compare needs with the known contents of one image."""
     from nbtorchjob.capture import packages
-    from nbtorchjob.environment import here, images
+    from nbtorchjob.environment import images, interpreter
 
     environment = contents.environment if contents is not None else None
     pinned = packages.pinned(needs, spec, text).union(package_names)
-    comparison = images.compared(needs, here.environment(), environment, [*pinned])
+    comparison = images.compared(needs, interpreter.environment(), environment, [*pinned])
     if contents is None or len(spec.images) == 1:
         return comparison
     return dataclasses.replace(comparison, image=f"the image {contents.image}")

@@ -33,8 +33,8 @@ from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.backend import LocalBackend
 from nbtorchjob.commands import running
 from nbtorchjob.commands.front import RunRequest
-from nbtorchjob.environment import here, images
-from nbtorchjob.environment.images import Asked as AskedImage
+from nbtorchjob.environment import images, interpreter
+from nbtorchjob.environment.images import JobImage as AskedImage
 from nbtorchjob.errors import LackingError
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
@@ -162,7 +162,7 @@ def test_there_is_no_image_to_ask_here(empty):
 def test_what_an_image_is_known_to_have_is_held_against_what_is_asked(empty):
     versions = {"torch": "2.13.0+cpu", "numpy": "1.0"}
     images.learn(
-        AskedImage("", "train:1"), "", EnvironmentTold(1.0, 0, here.environment().python, "", versions)
+        AskedImage("", "train:1"), "", EnvironmentTold(1.0, 0, interpreter.environment().python, "", versions)
     )
     call = capture.from_cell("import numpy", {})
 
@@ -190,7 +190,7 @@ def test_code_goes_with_its_source_unless_each_image_is_known_to_have_this_pytho
 
     names = {"__name__": "__main__"}
     exec("def made(): return 1", names)
-    known("same:1", here.environment().python)
+    known("same:1", interpreter.environment().python)
     known("old:1", "3.9.18")
     known("new:1", "3.99.0")
 
@@ -200,7 +200,7 @@ def test_code_goes_with_its_source_unless_each_image_is_known_to_have_this_pytho
         True,
     ]
     assert prepared("1", "new:1", {}).notes == (
-        f"the image has Python 3.99 (here {here.environment().minor})",
+        f"the image has Python 3.99 (here {interpreter.environment().minor})",
     )
     assert prepared("made()", "same:1", names).notes == ()
     with pytest.raises(
@@ -224,8 +224,8 @@ def test_code_goes_with_its_source_unless_each_image_is_known_to_have_this_pytho
 def test_a_wheel_that_needs_a_newer_c_library_than_the_image_has_isnt_sent(empty, folder, tag, refused):
     python = f"cp3{sys.version_info[1]}-cp3{sys.version_info[1]}"
     path = wheel(folder, "mylib", tag=f"{python}-{tag}")
-    platform = f"{here.environment().machine} glibc 2.31"
-    fact = EnvironmentTold(1.0, 0, here.environment().python, platform, {"torch": "2.13.0"})
+    platform = f"{interpreter.environment().machine} glibc 2.31"
+    fact = EnvironmentTold(1.0, 0, interpreter.environment().python, platform, {"torch": "2.13.0"})
     images.learn(AskedImage("", "train:1"), "", fact)
     spec = JobSpec(backend="kubernetes", package=[str(path)], cluster=Cluster(image="train:1"))
     plan, call = submission.check(spec), capture.from_cell("1", {})
@@ -244,7 +244,7 @@ def test_a_project_brings_what_its_build_is_named(empty, folder, monkeypatch):
     pyproject.write_text(pyproject.read_text().partition("[project]")[0])
     monkeypatch.syspath_prepend(folder / "site")
     install(folder / "site", "mylib", "1.0", "mylib.py")
-    fact = EnvironmentTold(1.0, 0, here.environment().python, "", {"torch": "2.13.0"})
+    fact = EnvironmentTold(1.0, 0, interpreter.environment().python, "", {"torch": "2.13.0"})
     images.learn(AskedImage("", "train:1"), "", fact)
     call = capture.from_cell("import mylib", {})
     spec = JobSpec(backend="kubernetes", cluster=Cluster(image="train:1"))

@@ -15,7 +15,7 @@ from nbtorchjob import JobCancelledError, JobEndedError, JobFailedError, JobNotF
 from nbtorchjob.backends.base import NodeAnswer
 from nbtorchjob.job import Job
 from nbtorchjob.machine import loop
-from nbtorchjob.payload.results import Fetched
+from nbtorchjob.payload.results import FetchedValue
 from nbtorchjob.runtime.facts.errors import Error, Frame
 from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, RankSample
 from nbtorchjob.runtime.objects import wire
@@ -74,7 +74,7 @@ class Scripted(Logs, Questions):
 
     def fetch(self, name, value):
         self.asked.append("fetch")
-        return Fetched(self.folder / f"{value.rank}.value", KEY)
+        return FetchedValue(self.folder / f"{value.rank}.value", KEY)
 
     def ours(self, name):
         return True

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from docs._generate.markdown import table
-from nbtorchjob.backends.base import Enforced
+from nbtorchjob.backends.base import Enforcement
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind
 from nbtorchjob.backends.kubernetes.kinds.fit import NEWEST, check, enforced, retry_owner
 from nbtorchjob.backends.local.policies import POLICIES
@@ -19,7 +19,7 @@ from nbtorchjob.spec.policies import CleanPodPolicy, Retry, RunPolicy
 from nbtorchjob.state import OPERATOR, US
 
 Case: TypeAlias = tuple[str, str]  # a job's size, and who owns its retries
-Policies: TypeAlias = Mapping[str, Enforced]
+Policies: TypeAlias = Mapping[str, Enforcement]
 
 _INTRO = """# Run policies: who enforces them
 
@@ -83,7 +83,7 @@ def _fits(kind: Kind, spec: JobSpec) -> bool:
 
 
 def _policies(kind: Kind, asked: JobSpec, who: str) -> Policies:
-    found: dict[str, Enforced] = {}
+    found: dict[str, Enforcement] = {}
     for policy in CleanPodPolicy:
         launch = replace(asked.launch, run_policy=RunPolicy(policy))
         each = dict(enforced(kind, replace(asked, launch=launch), who))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
     from nbtorchjob.environment.images import Contents
-    from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.payload.results import FetchedValue
     from nbtorchjob.state.turns import View
 
 
@@ -55,7 +55,7 @@ class Choice(FrozenDataclass):
     note: str = ""
 
 
-class Tended(FrozenDataclass):
+class TenderStatus(FrozenDataclass):
     """Who tends a job now, in a few words ("" for nobody), since when, and its last sign of life."""
 
     who: str = ""
@@ -161,7 +161,7 @@ class Backend(ABC):
         """End the job if it runs, and remove everything that is stored for it."""
 
     @abstractmethod
-    def fetch(self, name: str, value: ValueReady) -> Fetched:
+    def fetch(self, name: str, value: ValueReady) -> FetchedValue:
         """Download a rank's value to this machine's disk; raise ``ResultError`` if it is gone."""
 
     # Methods that build on those.
@@ -433,7 +433,7 @@ class Tends(Protocol):
     def tenders(self, scopes: Sequence[str], image: str | None = None) -> str:
         """Return the manifests of a deployment that tends everyone's jobs in these scopes."""
 
-    def tended(self, info: JobInfo) -> Tended | None:
+    def tended(self, info: JobInfo) -> TenderStatus | None:
         """Return who tends a job; None if it needs no tending, or if that is unknown."""
 
 
@@ -458,7 +458,7 @@ def able(backend: Backend, capability: type[Capability], verb: str, name: str) -
     return backend
 
 
-def who_tends(backend: Backend, info: JobInfo) -> Tended | None:
+def who_tends(backend: Backend, info: JobInfo) -> TenderStatus | None:
     """Return who tends a job; None if it needs no tending, or if that is unknown."""
     return backend.tended(info) if isinstance(backend, Tends) else None
 
@@ -481,7 +481,7 @@ def no_cluster(spec: JobSpec) -> None:
                 raise SpecError(name, value, allowed, Shape.CONFLICT)
 
 
-class Enforced(FrozenDataclass):
+class Enforcement(FrozenDataclass):
     """Who enforces one policy: each text says how, or why not, and is empty for a party without a part."""
 
     natively: str = ""

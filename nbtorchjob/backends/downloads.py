@@ -42,7 +42,7 @@ PLAIN, EXECUTABLE = 0o600, 0o700
 
 def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[bytes]:
     """Yield a zip archive of files, given as name, mode and pieces; files without pieces are left out."""
-    buffer = _Taken()
+    buffer = _ZipBuffer()
     with zipfile.ZipFile(buffer, "w") as file:
         for name, mode, pieces in files:
             first = next(pieces, None)
@@ -59,7 +59,7 @@ def zip_chunks(files: Iterable[tuple[str, int, Iterator[bytes]]]) -> Iterator[by
     yield buffer.take()
 
 
-class _Taken(io.RawIOBase):
+class _ZipBuffer(io.RawIOBase):
     """Holds the bytes of a zip file until they are taken; it can't seek, so it is written in one go."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Artifact(FrozenDataclass):
     attempt: int
 
 
-class Stored(FrozenDataclass):
+class StoredArtifact(FrozenDataclass):
     """An artifact with its location: an entry of an archive."""
 
     artifact: Artifact
@@ -253,9 +253,9 @@ def zip_artifacts(backend: Backend, state: JobState, attempt: int | None = None)
     )
 
 
-def stored(backend: Backend, state: JobState, attempt: int | None = None) -> list[Stored]:
+def stored(backend: Backend, state: JobState, attempt: int | None = None) -> list[StoredArtifact]:
     """Return the artifacts as :func:`listed` does, with their locations; raises as it does."""
-    by_path: dict[str, Stored] = {}
+    by_path: dict[str, StoredArtifact] = {}
     folders: set[str] = set()
     for new in sent(backend, state, attempt):
         place = _place(new, by_path, folders)
@@ -266,7 +266,7 @@ def stored(backend: Backend, state: JobState, attempt: int | None = None) -> lis
     return [by_path[path] for path in sorted(by_path)]
 
 
-def sent(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[Stored]:
+def sent(backend: Backend, state: JobState, attempt: int | None = None) -> Iterator[StoredArtifact]:
     """Yield the artifacts of each node in turn, at the paths that it wrote; raises as :func:`listed` does."""
     attempts = {number for number, _ in state.artifacts}
     number = max(attempts, default=1) if attempt is None else attempt
@@ -277,7 +277,7 @@ def sent(backend: Backend, state: JobState, attempt: int | None = None) -> Itera
         yield from _of_node(backend, state, archive)
 
 
-def _place(new: Stored, by_path: dict[str, Stored], folders: set[str]) -> str:
+def _place(new: StoredArtifact, by_path: dict[str, StoredArtifact], folders: set[str]) -> str:
     """Return a path for a file: one that an equal file has, or one that clashes with no file or folder."""
     own, node = new.artifact.path, f"node-{new.artifact.node}"
     for path in itertools.chain((own, f"{node}/{own}"), (f"{node}-{n}/{own}" for n in itertools.count(2))):
@@ -297,7 +297,7 @@ def _folders(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[Stored]:
+def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterator[StoredArtifact]:
     path = able(backend, Stores, "artifacts", state.info.address).artifacts(state.info.address, sent)
     with _reading(path) as file:
         entries = file.infolist()
@@ -310,7 +310,9 @@ def _of_node(backend: Backend, state: JobState, sent: ArtifactsReady) -> Iterato
             stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
             if not (safe and stored and not entry.flag_bits & 1):
                 raise zipfile.BadZipFile(f"{entry.filename!r:.100} isn't a file that a node sends")
-            yield Stored(Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry)
+            yield StoredArtifact(
+                Artifact(entry.filename, entry.file_size, sent.node, sent.attempt), path, entry
+            )
 
 
 @contextmanager
@@ -329,7 +331,7 @@ def _reading(path: Path) -> Iterator[zipfile.ZipFile]:
         raise ResultError(f"the artifacts in {path} can't be read: {exc}") from exc
 
 
-def _is_at(path: Path, artifact: Stored) -> bool:
+def _is_at(path: Path, artifact: StoredArtifact) -> bool:
     """Whether there is a file at ``path`` with the artifact's content."""
     if not path.is_file() or path.stat().st_size != artifact.entry.file_size:
         return False
@@ -340,7 +342,7 @@ def _is_at(path: Path, artifact: Stored) -> bool:
     return crc == artifact.entry.CRC
 
 
-def _write(path: Path, artifact: Stored) -> None:
+def _write(path: Path, artifact: StoredArtifact) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "xb") as file:
         try:

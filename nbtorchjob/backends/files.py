@@ -85,7 +85,7 @@ class RefusedFileError(ResultError):
     """The node no longer has the file, or can't read it."""
 
 
-class Copied(FrozenDataclass):
+class CopiedFile(FrozenDataclass):
     """A copied file; ``kept`` is the number of bytes that were here already.
 
     ``growing`` is whether it was still being written: the copy is its beginning, as of a moment ago.
@@ -129,7 +129,7 @@ def listed(backend: Backend, state: JobState, path: str = "", nodes: Sequence[in
 
 def fetch(
     backend: Backend, state: JobState, path: str, folder: Path, node: int | None = None
-) -> Iterator[Copied]:
+) -> Iterator[CopiedFile]:
     """Copy a file, or all files below a path, into a folder, made if needed; yield each copy.
 
     An interrupted copy goes on where it stopped, now or at the next call, and its digest is compared with the
@@ -141,7 +141,7 @@ def fetch(
     if not path:
         raise SpecError("path", path, f"a file or folder that {hint('files', state.info.name)} lists")
     nodes = None if node is None else [node]
-    home: dict[tuple[str, int], _Kept] = {}
+    home: dict[tuple[str, int], _KeptFile] = {}
     if state.phase.terminal:
         home = {(kept.file.path, kept.file.node): kept for kept in _home(backend, state, path, nodes)}
         listing = Listing(tuple(kept.file for kept in home.values()), {})
@@ -222,7 +222,7 @@ def content(backend: Backend, state: JobState, path: str, node: int | None = Non
     raise ResultError(f"{state.info.name} has no file {path!r} now")
 
 
-class _Kept(FrozenDataclass):
+class _KeptFile(FrozenDataclass):
     """A file of an ended job, and the function that reads it."""
 
     file: RunFile
@@ -231,7 +231,7 @@ class _Kept(FrozenDataclass):
 
 def _home(
     backend: Backend, state: JobState, path: str, nodes: Collection[int] | None = None
-) -> Iterator[_Kept]:
+) -> Iterator[_KeptFile]:
     """Yield the files of an ended job that came home, at or below a path, sorted as in a listing.
 
     Unless ``nodes`` are named, files of several nodes that are the same are yielded once.
@@ -246,14 +246,14 @@ def _home(
             if is_selected and (not rest or f"{artifact.path}/".startswith(f"{rest}/")):
                 contents.add(content)
                 file = RunFile(f"{ARTIFACTS}/{artifact.path}", artifact.size, stored.modified, artifact.node)
-                yield _Kept(file, stored.pieces)
+                yield _KeptFile(file, stored.pieces)
     root = backend.checkpoints(state.info.address) if first in ("", CHECKPOINTS) else None
     if root is not None:
         folder = os.path.realpath(root)
         for name, status in plain_files(CHECKPOINTS, folder, path):
             # All nodes of this machine share the folder.
             file = RunFile(name, status.st_size, status.st_mtime, min(nodes or [0]))
-            yield _Kept(file, partial(_pieces, folder, name.partition("/")[2]))
+            yield _KeptFile(file, partial(_pieces, folder, name.partition("/")[2]))
 
 
 def _pieces(root: str, rest: str) -> Iterator[bytes]:
@@ -266,7 +266,7 @@ def _pieces(root: str, rest: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
+def _beside(target: Path, kept: _KeptFile) -> Iterator[Path]:
     """Write a file of an ended job next to its target and yield that path; remove it unless it was moved.
 
     Turns an ``OSError``, also of the body, into a ``ResultError``.
@@ -284,7 +284,7 @@ def _beside(target: Path, kept: _Kept) -> Iterator[Path]:
             partial.unlink()
 
 
-def _copied_home(kept: _Kept, target: Path) -> Copied:
+def _copied_home(kept: _KeptFile, target: Path) -> CopiedFile:
     """Copy a file of an ended job; an existing file that is its beginning is completed."""
     local_size = 0
     with _beside(target, kept) as partial:
@@ -293,7 +293,7 @@ def _copied_home(kept: _Kept, target: Path) -> Copied:
         except FileExistsError:
             same = filecmp.cmp(partial, target, shallow=False)  # needs no right to write
             local_size = kept.file.size if same else _completed(partial, target, kept.file.path)
-    return Copied(target, kept.file.size, local_size, growing=False)
+    return CopiedFile(target, kept.file.size, local_size, growing=False)
 
 
 def _completed(whole: Path, target: Path, path: str) -> int:
@@ -431,7 +431,7 @@ class _Copy:
         self._kept = 0
         self._reader: Reader | None = None
 
-    def run(self) -> Copied:
+    def run(self) -> CopiedFile:
         """Copy the file."""
         try:
             self._target.parent.mkdir(parents=True, exist_ok=True)
@@ -446,7 +446,7 @@ class _Copy:
             raise self._lost(exc) from exc
         finally:
             self._leave()
-        return Copied(self._target, self._target.stat().st_size, self._kept, growing)
+        return CopiedFile(self._target, self._target.stat().st_size, self._kept, growing)
 
     def _complete(self, file: BinaryIO, *, own: bool) -> bool:
         """Copy what the node has beyond the local file; return whether it is still being written there."""

@@ -79,11 +79,11 @@ _MOST_WHY = 300  # characters of why one of them ended
 _PATIENCE_S = 30.0
 
 
-class Behind(Exception):
+class OutOfTurn(Exception):
     """Another job, which was sent earlier, has to be sent to its pool again first."""
 
 
-class Since(NamedTuple):
+class SendMoment(NamedTuple):
     """The moment at which something is sent to a lab: a mark in the lab's facts, or a listener."""
 
     mark: int | None
@@ -95,7 +95,7 @@ class Since(NamedTuple):
             self.listener.close()
 
 
-class Taken(NamedTuple):
+class TakenTurn(NamedTuple):
     """A turn when its lead took it: the lab's state before that, the turn's round, and a moment before it.
 
     ``unseen`` says that it is unknown here what the turn did before its lab's ranks began anew.
@@ -103,18 +103,18 @@ class Taken(NamedTuple):
 
     lab: JobState
     round: int
-    since: Since
+    since: SendMoment
     unseen: bool = False
 
     @classmethod
-    def elsewhere(cls, lab: JobState, round_: int) -> Taken:
+    def elsewhere(cls, lab: JobState, round_: int) -> TakenTurn:
         """Return a turn that another process has sent."""
         turn = next((turn for turn in reversed(lab.turns) if turn.round == round_), None)
         unseen = turn is None or turn.base != lab.round or turns.lead(lab) is None
-        return cls(lab, round_, Since(None, None), unseen)
+        return cls(lab, round_, SendMoment(None, None), unseen)
 
 
-class Kept:
+class ResendFolder:
     """The private folder of this user with everything that it takes to send a job of a pool again.
 
     ``record`` holds the question that brought the job (without an id), how often it was sent, the newest
@@ -126,7 +126,9 @@ class Kept:
         self._folder = folder
 
     @classmethod
-    def create(cls, info: JobInfo, pool: str, id_: str, data: memoryview, record: Mapping[str, Any]) -> Kept:
+    def create(
+        cls, info: JobInfo, pool: str, id_: str, data: memoryview, record: Mapping[str, Any]
+    ) -> ResendFolder:
         """Keep a job of the pool with that ``JobInfo.run``; remove what was kept more than two weeks ago.
 
         Raises ``OSError``, and ``NotOwnError``.
@@ -149,7 +151,7 @@ class Kept:
         return kept
 
     @classmethod
-    def of(cls, pool: str, id_: str, address: str) -> tuple[Kept, JobInfo] | None:
+    def of(cls, pool: str, id_: str, address: str) -> tuple[ResendFolder, JobInfo] | None:
         """Return what is kept of the job that was sent with that id; None if nothing is."""
         if {pool, id_} & {"", ".", ".."} or any("/" in name for name in (pool, id_)):
             return None  # both are facts, which code in the pool's pods may have made up
@@ -251,7 +253,7 @@ def unfinished() -> Iterator[JobInfo]:
     numbered: list[tuple[int, Path]] = []
     for payload in (state_dir() / _FOLDER).glob(f"*/*/{_PAYLOAD}"):
         with suppress(OSError):
-            numbered.append((Kept(payload.parent).number, payload.parent))
+            numbered.append((ResendFolder(payload.parent).number, payload.parent))
     for _, folder in sorted(numbered):
         with suppress(OSError, DamagedError):
             yield read((folder / _INFO).read_bytes(), "kubernetes", folder.name)
@@ -307,13 +309,14 @@ def is_behind(pool: str, number: int, base: int) -> bool:
         line = _lines[pool] = _Line(base, time.monotonic())
     if not number or time.monotonic() > line.since + _PATIENCE_S:
         return False
-    if line.first is not None and Kept(line.first).comes(base) in range(1, number):  # hundreds may ask
+    # Hundreds may ask.
+    if line.first is not None and ResendFolder(line.first).comes(base) in range(1, number):
         return True
     coming: dict[int, Path] = {}
     for payload in (state_dir() / _FOLDER / pool).glob(f"*/{_PAYLOAD}"):
         if (folder := payload.parent) in line.sent:
             continue
-        other = Kept(folder).comes(base)
+        other = ResendFolder(folder).comes(base)
         if other is None:
             line.sent.add(folder)
         elif other:
@@ -331,7 +334,7 @@ class Plan(NamedTuple):
     others_decide: bool = False
 
 
-class Sent:
+class SentTurn:
     """A turn that was sent, with its newest ``acceptance``.
 
     ``again`` sends a job of a pool once more, given the number of that sending and what its lead is to report
@@ -342,9 +345,9 @@ class Sent:
     def __init__(
         self,
         info: JobInfo,
-        acceptance: Taken,
-        again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
-        kept: Kept | None = None,
+        acceptance: TakenTurn,
+        again: Callable[[int, Mapping[str, Any]], TakenTurn] | None = None,
+        kept: ResendFolder | None = None,
         *,
         elsewhere: TurnTaken | None = None,
     ) -> None:
@@ -357,7 +360,7 @@ class Sent:
         self._times = 1
         self._problem = ""
         self._cancelled = False
-        self._overdue: Taken | None = None  # the attempt whose loss others have had enough time to handle
+        self._overdue: TakenTurn | None = None  # the attempt whose loss others have had enough time to handle
         self.elsewhere = elsewhere is not None
         self._over = again is None and kept is None and elsewhere is None
         self._end: tuple[Event, ...] = ()
@@ -381,7 +384,9 @@ class Sent:
         """Whether another attempt may follow."""
         return not self._over
 
-    def take_up(self, send: Callable[[Mapping[str, Any], memoryview, int, Mapping[str, Any]], Taken]) -> None:
+    def take_up(
+        self, send: Callable[[Mapping[str, Any], memoryview, int, Mapping[str, Any]], TakenTurn]
+    ) -> None:
         """Have this process send it again if need be, although another one sent it first.
 
         ``send`` does so; its first two arguments are the question and the payload that brought the job.
@@ -454,23 +459,23 @@ class Sent:
         if self.elsewhere:
             turn = turns.find(state := lab(), self.info.address.rpartition(MARK)[2])
             if turn is not None and turn.fact.round != self.acceptance.round:
-                self.acceptance = Taken.elsewhere(state, turn.fact.round)
+                self.acceptance = TakenTurn.elsewhere(state, turn.fact.round)
                 self._hear(turn.fact)
         with suppress(OSError):
             if self._kept is not None and not self._over:
                 self._renew(self._kept.record, self.acceptance, lab)
 
-    def _renew(self, record: Mapping[str, Any], acceptance: Taken, lab: Callable[[], JobState]) -> bool:
+    def _renew(self, record: Mapping[str, Any], acceptance: TakenTurn, lab: Callable[[], JobState]) -> bool:
         """Take over what another process has recorded since: that it sent the job, or found it to be over."""
         sent = record["round"] != acceptance.round
         if sent or "end" in record:
             before = lab()
             self._take_up(record)
-            self.acceptance = Taken.elsewhere(before, record["round"]) if sent else self.acceptance
+            self.acceptance = TakenTurn.elsewhere(before, record["round"]) if sent else self.acceptance
         return sent or "end" in record
 
     async def go_on(
-        self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
+        self, lost: TakenTurn, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
     ) -> bool:
         """Have the attempt that follows ``lost`` sent; return whether it was.
 
@@ -484,7 +489,7 @@ class Sent:
         return self.acceptance is not lost
 
     async def _send(
-        self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
+        self, lost: TakenTurn, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
     ) -> None:
         began = time.monotonic()
         try:
@@ -510,7 +515,7 @@ class Sent:
                     and (turns.lead(state) is not None or state.phase.terminal)
                     and not await asyncio.to_thread(self._is_behind, state)
                 ):
-                    with suppress(Behind):
+                    with suppress(OutOfTurn):
                         await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
                         return
                 await asyncio.sleep(_LOOK_S)
@@ -526,14 +531,16 @@ class Sent:
                 return is_behind(lab.info.run, self._kept.number, lab.round)
         return False
 
-    def _pause(self, kept: Kept, lost: Taken, plan: Plan) -> None:
+    def _pause(self, kept: ResendFolder, lost: TakenTurn, plan: Plan) -> None:
         """Record for other processes that it isn't sent before ``plan.at``."""
         with suppress(OSError), kept.locked():
             if (record := kept.record)["round"] == lost.round:
                 kept.note({**record, "due": plan.at})
 
-    def _send_now(self, lost: Taken, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]) -> None:
-        """Send it, unless another process has; raise ``Behind`` if other jobs go first."""
+    def _send_now(
+        self, lost: TakenTurn, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
+    ) -> None:
+        """Send it, unless another process has; raise ``OutOfTurn`` if other jobs go first."""
         again, attempt = self._again, plan.attempt
         if again is None or self._over or self.cancelled:  # another follower may have found it to be over
             return

@@ -29,7 +29,7 @@ from nbtorchjob.state.diagnosis.seen import place, users_frame
 from nbtorchjob.state.facts.events import Event, Sampled
 from nbtorchjob.state.facts.factlines import UNREADABLE, believed
 from nbtorchjob.state.spent import marked, spent
-from nbtorchjob.state.text.stacks import STATES, Held, MemoryProfile, Profile
+from nbtorchjob.state.text.stacks import STATES, MemoryProfile, Profile, TensorMemory
 from nbtorchjob.text.words import line
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def take_memory_profile(
     records = _records(backend, state, rank, seconds, folder, memory=True)
     with _reading(rank):
         snapshot, record = _unpacked_profile(_joined(records, TRACE)), _record(records)
-        usages = tuple(Held(*map(int, amounts)) for amounts in record["held"])
+        usages = tuple(TensorMemory(*map(int, amounts)) for amounts in record["held"])
         duration, events = float(record["asked"]), int(record["events"])
     path = _write_new(folder, state, rank, ".memory.pickle", snapshot)
     return MemoryProfile(rank, path, duration, events, usages)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbtorchjob.backends.base import Backend, NodeAnswer, Stores, Talks, able
-from nbtorchjob.backends.resending import Kept, Sent, Since, Taken, numbered, unclosed
+from nbtorchjob.backends.resending import ResendFolder, SendMoment, SentTurn, TakenTurn, numbered, unclosed
 from nbtorchjob.errors import AskError, JobEndedError, JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import loop
 from nbtorchjob.state import JobInfo, JobState, apply, turns
@@ -46,7 +46,7 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
-    from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.payload.results import FetchedValue
     from nbtorchjob.spec.jobspec import JobSpec
 
 _MOST = 4096  # events that wait for a listener; one without a reader is closed then
@@ -174,7 +174,7 @@ class TurnBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
-        self._sent: dict[str, Sent] = {}
+        self._sent: dict[str, SentTurn] = {}
         self._feeds: dict[str, Feed] = {}  # of labs on clusters
 
     def lab(self, info: JobInfo) -> JobState:
@@ -187,24 +187,24 @@ class TurnBackend(Backend):
             feed = self._feeds[info.id] = Feed(self.inner, info)
         return feed
 
-    def now(self, info: JobInfo) -> Since:
+    def now(self, info: JobInfo) -> SendMoment:
         """Return this moment of a lab, which the caller passes to :meth:`sent` or forgets."""
         if info.cluster:
-            return Since(None, self._feed(info).listen())
-        return Since(self.inner.mark(info.address), None)
+            return SendMoment(None, self._feed(info).listen())
+        return SendMoment(self.inner.mark(info.address), None)
 
     def sent(
         self,
         info: JobInfo,
-        acceptance: Taken,
-        again: Callable[[int, Mapping[str, Any]], Taken] | None = None,
-        kept: Kept | None = None,
+        acceptance: TakenTurn,
+        again: Callable[[int, Mapping[str, Any]], TakenTurn] | None = None,
+        kept: ResendFolder | None = None,
     ) -> None:
         """Remember a turn that was sent from here, so that its followers needn't read any earlier facts.
 
         ``again`` sends a job of a pool once more (``resending.Sent``); ``kept`` has everything for that.
         """
-        self._sent[info.address] = Sent(info, acceptance, again, kept)
+        self._sent[info.address] = SentTurn(info, acceptance, again, kept)
         through = [name for name, sent in self._sent.items() if not sent.may_go_on]
         for name in through[:-_MOST_SENT]:
             self._sent.pop(name).acceptance.since.forget()
@@ -222,7 +222,7 @@ class TurnBackend(Backend):
         chunks = [chunk for rank_chunks in self.chunks(name, turn.fact.ranks) for chunk in rank_chunks]
         return [*chunks, *(fact for fact in self.facts(name) if not isinstance(fact, LogChunk))]
 
-    def sent_by_user(self, name: str) -> Sent | None:
+    def sent_by_user(self, name: str) -> SentTurn | None:
         """Return how a turn was sent: a lab's only if this process sent it, a pool's always."""
         sent, (lab, key) = self._sent.get(name), parsed(name)
         if sent is None and (info := self.inner.info(lab)).is_pool:
@@ -230,18 +230,18 @@ class TurnBackend(Backend):
             turn = turns.find(state, key)
             if turn is None:
                 return None
-            kept = Kept.of(state.info.run, turn.key, name)
+            kept = ResendFolder.of(state.info.run, turn.key, name)
             if kept is None:
-                sent_turn = Taken.elsewhere(state, turn.fact.round)
-                return Sent(turns.info(info, turn), sent_turn, elsewhere=turn.fact)
+                sent_turn = TakenTurn.elsewhere(state, turn.fact.round)
+                return SentTurn(turns.info(info, turn), sent_turn, elsewhere=turn.fact)
             if kept[1].address not in self._sent:
-                self.sent(kept[1], Taken.elsewhere(state, turn.fact.round), kept=kept[0])
+                self.sent(kept[1], TakenTurn.elsewhere(state, turn.fact.round), kept=kept[0])
             sent = self._sent[kept[1].address]
         if sent is not None:
             sent.renew(partial(self.inner.brief_state, lab))
         return sent
 
-    def _view(self, name: str, sent: Sent | None) -> View:
+    def _view(self, name: str, sent: SentTurn | None) -> View:
         lab, key = parsed(name)
         if sent is not None:
             return sent.view(key)
@@ -310,7 +310,7 @@ class TurnBackend(Backend):
                     yield event
 
     async def _attempts(
-        self, name: str, sent: Sent, since: Mapping[tuple[int, int], int] | None
+        self, name: str, sent: SentTurn, since: Mapping[tuple[int, int], int] | None
     ) -> AsyncGenerator[Event, None]:
         """Yield the facts of a turn that may be sent again, one attempt after the other."""
         for event in sent.past:
@@ -341,7 +341,12 @@ class TurnBackend(Backend):
             since = None
 
     async def _sent_again(
-        self, sent: Sent, acceptance: Taken, attempt: int, facts: Sequence[Event], last: Sequence[Event]
+        self,
+        sent: SentTurn,
+        acceptance: TakenTurn,
+        attempt: int,
+        facts: Sequence[Event],
+        last: Sequence[Event],
     ) -> AsyncGenerator[Event, None]:
         """Have a turn sent again if the facts of its attempt call for it; yield the facts that follow."""
         lab = partial(self.lab, acceptance.lab.info)
@@ -376,7 +381,7 @@ class TurnBackend(Backend):
         sent.over()
 
     async def _of_view(
-        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
+        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: SentTurn | None
     ) -> AsyncGenerator[Event, None]:
         """Yield what a view makes of its lab's facts, except the turn's end."""
         for event in view.begin():
@@ -387,7 +392,7 @@ class TurnBackend(Backend):
                     yield fact
 
     def _events(
-        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: Sent | None
+        self, name: str, view: View, since: Mapping[tuple[int, int], int] | None, sent: SentTurn | None
     ) -> AsyncGenerator[Event, None]:
         listener = sent.acceptance.since.listener if sent is not None else None
         if listener is None or since or not listener.take():
@@ -484,7 +489,7 @@ class TurnBackend(Backend):
         """Whether its lab was submitted from here."""
         return self.inner.ours(parsed(name)[0])
 
-    def fetch(self, name: str, value: ValueReady) -> Fetched:
+    def fetch(self, name: str, value: ValueReady) -> FetchedValue:
         """Fetch a value that the lab's ranks left in the turn."""
         return self.inner.fetch(parsed(name)[0], value)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbtorchjob.capture.modules import NO_IMPORTS, Imports, LocalFile, Need, needs
 from nbtorchjob.environment.requirements import NOTHING as INSTALLS_NOTHING
-from nbtorchjob.environment.requirements import Wanted
+from nbtorchjob.environment.requirements import Installation
 from nbtorchjob.environment.wheels import Installer
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.objects.sources import Codes, SourceError, check
@@ -109,7 +109,7 @@ class Call(FrozenDataclass):
     promoted: str = ""  # the lab whose cells it runs once more
     stops: bool = False
     imports: Imports = NO_IMPORTS
-    packages: Wanted = INSTALLS_NOTHING
+    packages: Installation = INSTALLS_NOTHING
     codes: tuple[CodeType, ...] = ()
     paths: Mapping[str, str | PurePath] = field(default_factory=lambda: NO_ITEMS)
     shipped: tuple[ShippedFile, ...] = ()

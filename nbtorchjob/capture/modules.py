@@ -24,8 +24,8 @@ from typing import Any
 
 from nbtorchjob.capture import cells
 from nbtorchjob.capture.cells import BY_TEXT, imported, module_in
-from nbtorchjob.environment import here
-from nbtorchjob.environment.here import Need as Need
+from nbtorchjob.environment import interpreter
+from nbtorchjob.environment.interpreter import Need as Need
 from nbtorchjob.errors import CaptureError, NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import working
@@ -309,7 +309,7 @@ def needs(imports: Imports, files: Iterable[LocalFile]) -> tuple[Need, ...]:
     for module in every:
         if module.partition(".")[0] in _BROUGHT:
             continue  # looking them up in an editable installation would take 0.1 s
-        match = here.distribution(module)
+        match = interpreter.distribution(module)
         if match is not None and match[1].name not in _BROUGHT:
             name, owner = match
             sure = module in surely or (name in by_module and by_module[name].surely)

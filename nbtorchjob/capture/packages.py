@@ -12,9 +12,9 @@ from pathlib import Path
 
 from nbtorchjob.capture import modules
 from nbtorchjob.capture.model import Call
-from nbtorchjob.environment import here, requirements, wheels
-from nbtorchjob.environment.here import Need
-from nbtorchjob.environment.requirements import Asked, Wanted, names
+from nbtorchjob.environment import interpreter, requirements, wheels
+from nbtorchjob.environment.interpreter import Need
+from nbtorchjob.environment.requirements import Installation, PackageRequest, names
 from nbtorchjob.spec.jobspec import JobSpec
 
 _CELL = "the cell's script block"
@@ -47,7 +47,7 @@ def provided(call: Call, spec: JobSpec) -> Call:
     Raises ``SpecError``, and ``SubmitError`` for a project that can't be built.
     """
     request = requirements.of_words(spec.package)
-    packages = Wanted(
+    packages = Installation(
         _lines(call.text, spec, request),
         tuple(map(wheels.wheel, request.paths)),
         installer=wheels.installer() if spec.cluster.storage and spec.remote else None,
@@ -57,7 +57,7 @@ def provided(call: Call, spec: JobSpec) -> Call:
     return replace(call, packages=packages) if packages else call
 
 
-def _like_here(call: Call, packages: Wanted) -> Call:
+def _like_here(call: Call, packages: Installation) -> Call:
     """Return a call whose nodes install ``packages``, and this kernel's versions of all else that it imports.
 
     A package that is from no index is installed from its origin, or travels as it is installed here: an index
@@ -68,8 +68,8 @@ def _like_here(call: Call, packages: Wanted) -> Call:
     needed = {need.distribution for need in call.needs}.union(*map(requirements.required, projects))
     wanting = sorted(needed - projects - packages.names)
     every = [name for name in requirements.closure(wanting) if name not in packages.names]
-    origins = here.origins()
-    places = {name: here.reference(origins[name])[0] for name in every if name in origins}
+    origins = interpreter.origins()
+    places = {name: interpreter.reference(origins[name])[0] for name in every if name in origins}
     references = tuple(f"{name} @ {url}" for name, url in places.items() if url)
     copies = tuple(wheels.installed(name) for name, url in places.items() if not url)
     lines = requirements.pins(name for name in wanting if name not in places)
@@ -98,7 +98,7 @@ def _like_here(call: Call, packages: Wanted) -> Call:
     )
 
 
-def _lines(text: str, spec: JobSpec, request: Asked) -> tuple[str, ...]:
+def _lines(text: str, spec: JobSpec, request: PackageRequest) -> tuple[str, ...]:
     """Return all requirements, each once."""
     of_files = (line for name in spec.requirements for line in requirements.of_file(name))
     blocks = (requirements.of_script(cell_text, where) for where, cell_text in _texts(text))

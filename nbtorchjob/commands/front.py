@@ -17,7 +17,7 @@ from nbtorchjob.spec import profiles
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Origin
-from nbtorchjob.state.facts.logs import ALL, LogLine, Stream, Wanted
+from nbtorchjob.state.facts.logs import ALL, LineFilter, LogLine, Stream
 
 if TYPE_CHECKING:
     from nbtorchjob.job import Job
@@ -51,7 +51,7 @@ class LogRequest(FrozenDataclass):
     tail: int | None = None
     follow: bool = False
     timestamps: bool = False
-    selection: Wanted = ALL
+    selection: LineFilter = ALL
     stream: Stream | None = None
 
     @property
@@ -207,7 +207,7 @@ def of_cell(cell: str) -> Job[Any] | None:
     return _of_cells.get(cell)
 
 
-class Edited(NamedTuple):
+class EditedCell(NamedTuple):
     """A cell that ran while a job still ran its former text, to be swapped in."""
 
     text: str
@@ -216,15 +216,15 @@ class Edited(NamedTuple):
 
 
 # By the job's address, and when it was made: a later job may have the name of a deleted one.
-_edited: dict[tuple[str, float], Edited] = {}
+_edited: dict[tuple[str, float], EditedCell] = {}
 
 
-def keep_edited(job: Job[Any], edited: Edited) -> None:
+def keep_edited(job: Job[Any], edited: EditedCell) -> None:
     """Make :func:`edited` return that cell for the job."""
     _edited[job.info.address, job.info.created] = edited
 
 
-def edited(job: Job[Any]) -> Edited | None:
+def edited(job: Job[Any]) -> EditedCell | None:
     """Return the newest edit of the job's cell, if one was run in this session."""
     return _edited.get((job.info.address, job.info.created))
 

@@ -17,7 +17,7 @@ from nbtorchjob import api, submission
 from nbtorchjob.commands import swapping
 from nbtorchjob.commands.front import (
     Answer,
-    Edited,
+    EditedCell,
     Find,
     Front,
     LogRequest,
@@ -41,7 +41,7 @@ from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, where
 from nbtorchjob.spec.options import CellOptions
 from nbtorchjob.state import Phase, turns
-from nbtorchjob.state.facts.logs import Stream, Wanted, compiled
+from nbtorchjob.state.facts.logs import LineFilter, Stream, compiled
 from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import attempts, swaps
 from nbtorchjob.text import words
@@ -307,7 +307,7 @@ def logs(args: ParsedArgs, front: Front) -> None:
     now = time.time()
     since, until = (read(f"--{key}", options[key], now) if key in options else None for key in _WHEN)
     pattern = compiled(options["grep"], "--grep") if "grep" in options else None
-    line_filter = Wanted(since, until, pattern)
+    line_filter = LineFilter(since, until, pattern)
     timestamps = options.get("timestamps", False)
     alone = selectors in ([], ["--rank"])
     stream = streams[0] if streams else None
@@ -331,7 +331,7 @@ def _submitted(request: RunRequest, front: Front) -> tuple[Job[Any], Output]:
         earlier = of_cell(request.origin.cell) if spec.name is None else None
         job = submission.send(sub, request.origin, front.say)
     if earlier is not None and earlier.name != job.name and earlier.state.phase is Phase.RUNNING:
-        front.show(swapping.choice(earlier, Edited(request.call.text, request.call.filename, front), ""))
+        front.show(swapping.choice(earlier, EditedCell(request.call.text, request.call.filename, front), ""))
     if job.joined:
         front.say(f"Note: {job.name} already runs this cell: attached to it")
     elif spec.name not in (None, job.name):

@@ -13,7 +13,7 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands.front import (
     Answer,
     Answers,
-    Edited,
+    EditedCell,
     Find,
     Front,
     ParsedArgs,
@@ -57,7 +57,7 @@ def cell(options: CellOptions, text: str, filename: str, front: Front) -> None:
     front.show(_answer(answer))
 
 
-def choice(running: Job[Any], edited: Edited, again: str) -> Answer:
+def choice(running: Job[Any], edited: EditedCell, again: str) -> Answer:
     """Offer choices for an edited cell whose job runs its former text; ``again`` as in ``sending.choice``."""
     from nbtorchjob.ui.card import sending
 

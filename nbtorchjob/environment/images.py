@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbtorchjob.environment.here import Environment, Need
+from nbtorchjob.environment.interpreter import Environment, Need
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.folders import own, record, state_dir
@@ -39,7 +39,7 @@ _FORGET_S = 90 * 24 * 3600.0
 _plain = re.compile(r"[\w.+! -]{1,128}", re.ASCII).fullmatch
 
 
-class Asked(NamedTuple):
+class JobImage(NamedTuple):
     """An image as a job requests it; ``beside`` is what else in the job may change what is imported."""
 
     context: str
@@ -56,7 +56,7 @@ class Contents(FrozenDataclass):
     environment: Environment
 
 
-def learn(request: Asked, digest: str, fact: EnvironmentTold) -> None:
+def learn(request: JobImage, digest: str, fact: EnvironmentTold) -> None:
     """Record what a node of that image reported, by the image's digest."""
     contents = Contents(request.image, digest or request.image, fact.time, of(fact))
     with suppress(OSError, NBTorchJobError):  # a full disk: the next job reports it again
@@ -68,7 +68,7 @@ def learn(request: Asked, digest: str, fact: EnvironmentTold) -> None:
         _write(_reference(request), {"digest": contents.digest})
 
 
-def contents_of(request: Asked) -> Contents | None:
+def contents_of(request: JobImage) -> Contents | None:
     """Return the known contents of the image that a reference last led to; None if there are none."""
     with suppress(OSError, NBTorchJobError, ValueError, TypeError, KeyError):
         digest = str(json.loads(record(_reference(request)))["digest"])
@@ -88,11 +88,11 @@ def of(fact: EnvironmentTold, *, installed: bool = False) -> Environment:
     return Environment(python, platform, versions, modules)
 
 
-def _contents(digest: str, request: Asked) -> Path:
+def _contents(digest: str, request: JobImage) -> Path:
     return _folder() / f"{_hashed(digest, request.beside)}.json"
 
 
-def _reference(request: Asked) -> Path:
+def _reference(request: JobImage) -> Path:
     return _folder() / f"{_hashed(*request)}.ref"
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from nbtorchjob.environment import here
-from nbtorchjob.environment.here import reference
+from nbtorchjob.environment import interpreter
+from nbtorchjob.environment.interpreter import reference
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.install.environment import normalised
@@ -59,7 +59,7 @@ _COMMENT = re.compile(r"(^|\s+)#.*$")
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s?)+)^# ///$")
 
 
-class Asked(FrozenDataclass):
+class PackageRequest(FrozenDataclass):
     """What words request: requirements, folders and wheels of this machine, and what a call needs."""
 
     requirements: tuple[str, ...] = ()
@@ -67,12 +67,12 @@ class Asked(FrozenDataclass):
     like_here: bool = False
 
 
-def of_words(words: Iterable[str]) -> Asked:
+def of_words(words: Iterable[str]) -> PackageRequest:
     """Return what the words of ``--package`` request; raises ``SpecError``."""
     rest = [*words]
     paths = [word for word in rest if _is_path(word)]
     plain = [word for word in rest if word not in paths and word != LIKE_HERE]
-    return Asked(
+    return PackageRequest(
         tuple(_checked("package", word) for word in plain),
         tuple(_existing_path(word) for word in paths),
         LIKE_HERE in rest,
@@ -209,7 +209,7 @@ def _existing_path(word: str) -> Path:
     raise SpecError("package", word, f"a project's folder, or a wheel ({reason})")
 
 
-class Wanted(FrozenDataclass):
+class Installation(FrozenDataclass):
     """Requirements in pip's form, wheels that go along, and constraints on the versions of what they need.
 
     Distributions wanted ``exactly`` are installed in these versions, whatever they require of each other. The
@@ -248,7 +248,7 @@ class Wanted(FrozenDataclass):
         }
 
 
-NOTHING = Wanted()
+NOTHING = Installation()
 
 
 def names(lines: Iterable[str]) -> frozenset[str]:
@@ -307,7 +307,7 @@ _OURS = ("nbtorchjob", "cloudpickle")
 
 def pins(names: Iterable[str]) -> tuple[str, ...]:
     """Return requirements of each distribution's version here, except torch's, which the image has."""
-    versions = here.environment().distributions
+    versions = interpreter.environment().distributions
     travels = (name for name in dict.fromkeys(names) if name not in _OURS and not of_torch(name))
     # An index has a version without a build's own suffix, such as ``+cpu``.
     return tuple(f"{name}=={versions[name].partition('+')[0]}" for name in travels if versions.get(name))
@@ -338,7 +338,7 @@ def at_odds(names: Iterable[str]) -> bool:
 
     An installer would refuse them, though they work here. torch doesn't count: the image has its own.
     """
-    versions = here.environment().distributions
+    versions = interpreter.environment().distributions
     requirements = (requirement for name in names for requirement in _requirements(name))
     specifiers = ((requirement.specifier, normalised(requirement.name)) for requirement in requirements)
     return any(

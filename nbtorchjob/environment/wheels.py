@@ -25,7 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nbtorchjob.environment import here
+from nbtorchjob.environment import interpreter
 from nbtorchjob.errors import SpecError, SubmitError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.machine.activity import activity
@@ -182,7 +182,7 @@ def installed(name: str) -> Wheel:
     """
     from packaging import tags  # late: few jobs ask
 
-    info = here.metadata(name)
+    info = interpreter.metadata(name)
     if info is None:
         raise SubmitError(f"--package like-here: the files of {name} are not recorded here")
     with suppress(OSError):

@@ -15,7 +15,7 @@ from nbtorchjob.text import words
 from nbtorchjob.text.hints import hint
 
 
-class Fetched(FrozenDataclass):
+class FetchedValue(FrozenDataclass):
     """A rank's value on this machine's disk, and the key it is signed with.
 
     ``ours`` is whether its job was submitted from here, so that nobody else has chosen what a pickle runs.
@@ -30,7 +30,7 @@ class _ForeignError(Exception):
     """The value can't be read without unpickling somebody else's data."""
 
 
-def load(fetched: Fetched, name: str, *, trust: bool = False) -> Any:
+def load(fetched: FetchedValue, name: str, *, trust: bool = False) -> Any:
     """Rebuild a rank's value; big arrays and tensors are mapped from the file, not copied.
 
     For a job that wasn't submitted from here only plain data is read, unless ``trust``. Warns about

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbtorchjob.state.attempts import Attempt, Budget, Next, Spent
+from nbtorchjob.state.attempts import Attempt, Budget, BudgetUse, Next
 from nbtorchjob.state.blame import Failure
 from nbtorchjob.state.facts.series import MAX_POINTS, Point, Series
 from nbtorchjob.state.fold import apply
@@ -16,6 +16,7 @@ __all__ = [
     "US",
     "Attempt",
     "Budget",
+    "BudgetUse",
     "Failure",
     "JobInfo",
     "JobState",
@@ -26,7 +27,6 @@ __all__ = [
     "Phase",
     "Point",
     "Series",
-    "Spent",
     "apply",
     "conclusive",
 ]

@@ -380,7 +380,7 @@ def view(facts: Facts, part: Part, *, newest: bool = False) -> Facts:
     )
 
 
-class Spent(FrozenDataclass):
+class BudgetUse(FrozenDataclass):
     """One budget: how many attempts it has paid for, and how many it can; infinite where unlimited."""
 
     budget: Budget
@@ -405,12 +405,12 @@ class Next(FrozenDataclass):
     on_demand: bool = False
 
 
-def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[Spent, ...]:
+def spent(retry: Retry, attempts: Sequence[Attempt]) -> tuple[BudgetUse, ...]:
     """Return how many attempts each budget has paid for; a newest end beyond its limit isn't counted."""
     used = [attempt.budget for attempt in attempts]
     last = used[-1] if used else None
     return tuple(
-        Spent(budget, used.count(budget) - (last is budget and used.count(budget) > limit), limit)
+        BudgetUse(budget, used.count(budget) - (last is budget and used.count(budget) > limit), limit)
         for budget, limit in _limits(retry).items()
     )
 

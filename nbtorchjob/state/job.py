@@ -6,7 +6,7 @@ from enum import Enum
 
 from nbtorchjob.frozen import cached_property
 from nbtorchjob.state import attempts as trying
-from nbtorchjob.state.attempts import Attempt, Next, Spent
+from nbtorchjob.state.attempts import Attempt, BudgetUse, Next
 from nbtorchjob.state.blame import ABANDONED, Failure, first_failure, own_failure
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts.events import GIVEN_UP, NodeLeaves, RankStops
@@ -184,7 +184,7 @@ class JobState(Facts):
         return bool(self.nodes or self.paid or self._own_end or self.failure)
 
     @property
-    def budgets(self) -> tuple[Spent, ...]:
+    def budgets(self) -> tuple[BudgetUse, ...]:
         """What the budgets have paid for; empty where the spec has none."""
         retry = self.info.retry
         return () if retry is None else trying.spent(retry, self.attempts)

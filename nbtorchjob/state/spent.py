@@ -101,7 +101,7 @@ class Operation(FrozenDataclass):
     place: str = ""
 
 
-class Spent(FrozenDataclass):
+class TimeSpent(FrozenDataclass):
     """Where ``seconds`` of the requested ``asked`` went; for ``busy`` of them the accelerator worked.
 
     ``busy`` is None where the rank uses no accelerator.
@@ -126,7 +126,7 @@ class _Event(FrozenDataclass):
         return bool(_COLLECTIVE.match(self.name))
 
 
-def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> Spent:
+def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources) -> TimeSpent:
     """Return where the time went, from a rank's ``record`` (``runtime/look/profiler``) and torch's trace.
 
     Raises ``LookupError``, ``TypeError`` or ``ValueError`` for what isn't such a record or trace.
@@ -152,7 +152,7 @@ def spent(record: Mapping[str, Any], trace: Mapping[str, Any], sources: Sources)
     per_look = seconds / max(1, len(looks))
     lines = Counter(places[stack] for _, _, stack, _ in looks if places[stack])
     busy = length(_spans(event for event in events if event.category in _DEVICES)) / 1e9
-    return Spent(
+    return TimeSpent(
         seconds,
         float(record["asked"]),
         _parts((began, ended), events, main, looks, [_kind(stack, sources) for stack in stacks]),

@@ -14,7 +14,7 @@ from html import escape
 from itertools import accumulate, islice, takewhile
 from typing import Any, TypeAlias
 
-from nbtorchjob.environment.here import reference
+from nbtorchjob.environment.interpreter import reference
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec.options import KEYS
 from nbtorchjob.spec.overlay import value_at

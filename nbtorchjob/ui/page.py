@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.base import TenderStatus
 from nbtorchjob.spec.options import magic_line
 from nbtorchjob.state import JobState
 from nbtorchjob.state.text import facts, usage
@@ -27,7 +27,7 @@ _CHAR = 6.2  # px, as a chart guesses
 
 
 def description(
-    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: TenderStatus | None = None
 ) -> Page:
     """Return all that is known of a job; the arguments are those of ``describe.text``."""
     info = state.info

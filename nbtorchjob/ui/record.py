@@ -13,7 +13,7 @@ from dataclasses import asdict, field
 from typing import Any, TypeAlias
 
 from nbtorchjob.backends import ROWS
-from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.base import TenderStatus
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
@@ -95,7 +95,9 @@ def record(state: JobState, now: float) -> Record:
     }
 
 
-def detail(state: JobState, now: float, enforced: Mapping[str, str], tended: Tended | None = None) -> Record:
+def detail(
+    state: JobState, now: float, enforced: Mapping[str, str], tended: TenderStatus | None = None
+) -> Record:
     """Return a job's :func:`record`, and everything else that is known of it.
 
     ``enforced`` is who enforces each policy, by field; ``tended`` is who tends the job, null if it needs no

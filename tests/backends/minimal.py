@@ -14,7 +14,7 @@ from nbtorchjob.backends.base import Backend
 from nbtorchjob.capture import Call
 from nbtorchjob.errors import JobNotFoundError
 from nbtorchjob.machine import folders, loop
-from nbtorchjob.payload.results import Fetched
+from nbtorchjob.payload.results import FetchedValue
 from nbtorchjob.runtime.objects import wire
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
@@ -97,9 +97,9 @@ class MinimalBackend(Backend):
         self.cancel(name)
         del self._jobs[name]
 
-    def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
+    def fetch(self, name: str, value: ev.ValueReady) -> FetchedValue:
         """Return the file of the value, and its key."""
-        return Fetched(Path(value.ref), _KEY)
+        return FetchedValue(Path(value.ref), _KEY)
 
     def _job(self, name: str) -> _Job:
         if name not in self._jobs:

@@ -17,7 +17,7 @@ import pytest
 from nbtorchjob import Elastic, JobSpec, Retry, pools
 from nbtorchjob.backends import resending
 from nbtorchjob.backends import turns as backends_turns
-from nbtorchjob.backends.resending import Kept, Plan, Sent, Since, Taken
+from nbtorchjob.backends.resending import Plan, ResendFolder, SendMoment, SentTurn, TakenTurn
 from nbtorchjob.backends.turns import TurnBackend
 from nbtorchjob.errors import JobNotFoundError, NBTorchJobError, SpecError
 from nbtorchjob.machine import folders, loop
@@ -29,7 +29,7 @@ from tests.patience import LIMIT
 from tests.state.test_turns import BEGUN, POOL, base, known, ran, taken
 
 LAB = known(*BEGUN, info=POOL)
-BEFORE, AFTER = Taken(LAB, 5, Since(None, None)), Taken(LAB, 7, Since(None, None))
+BEFORE, AFTER = TakenTurn(LAB, 5, SendMoment(None, None)), TakenTurn(LAB, 7, SendMoment(None, None))
 RECORD = {"question": {}, "times": 1, "round": 5, "attempt": 1, "past": []}
 AGAIN = Error("RecoverableError", "again", recoverable=True, time=150.1)
 LOST = [
@@ -81,7 +81,7 @@ def test_what_is_known_of_a_pool_may_be_read_on_the_loop_that_waits_to_send_a_jo
     async def read():
         return LAB
 
-    sent = Sent(job(), BEFORE, lambda times, attempt: AFTER)
+    sent = SentTurn(job(), BEFORE, lambda times, attempt: AFTER)
     going = sent.go_on(BEFORE, Plan(2, time.time()), [], lambda: loop.run(read(), 1.0))
 
     assert loop.start(going).result(LIMIT)
@@ -97,7 +97,7 @@ def kept(tmp_path, monkeypatch):
     """Return a function that keeps a job as its sender does."""
     monkeypatch.setenv(folders.STATE, str(tmp_path))
     monkeypatch.setattr(backends_turns, "able", lambda inner, *args: inner)
-    return lambda info: Kept.create(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
+    return lambda info: ResendFolder.create(info, POOL.run, "c1", memoryview(b"payload"), RECORD)
 
 
 def sends(backend):
@@ -106,7 +106,7 @@ def sends(backend):
     def again(times, attempt):
         lab = backend.inner.brief_state("")
         backend.inner.told += [taken(7, 160.0, turns.again("c1", times)), *ran(7, 160.5)]
-        return Taken(lab, 7, Since(None, None))
+        return TakenTurn(lab, 7, SendMoment(None, None))
 
     return again
 
@@ -166,7 +166,7 @@ def test_a_job_that_is_over_is_kept_no_longer_though_nobody_follows_it(monkeypat
 
 @pytest.mark.parametrize("deadline", [None, 600, 30])
 def test_a_deadline_counts_for_each_attempt_of_a_pools_job_and_ends_no_retries(deadline):
-    sent = Sent(job(deadline_s=deadline), BEFORE, lambda times, attempt: AFTER)
+    sent = SentTurn(job(deadline_s=deadline), BEFORE, lambda times, attempt: AFTER)
     view = sent.view("c1")
     facts = [fact for event in LOST for fact in view.take(event)]
 
@@ -177,7 +177,7 @@ def test_a_deadline_counts_for_each_attempt_of_a_pools_job_and_ends_no_retries(d
 
 
 def test_a_job_that_had_not_begun_is_sent_again_at_once_whatever_the_clocks_of_pods_say():
-    sent, ahead = Sent(job(), BEFORE, lambda times, attempt: AFTER), time.time() + 600
+    sent, ahead = SentTurn(job(), BEFORE, lambda times, attempt: AFTER), time.time() + 600
     plan = sent.plan([ev.Verdict(ahead, False, turns.ANEW, turns.POOL_GONE_BEFORE)])
 
     assert plan is not None
@@ -258,7 +258,7 @@ def test_a_job_that_was_sent_again_goes_on_though_that_cannot_be_written_down(ke
     def full(self, record):
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(Kept, "note", full)
+    monkeypatch.setattr(ResendFolder, "note", full)
     state = reduce(apply, followed(backend, info), JobState(info))
     assert (state.phase, state.tries) == (Phase.SUCCEEDED, 2)
     assert backend.snapshot(info.address).phase is Phase.SUCCEEDED
@@ -274,7 +274,7 @@ def test_what_a_killed_kernel_kept_of_half_a_job_goes_in_the_end(kept, tmp_path)
     kept(job())
 
     assert (half.exists(), recent.exists()) == (False, True)
-    assert Kept.of(POOL.run, "c1", "pool#c1") is not None
+    assert ResendFolder.of(POOL.run, "c1", "pool#c1") is not None
 
 
 def told_of(fact, **more):
@@ -342,7 +342,7 @@ def test_budgets_that_make_no_sense_are_none(retry):
 def test_jobs_that_are_sent_again_keep_their_order_whoever_sends_them(kept, how):
     first, later, order = job(), job("2"), []
     keeps = [
-        Kept.create(
+        ResendFolder.create(
             info, POOL.run, f"c{number}", memoryview(b"whole"), {**RECORD, "question": {"number": number}}
         )
         for number, info in ((1, first), (2, later))
@@ -351,13 +351,13 @@ def test_jobs_that_are_sent_again_keep_their_order_whoever_sends_them(kept, how)
     def sends(number):
         def again(times, attempt):
             if resending.is_behind(POOL.run, number, 7):
-                raise resending.Behind
+                raise resending.OutOfTurn
             order.append(number)
-            return Taken(LAB, 8 + number, Since(None, None))
+            return TakenTurn(LAB, 8 + number, SendMoment(None, None))
 
         return again
 
-    sents = [Sent(info, BEFORE, sends(n), keeps[n - 1]) for n, info in ((1, first), (2, later))]
+    sents = [SentTurn(info, BEFORE, sends(n), keeps[n - 1]) for n, info in ((1, first), (2, later))]
 
     async def send():
         with sents[0].followed() if how != "is followed by nobody" else nullcontext():
@@ -389,7 +389,7 @@ def test_a_job_that_another_process_cancels_between_two_attempts_is_never_sent_a
 def test_a_job_that_waited_as_its_pool_was_lost_shows_that_it_is_sent_again(kept):
     before = [taken(5, 100.0, "c0"), *ran(5, 101.0)[:6], taken(6, 102.0, "c1")]
     backend, info = of_pool([*before, *base(9, 200.0)]), job()
-    backend.sent(info, Taken(LAB, 6, Since(None, None)), lambda times, attempt: AFTER)
+    backend.sent(info, TakenTurn(LAB, 6, SendMoment(None, None)), lambda times, attempt: AFTER)
     state = backend.snapshot(info.address)
 
     assert not state.phase.terminal
@@ -404,7 +404,10 @@ def test_who_looks_after_a_loss_leaves_a_job_to_those_who_have_seen_it(kept):
     info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
     keeps = kept(info)
     keeps.note({**keeps.record, "round": 6})
-    dispatch, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *args: AFTER, keeps), of_pool(WAITED)
+    dispatch, late = (
+        SentTurn(info, TakenTurn(LAB, 6, SendMoment(None, None)), lambda *args: AFTER, keeps),
+        of_pool(WAITED),
+    )
 
     async def look():
         with dispatch.followed():
@@ -434,7 +437,10 @@ def test_those_who_have_seen_a_loss_and_do_nothing_are_waited_for_no_longer(kept
     info = replace(job(), spec=JobSpec(Elastic(nnodes=2)).to_json(), retry_owner="")
     keeps = kept(info)
     keeps.note({**keeps.record, "round": 6})
-    stopped, late = Sent(info, Taken(LAB, 6, Since(None, None)), lambda *args: AFTER, keeps), of_pool(WAITED)
+    stopped, late = (
+        SentTurn(info, TakenTurn(LAB, 6, SendMoment(None, None)), lambda *args: AFTER, keeps),
+        of_pool(WAITED),
+    )
 
     async def follow():
         return [event async for event in late.follow(info.address)]
@@ -448,8 +454,8 @@ def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatc
     monkeypatch.setattr(resending, "_PATIENCE_S", 0.0)
     info = job()
     keeps = kept(info)
-    stopped = Sent(info, BEFORE, lambda *args: AFTER, keeps)
-    late = Sent(info, BEFORE._replace(unseen=True), lambda *args: AFTER, keeps)
+    stopped = SentTurn(info, BEFORE, lambda *args: AFTER, keeps)
+    late = SentTurn(info, BEFORE._replace(unseen=True), lambda *args: AFTER, keeps)
     lost = [ev.Verdict(150.0, succeeded=False, reason=turns.ANEW, text="lost")]
 
     with stopped.followed():
@@ -466,8 +472,8 @@ def test_those_who_have_seen_another_loss_have_their_time_again(kept, monkeypatc
 FOLLOWS = """
 import os, sys
 from pathlib import Path
-from nbtorchjob.backends.resending import Kept
-Kept(Path(sys.argv[1])).followed(seen=True)
+from nbtorchjob.backends.resending import ResendFolder
+ResendFolder(Path(sys.argv[1])).followed(seen=True)
 if os.fork():
     os._exit(0)
 print("forked", flush=True)
@@ -489,16 +495,16 @@ def test_a_fork_that_outlives_its_kernel_follows_no_job(kept, tmp_path):
 @pytest.mark.parametrize(("pool", "id_"), [("pool", "../other/c1"), ("../pools/other", "c1"), ("other", ".")])
 @pytest.mark.usefixtures("kept")
 def test_a_fact_that_names_another_folder_finds_nothing_there(pool, id_):
-    Kept.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
-    Kept.create(job(), "pool", "c2", memoryview(b"whole"), RECORD)
+    ResendFolder.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
+    ResendFolder.create(job(), "pool", "c2", memoryview(b"whole"), RECORD)
 
-    assert Kept.of("other", "c1", "lab/c1") is not None
-    assert Kept.of(pool, id_, "lab/c1") is None
+    assert ResendFolder.of("other", "c1", "lab/c1") is not None
+    assert ResendFolder.of(pool, id_, "lab/c1") is None
 
 
 @pytest.mark.usefixtures("kept")
 def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
-    Kept.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
+    ResendFolder.create(job(), "other", "c1", memoryview(b"whole"), RECORD)
     names = []
 
     def refuse(name):
@@ -516,13 +522,13 @@ def test_jobs_whose_cluster_cant_be_asked_stop_no_tender(monkeypatch):
 def test_a_record_that_a_power_cut_damaged_hides_no_other_job(kept, tmp_path, record):
     lost, whole = job(), job("2")
     keeps = kept(lost)
-    Kept.create(whole, POOL.run, "c2", memoryview(b"whole"), RECORD)
+    ResendFolder.create(whole, POOL.run, "c2", memoryview(b"whole"), RECORD)
     (path,) = tmp_path.glob("pools/*/c1/sent.json")
     path.write_bytes(record)
 
     assert [info.id for info in resending.unfinished()] == [whole.id]
     assert not resending.is_behind(POOL.run, 3, 5)
-    sent = Sent(lost, Taken(LAB, 5, Since(None, None)), kept=keeps)
+    sent = SentTurn(lost, TakenTurn(LAB, 5, SendMoment(None, None)), kept=keeps)
     sent.take_up(lambda *sending: AFTER)
     assert sent.attempt == 1
     sent.over()

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from nbtorchjob import capture, submission
-from nbtorchjob.environment import here, images
-from nbtorchjob.environment.images import Asked
+from nbtorchjob.environment import images, interpreter
+from nbtorchjob.environment.images import JobImage
 from nbtorchjob.environment.wheels import installer
 from nbtorchjob.runtime import store
 from nbtorchjob.runtime.install import environment
@@ -67,7 +67,7 @@ def compared() -> float:
 def unchanged() -> float:
     """Return how long it takes to see that what is installed here hasn't changed."""
     begun = time.perf_counter()
-    here.environment()
+    interpreter.environment()
     return time.perf_counter() - begun
 
 
@@ -76,7 +76,7 @@ def saved() -> float:
     call = capture.from_cell(CELL, {})
     with tempfile.NamedTemporaryFile(dir=sys.path[0]):  # the current folder with -m, as in a kernel
         begun = time.perf_counter()
-        here.environment(), here.origins(), call.needs
+        interpreter.environment(), interpreter.origins(), call.needs
         return time.perf_counter() - begun
 
 
@@ -162,7 +162,7 @@ def main() -> None:
     fact = EnvironmentTold(time.time(), 0, **environment.description())
     line = json.dumps(to_json(fact)).encode()
     with own_state() as folder:
-        images.learn(Asked("", IMAGE), "sha256:1", fact)
+        images.learn(JobImage("", IMAGE), "sha256:1", fact)
         begun = time.perf_counter()
         needed()
         first = time.perf_counter() - begun

@@ -121,7 +121,7 @@ class Ranks:
         error = record.get("error", "")
         if error and names is None:
             return None, printed, error
-        return results.load(results.Fetched(self.folder / "value", KEY), "the cell"), printed, error
+        return results.load(results.FetchedValue(self.folder / "value", KEY), "the cell"), printed, error
 
     def close(self) -> None:
         """End the process."""

@@ -90,7 +90,7 @@ def test_a_cell_reads_what_it_has_not_surely_set(text, expected):
 
 
 def test_a_read_knows_its_line_in_the_notebook_cell():
-    assert parse("a = 1\n\nfoo(a)").reads == (cells.Read("foo", 4),)
+    assert parse("a = 1\n\nfoo(a)").reads == (cells.NameRead("foo", 4),)
 
 
 def test_a_name_whose_error_is_caught_is_guarded():

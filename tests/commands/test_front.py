@@ -10,7 +10,7 @@ def test_a_job_with_the_name_of_a_deleted_one_has_no_cell_that_was_edited_for_th
     jobs: list[Any] = [
         SimpleNamespace(info=SimpleNamespace(address="train", created=at)) for at in (1.0, 2.0)
     ]
-    cell = front.Edited("lr = 1", "<cell>", cast("Any", None))
+    cell = front.EditedCell("lr = 1", "<cell>", cast("Any", None))
     front.keep_edited(jobs[0], cell)
 
     assert [front.edited(job) for job in jobs] == [cell, None]

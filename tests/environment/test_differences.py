@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.template import asked_images
+from nbtorchjob.backends.kubernetes.template import requested_images
 from nbtorchjob.capture.modules import Imports, needs
-from nbtorchjob.environment import here, images
-from nbtorchjob.environment.images import DIFFERS, PINNED, Asked
+from nbtorchjob.environment import images, interpreter
+from nbtorchjob.environment.images import DIFFERS, PINNED, JobImage
 from nbtorchjob.runtime.install import environment
 from nbtorchjob.runtime.store.payload import PayloadError
 from nbtorchjob.spec.cluster import Cluster
@@ -40,8 +40,8 @@ def standing(tmp_path, monkeypatch):
 def told(name="image"):
     """Return this interpreter's description as that of an image, stored and loaded again."""
     fact = EnvironmentTold(1.0, 0, **environment.description())
-    images.learn(Asked("", name), f"sha256:{name}", fact)
-    contents = images.contents_of(Asked("", name))
+    images.learn(JobImage("", name), f"sha256:{name}", fact)
+    contents = images.contents_of(JobImage("", name))
     assert contents is not None
     return contents.environment
 
@@ -63,7 +63,7 @@ def refused(differences):
 @pytest.mark.parametrize(("mine", "packages", "module", "verdict", "refuses"), PLANTED.values(), ids=PLANTED)
 def test_each_difference_is_named(mine, packages, module, verdict, refuses, standing):
     standing("here", *mine)
-    differences, own = needs(Imports(frozenset([module])), ()), here.environment()
+    differences, own = needs(Imports(frozenset([module])), ()), interpreter.environment()
     assert len(differences) == 1
     standing("there", *packages)
 
@@ -82,7 +82,7 @@ def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
     install(folder, "mine", "0.1", url=f"file://{tmp_path}/project", dir_info={"editable": True})
     file(tmp_path / "project", "mine/__init__.py")
     sys.path.append(str(tmp_path / "project"))  # as site does with the paths in a .pth file
-    differences, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
+    differences, own = needs(Imports(frozenset(["mine"])), ()), interpreter.environment()
     assert [difference.mend for difference in differences] == [f"--package {tmp_path}/project"]
     standing("there")
 
@@ -92,7 +92,7 @@ def test_an_editable_installation_is_mended_by_its_project(standing, tmp_path):
 
 def test_the_first_of_two_folders_counts_there(standing, tmp_path):
     standing("here", MINE)
-    differences, own = needs(Imports(frozenset(["mine"])), ()), here.environment()
+    differences, own = needs(Imports(frozenset(["mine"])), ()), interpreter.environment()
     standing("there", ("mine", "1.0", MINE[2]))
     install(tmp_path / "behind", *MINE)
     sys.path.append(str(tmp_path / "behind"))
@@ -102,7 +102,10 @@ def test_the_first_of_two_folders_counts_there(standing, tmp_path):
 
 def test_a_line_names_all_and_strict_refuses_what_differs(standing):
     standing("here", MINE, ("a", "1.0", "a.py"), ("b", "1.0", "b.py"), ("c", "1.0", "c.py"))
-    differences, own = needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()), here.environment()
+    differences, own = (
+        needs(Imports(frozenset(["mine"]), frozenset(["a", "b", "c"])), ()),
+        interpreter.environment(),
+    )
     standing("there", ("mine", "2.0", MINE[2]), ("c", "1.1", "c.py"))
     target = told()
 
@@ -143,7 +146,7 @@ def test_of_many_that_are_lacking_some_are_named():
 def test_of_many_that_differ_strict_proposes_one_option(standing):
     names = [f"many{n}" for n in range(7)]
     standing("here", *((name, "1.0", f"{name}.py") for name in names))
-    differences, own = needs(Imports(frozenset(names)), ()), here.environment()
+    differences, own = needs(Imports(frozenset(names)), ()), interpreter.environment()
     standing("there", *((name, "2.0", f"{name}.py") for name in names))
 
     refusal = images.compared(differences, own, told()).refusal("it", strict=True)
@@ -166,26 +169,28 @@ def test_strict_nodes_refuse_another_version_but_not_what_was_installed_as_asked
 
 def test_what_a_job_sets_for_python_makes_another_case():
     spec = JobSpec(backend="kubernetes", cluster=Cluster(image="train:1"))
-    (image,) = asked_images(spec)
+    (image,) = requested_images(spec)
 
     for same in (replace(spec, env={"LR": "1"}), replace(spec, launch=Elastic(2, 8))):
-        assert asked_images(same) == [image] == [Asked("", "train:1")]
+        assert requested_images(same) == [image] == [JobImage("", "train:1")]
     mounted = replace(spec.cluster, mount=["type=volume,src=libs,dst=/opt/libs"])
     for other in (replace(spec, env={"PYTHONPATH": "/opt/libs"}), replace(spec, cluster=mounted)):
-        assert asked_images(other) != [image]
+        assert requested_images(other) != [image]
     # A runtime's image is known by the runtime's name.
     own = [
-        asked_images(JobSpec(backend="kubernetes", cluster=Cluster(runtime=name)))
+        requested_images(JobSpec(backend="kubernetes", cluster=Cluster(runtime=name)))
         for name in ("a", "b", None)
     ]
     assert len({difference.image for (difference,) in own}) == 3
 
 
 def test_another_python_is_refused_where_it_cant_compile_the_code():
-    own = here.environment()
+    own = interpreter.environment()
 
     def compared(python):
-        return images.compared((), own, here.Environment(python, "x86_64 glibc 2.31", own.distributions))
+        return images.compared(
+            (), own, interpreter.Environment(python, "x86_64 glibc 2.31", own.distributions)
+        )
 
     assert compared("3.99.1").line == f"has Python 3.99 (here {own.minor})"
     assert compared("3.99.1").refusal("it", strict=False) == ""
@@ -208,7 +213,7 @@ def test_another_python_is_refused_where_it_cant_compile_the_code():
     ],
 )
 def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packages, reason):
-    own = here.environment()
+    own = interpreter.environment()
     differences = needs(Imports(frozenset(["torch"])), ())
 
     compared = images.compared(differences, own, replace(own, distributions=versions, modules=()), packages)
@@ -234,7 +239,7 @@ def test_a_torch_that_will_not_do_is_refused_and_never_proposed(versions, packag
     ],
 )
 def test_another_cuda_is_named_where_builds_tell(here_is, there_is, text):
-    own, target = (here.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
+    own, target = (interpreter.Environment("3.11.7", "", {"torch": torch}) for torch in (here_is, there_is))
 
     cuda = images.compared((), own, target).cuda
 
@@ -243,8 +248,8 @@ def test_another_cuda_is_named_where_builds_tell(here_is, there_is, text):
 
 
 def test_another_machine_is_named():
-    own = here.environment()
-    target = here.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
+    own = interpreter.environment()
+    target = interpreter.Environment(own.python, "sparc64 glibc 2.31", own.distributions)
 
     compared = images.compared((), own, target)
 
@@ -255,7 +260,7 @@ def test_another_machine_is_named():
 def test_what_is_not_known_is_not_refused():
     differences = needs(Imports(frozenset(["yaml"])), ())
 
-    unknown = images.compared(differences, here.environment(), None)
+    unknown = images.compared(differences, interpreter.environment(), None)
 
     assert unknown.refusal("it", strict=True) == unknown.line == ""
     assert [row.verdict for row in unknown.rows] == ["?"]
@@ -263,31 +268,31 @@ def test_what_is_not_known_is_not_refused():
 
 def test_what_a_node_tells_reaches_no_terminal_as_more_than_text():
     fact = EnvironmentTold(1.0, 0, "3\x1b[1m", "x", {"a\x1b": "1", "b": "2\n3", "good": "1.0"}, ("\x9b",))
-    images.learn(Asked("", "hostile"), "", fact)
+    images.learn(JobImage("", "hostile"), "", fact)
 
-    contents = images.contents_of(Asked("", "hostile"))
+    contents = images.contents_of(JobImage("", "hostile"))
 
     assert contents is not None
-    assert contents.environment == here.Environment("", "x", {"good": "1.0"})
+    assert contents.environment == interpreter.Environment("", "x", {"good": "1.0"})
 
 
 def test_what_no_job_has_run_for_long_is_forgotten(state_dir):
     told("old")
     for path in (state_dir / "images").iterdir():
         os.utime(path, (1.0, 1.0))
-    assert images.contents_of(Asked("", "old")) is not None
+    assert images.contents_of(JobImage("", "old")) is not None
 
     told("new")
 
-    assert images.contents_of(Asked("", "old")) is None
-    assert images.contents_of(Asked("", "new")) is not None
+    assert images.contents_of(JobImage("", "old")) is None
+    assert images.contents_of(JobImage("", "new")) is not None
 
 
 def test_a_damaged_record_is_none(state_dir):
-    assert images.contents_of(Asked("", "never seen")) is None
+    assert images.contents_of(JobImage("", "never seen")) is None
     told("damaged")
-    assert images.contents_of(Asked("elsewhere", "damaged")) is None
-    assert images.contents_of(Asked("", "damaged", "with a mount")) is None
+    assert images.contents_of(JobImage("elsewhere", "damaged")) is None
+    assert images.contents_of(JobImage("", "damaged", "with a mount")) is None
     for path in (state_dir / "images").iterdir():
         path.write_text('{"digest": 7, "told": "x"')
-    assert images.contents_of(Asked("", "damaged")) is None
+    assert images.contents_of(JobImage("", "damaged")) is None

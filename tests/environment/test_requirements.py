@@ -8,8 +8,8 @@ from importlib.metadata import version
 import pytest
 from packaging.requirements import Requirement
 
-from nbtorchjob.environment import here, requirements
-from nbtorchjob.environment.here import environment
+from nbtorchjob.environment import interpreter, requirements
+from nbtorchjob.environment.interpreter import environment
 from nbtorchjob.errors import SpecError
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.facts.events import EnvironmentTold
@@ -236,9 +236,9 @@ def test_what_somebody_else_s_node_tells_installs_nothing_but_that():
 def test_all_that_this_interpreter_has_is_a_line_that_pip_reads(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "near", "1.0", "near.py", url="file:///home/me", dir_info={"editable": True})
-    interpreter = environment()
+    own = environment()
 
-    text = "\n".join(requirements.lock_requirements(told(interpreter.distributions, origins=here.origins())))
+    text = "\n".join(requirements.lock_requirements(told(own.distributions, origins=interpreter.origins())))
 
     assert {requirement.name for requirement in parsed(text)} >= {"torch", "pytest"}
     assert "# near==1.0: editable, from /home/me" in text.splitlines()

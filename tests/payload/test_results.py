@@ -37,7 +37,7 @@ def path(tmp_path_factory):
 
 def written(path, value, dump=worker.dump):
     wire.write_value(str(path), value, dump, KEY)
-    return results.Fetched(path, KEY)
+    return results.FetchedValue(path, KEY)
 
 
 def refusal(fetched):
@@ -60,7 +60,7 @@ def test_plain_data_comes_home_as_it_was(path, value):
 def test_a_big_tensor_is_mapped_and_may_be_changed(path):
     value = results.load(written(path, torch.arange(100_000.0)), "swift-otter")
     value[0] = 5
-    again = results.load(results.Fetched(path, KEY), "swift-otter")
+    again = results.load(results.FetchedValue(path, KEY), "swift-otter")
 
     assert (value[0], again[0]) == (5, 0)
 
@@ -72,7 +72,7 @@ def test_a_value_signed_by_another_key_is_never_unpickled(path):
 
     fetched = written(path, Evil(), lambda value, _: pickle.dumps(value))
 
-    message = refusal(results.Fetched(fetched.path, b"x" * 32))
+    message = refusal(results.FetchedValue(fetched.path, b"x" * 32))
 
     assert "can't be trusted" in message
     assert "signature" in message
@@ -86,8 +86,8 @@ def test_a_value_signed_by_another_key_is_never_unpickled(path):
 def test_a_value_is_of_one_job_one_round_and_one_rank(path, other):
     wire.write_value(str(path), 1, worker.dump, wire.value_key(KEY, "1.5", 2, 0))
 
-    assert results.load(results.Fetched(path, wire.value_key(KEY, "1.5", 2, 0)), "swift-otter") == 1
-    assert "signature" in refusal(results.Fetched(path, wire.value_key(*other)))
+    assert results.load(results.FetchedValue(path, wire.value_key(KEY, "1.5", 2, 0)), "swift-otter") == 1
+    assert "signature" in refusal(results.FetchedValue(path, wire.value_key(*other)))
 
 
 def test_nothing_is_signed_or_read_with_no_key(path):
@@ -95,11 +95,11 @@ def test_nothing_is_signed_or_read_with_no_key(path):
         wire.write_value(str(path), 1, worker.dump, b"")
     written(path, 1)
 
-    assert "key is gone" in refusal(results.Fetched(path, b""))
+    assert "key is gone" in refusal(results.FetchedValue(path, b""))
 
 
 def test_of_another_persons_job_only_data_is_taken_unless_it_is_trusted(path):
-    result = results.Fetched(written(path, {"loss": 0.5, "w": torch.ones(2)}).path, KEY, ours=False)
+    result = results.FetchedValue(written(path, {"loss": 0.5, "w": torch.ones(2)}).path, KEY, ours=False)
     assert results.load(result, "swift-otter")["loss"] == 0.5
 
     written(path, {"model": torch.nn.Linear(1, 1)})
@@ -116,7 +116,7 @@ def test_what_is_no_plain_file_is_not_opened(folder, how):
     else:
         path.symlink_to("/dev/zero" if how == "device" else written(folder / "other", 1).path)
 
-    assert "can't be read" in refusal(results.Fetched(path, KEY))
+    assert "can't be read" in refusal(results.FetchedValue(path, KEY))
 
 
 @pytest.mark.parametrize("left", [0, 20, 100, -1])
@@ -129,7 +129,7 @@ def test_a_damaged_file_is_told(path, left):
 
 
 def test_a_file_that_is_gone_is_told(tmp_path):
-    assert "can't be read" in refusal(results.Fetched(tmp_path / "none", KEY))
+    assert "can't be read" in refusal(results.FetchedValue(tmp_path / "none", KEY))
 
 
 def test_a_module_that_is_missing_here_is_named(path, monkeypatch):

@@ -24,7 +24,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, SwapKeeper, Tended
+from nbtorchjob.backends.base import Backend, Choice, Finding, Leftover, NodeAnswer, SwapKeeper, TenderStatus
 from nbtorchjob.backends.kubernetes import deployment, doctor, namespaces
 from nbtorchjob.backends.kubernetes.api.errors import submit_error
 from nbtorchjob.backends.kubernetes.cache import Fresh, JobCache
@@ -35,11 +35,11 @@ from nbtorchjob.backends.kubernetes.doctor import named
 from nbtorchjob.backends.kubernetes.jobs import JobRef, find, results
 from nbtorchjob.backends.kubernetes.kinds import KINDS, fit
 from nbtorchjob.backends.kubernetes.payload import package, shared
-from nbtorchjob.backends.kubernetes.payload.package import Packed, pack
+from nbtorchjob.backends.kubernetes.payload.package import PackedPayload, pack
 from nbtorchjob.backends.kubernetes.session import session
 from nbtorchjob.backends.kubernetes.submit import again, attempts
 from nbtorchjob.backends.kubernetes.submit.submitter import Submitter, sharing
-from nbtorchjob.backends.kubernetes.template import asked_images
+from nbtorchjob.backends.kubernetes.template import requested_images
 from nbtorchjob.backends.talk import Conversation, Talk
 from nbtorchjob.environment import images
 from nbtorchjob.environment.images import Contents
@@ -53,7 +53,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import interrupts, loop
 from nbtorchjob.machine.interrupts import Interrupted, Once
-from nbtorchjob.payload.results import Fetched
+from nbtorchjob.payload.results import FetchedValue
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
@@ -329,7 +329,7 @@ class KubernetesBackend(Backend):
                 finally:
                     cache.release()
 
-    def fetch(self, name: str, value: ev.ValueReady) -> Fetched:
+    def fetch(self, name: str, value: ev.ValueReady) -> FetchedValue:
         """Take the value from this machine, else from the pods' logs or the store."""
         return loop.run(results.fetch(name, value))
 
@@ -392,7 +392,7 @@ class KubernetesBackend(Backend):
         policies = fit.enforced(kind, info.jobspec, info.retry_owner)
         return {field: str(enforcement) for field, enforcement in policies.items()}
 
-    def tended(self, info: JobInfo) -> Tended | None:
+    def tended(self, info: JobInfo) -> TenderStatus | None:
         """Look into the namespace's Leases and this machine's cache, if the job needs a tender."""
         kind = KINDS.get(info.cluster.get("kind", ""))
         if kind is None or info.unreadable:
@@ -410,7 +410,9 @@ class KubernetesBackend(Backend):
     def image_contents(self, spec: JobSpec) -> list[Contents]:
         """Return what nodes with these images reported when this user followed their jobs."""
         return [
-            contents for image in asked_images(spec) if (contents := images.contents_of(image)) is not None
+            contents
+            for image in requested_images(spec)
+            if (contents := images.contents_of(image)) is not None
         ]
 
     def choices(self, spec: JobSpec) -> Mapping[str, Sequence[Choice]]:
@@ -458,7 +460,7 @@ def _store(call: Call, spec: JobSpec, info: JobInfo) -> None:
         shared.remember(storage)
 
 
-async def _send(packed: Packed, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
+async def _send(packed: PackedPayload, spec: JobSpec, info: JobInfo) -> list[JobInfo]:
     sent_info = replace(info, packed=time.time(), payload=len(packed.data))
     return [_remember(await Submitter(await session(spec.cluster.context), packed, spec, sent_info).send())]
 
@@ -470,12 +472,12 @@ def _remember(sent: JobInfo) -> JobInfo:
     return sent
 
 
-async def _send_runs(packed: Packed, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
+async def _send_runs(packed: PackedPayload, spec: JobSpec, infos: Sequence[JobInfo]) -> list[JobInfo]:
     """Send the runs of a group, several at a time: all, or none."""
     sent: list[JobInfo] = []
     room = asyncio.Semaphore(_SENT_AT_A_TIME)
 
-    async def send(part: Packed, info: JobInfo) -> None:
+    async def send(part: PackedPayload, info: JobInfo) -> None:
         async with room:
             sent.extend(await _send(part, replace(spec, name=info.name), info))
 

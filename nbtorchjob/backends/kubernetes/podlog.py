@@ -116,7 +116,7 @@ class Splitter:
         return Lines(b"".join([*self._rest, b"\n"]))
 
 
-class Seen:
+class SeenLines:
     """Which lines were yielded already, so that a log can be requested again."""
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ async def follow(
     ended: Callable[[], Awaitable[Life]],
     silence: float = SILENCE_SECONDS,
     tries: int = LAST_TRIES,
-    seen: Seen | None = None,
+    seen: SeenLines | None = None,
 ) -> AsyncGenerator[Lines, None]:
     """Yield the lines of a container and, after a restart in place, of the next one, until ``ended`` says so.
 
@@ -233,7 +233,7 @@ async def follow(
     uid: another one may get its name. ``seen`` are lines of an earlier call that aren't yielded again. Raises
     ``ClusterError`` if the log may not be read, or if the end of it can't be.
     """
-    log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence, seen or Seen())
+    log = _Log(client, Target(PODS, namespace, pod, "log"), container, silence, seen or SeenLines())
     pauses, restarts, failures = delays(client.pause, _LONGEST_WAIT), 0, 0
     while not (life := await ended()).missing:
         has_lines = False
@@ -267,7 +267,7 @@ def read_all(
     container: str,
     *,
     restarts: int = 0,
-    seen: Seen | None = None,
+    seen: SeenLines | None = None,
 ) -> AsyncGenerator[Lines, None]:
     """Return the whole log of a container that has ended, and of the one before if it was restarted."""
 
@@ -280,7 +280,9 @@ def read_all(
 class _Log:
     """One container's log, of which no line is yielded twice."""
 
-    def __init__(self, client: Client, target: Target, container: str, silence: float, seen: Seen) -> None:
+    def __init__(
+        self, client: Client, target: Target, container: str, silence: float, seen: SeenLines
+    ) -> None:
         self._client = client
         self._target = target
         self._silence = silence

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from nbtorchjob.backends.kubernetes.objects.submission import Submission
 from nbtorchjob.backends.kubernetes.payload import package, stores
-from nbtorchjob.environment.images import Asked
+from nbtorchjob.environment.images import JobImage
 from nbtorchjob.errors import SpecError
 from nbtorchjob.runtime.facts import injected
 from nbtorchjob.runtime.store.payload import GIVEN
@@ -168,7 +168,7 @@ def template(
     return elsewhere(manifest, sub)
 
 
-def asked_images(spec: JobSpec) -> list[Asked]:
+def requested_images(spec: JobSpec) -> list[JobImage]:
     """Return the requested images: that of node 0, then that of the nodes from 1 on, if it is another one.
 
     A runtime's image is only known from its pods, so it is represented by the runtime's name.
@@ -180,7 +180,9 @@ def asked_images(spec: JobSpec) -> list[Asked]:
     runtime = f"of the runtime {cluster.runtime or 'by default'}"
     where = f"{extra}\n{cluster.namespace or ''}"  # a namespace may have a runtime of its own
     return [
-        Asked(cluster.context or "", image, extra) if image else Asked(cluster.context or "", runtime, where)
+        JobImage(cluster.context or "", image, extra)
+        if image
+        else JobImage(cluster.context or "", runtime, where)
         for image in spec.images
     ]
 

@@ -32,7 +32,7 @@ from nbtorchjob.backends.base import (
 from nbtorchjob.backends.local import directory, listing, liveness
 from nbtorchjob.backends.local.directory import JobDirectory, reading
 from nbtorchjob.backends.local.eventfile import EventFile
-from nbtorchjob.backends.local.listing import DAMAGED, Listed, Listing
+from nbtorchjob.backends.local.listing import DAMAGED, ListedJob, Listing
 from nbtorchjob.capture import identity
 from nbtorchjob.errors import (
     AskError,
@@ -69,7 +69,7 @@ from nbtorchjob.text.hints import hint
 if TYPE_CHECKING:
     from nbtorchjob.backends.talk import Talk
     from nbtorchjob.capture import Call
-    from nbtorchjob.payload.results import Fetched
+    from nbtorchjob.payload.results import FetchedValue
     from nbtorchjob.runtime.data import cache
     from nbtorchjob.state.turns import View
 
@@ -93,7 +93,7 @@ class LocalBackend(Backend):
     def __init__(self) -> None:
         self._listing = Listing()
         self._summaries: dict[Path, listing.Summaries] = {}  # by their file
-        self._jobs: dict[str, Listed] = {}  # what was read of labs, whose states are needed again and again
+        self._jobs: dict[str, ListedJob] = {}  # of labs, whose states are needed again and again
 
     def check(self, spec: JobSpec) -> list[str]:
         """Refuse cluster options, and any job if this isn't Linux; warn of more ranks than cores."""
@@ -319,7 +319,7 @@ class LocalBackend(Backend):
         with suppress(*DAMAGED):
             listed = self._jobs.get(name)
             if listed is None:
-                listed = self._jobs[name] = Listed(job.path.parent, name)
+                listed = self._jobs[name] = ListedJob(job.path.parent, name)
             listed.look()
             return listed.state()
         self._jobs.pop(name, None)
@@ -519,9 +519,9 @@ class LocalBackend(Backend):
         with reading(job.path, "key"):
             return job.key.read_bytes()
 
-    def fetch(self, name: str, value: ValueReady) -> Fetched:
+    def fetch(self, name: str, value: ValueReady) -> FetchedValue:
         """Return the file that the rank wrote: it is on this machine already."""
-        from nbtorchjob.payload.results import Fetched  # late: lists load no values
+        from nbtorchjob.payload.results import FetchedValue  # late: lists load no values
 
         job = self._job(name)
         path = job.value(value.round, value.rank, value.ref)
@@ -534,7 +534,7 @@ class LocalBackend(Backend):
         with reading(job.path, "key"):
             key = job.key.read_bytes()
         try:
-            return Fetched(path, wire.value_key(key, job.run(), value.round, value.rank))
+            return FetchedValue(path, wire.value_key(key, job.run(), value.round, value.rank))
         except wire.WireError as exc:
             raise ResultError(f"the value of {name} can't be checked: {exc}") from exc
 
@@ -560,7 +560,7 @@ class LocalBackend(Backend):
             raise JobNotFoundError(f"there is no job named {name!r} on this machine")
         return job
 
-    def _unexpired(self, without: Callable[[str, listing.Mark], bool] = lambda *_: False) -> list[Listed]:
+    def _unexpired(self, without: Callable[[str, listing.Mark], bool] = lambda *_: False) -> list[ListedJob]:
         """Return the jobs whose time to live isn't over, and delete the others."""
         stay = []
         for job in self._listing.look(directory.jobs_dir(), without):

@@ -164,7 +164,7 @@ class _Doing(NamedTuple):
 
 
 _LOOK_S = 1.0  # between two looks at a job that others wait for
-_holders: dict[str, tuple[Listed | None, float, _Doing]] = {}
+_holders: dict[str, tuple[ListedJob | None, float, _Doing]] = {}
 
 
 def _does(name: str, now: float) -> _Doing:
@@ -172,7 +172,7 @@ def _does(name: str, now: float) -> _Doing:
     listed, looked, doing = _holders.get(name) or (None, 0.0, _Doing("running", stuck=False))
     if not 0 <= now - looked < _LOOK_S:
         with suppress(*DAMAGED):
-            listed = listed or Listed(directory.jobs_dir(), name)
+            listed = listed or ListedJob(directory.jobs_dir(), name)
             listed.look()
             state = listed.state()
             if state.stopped:
@@ -216,7 +216,7 @@ class Listing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._folder = Path()
-        self._jobs: dict[str, Listed] = {}
+        self._jobs: dict[str, ListedJob] = {}
         self._left_out: set[str] = set()
 
     def leave_out(self, name: str, exc: Exception) -> None:
@@ -227,7 +227,7 @@ class Listing:
 
             logging.getLogger(__name__).warning("%s isn't listed: %s", name, exc)
 
-    def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[Listed]:
+    def look(self, folder: Path, without: Callable[[str, Mark], bool] = lambda *_: False) -> list[ListedJob]:
         """Return the jobs whose folders lie in ``folder``, except those that ``without`` is true for."""
         with self._lock:
             previous, self._jobs = (self._jobs if folder == self._folder else {}), {}
@@ -239,14 +239,14 @@ class Listing:
                     stat = os.stat(f"{folder}/{name}/events.jsonl")
                     if without(name, _mark(stat)):
                         continue  # it isn't remembered here, either
-                    job = self._jobs[name] = previous.get(name) or Listed(folder, name)
+                    job = self._jobs[name] = previous.get(name) or ListedJob(folder, name)
                     job.seen(stat)
                 except DAMAGED as exc:
                     self.leave_out(name, exc)
             return [*self._jobs.values()]
 
 
-class Listed:
+class ListedJob:
     """A job's folder, as it was at the last look."""
 
     __slots__ = (

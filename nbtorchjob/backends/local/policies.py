@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nbtorchjob.backends.base import Enforced
+from nbtorchjob.backends.base import Enforcement
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.spec.policies import CleanPodPolicy, RunPolicy
 
-_ENDED = Enforced("a node's processes end with it, and there are no pods to keep")
-_ATTEMPTS = Enforced("the job's supervisor starts all nodes again")
-POLICIES: Mapping[str, Enforced] = {
+_ENDED = Enforcement("a node's processes end with it, and there are no pods to keep")
+_ATTEMPTS = Enforcement("the job's supervisor starts all nodes again")
+POLICIES: Mapping[str, Enforcement] = {
     "clean_pod_policy=None": _ENDED,
     "clean_pod_policy=Running": _ENDED,
-    "clean_pod_policy=All": Enforced(refused="there are no pods: `%torchjob delete` removes what a job left"),
-    "ttl_seconds_after_finished": Enforced(by_us="when the next job is submitted, or jobs are listed"),
-    "active_deadline_seconds": Enforced(
+    "clean_pod_policy=All": Enforcement(
+        refused="there are no pods: `%torchjob delete` removes what a job left"
+    ),
+    "ttl_seconds_after_finished": Enforcement(by_us="when the next job is submitted, or jobs are listed"),
+    "active_deadline_seconds": Enforcement(
         "counted from the job's creation, or from its turn, over all attempts"
     ),
-    "leave_before": Enforced("the job's supervisor tells its nodes"),
-    "backoff_limit": Enforced(refused="there are no pods to restart: use --retries instead"),
-    "start_within": Enforced("a node's process starts at once"),
-    "suspend": Enforced(refused="its processes would lose their work"),
+    "leave_before": Enforcement("the job's supervisor tells its nodes"),
+    "backoff_limit": Enforcement(refused="there are no pods to restart: use --retries instead"),
+    "start_within": Enforcement("a node's process starts at once"),
+    "suspend": Enforcement(refused="its processes would lose their work"),
     "retries": _ATTEMPTS,
     "preemptions": _ATTEMPTS,
 }

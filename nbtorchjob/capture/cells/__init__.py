@@ -43,7 +43,7 @@ _modules_named: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Read(FrozenDataclass):
+class NameRead(FrozenDataclass):
     """A name that the cell looks up, and where; ``guarded`` if a NameError would be caught."""
 
     name: str
@@ -56,7 +56,7 @@ class Cell(FrozenDataclass):
 
     text: str
     code: CodeType
-    reads: tuple[Read, ...]
+    reads: tuple[NameRead, ...]
     sets: frozenset[str]
     attributes: frozenset[str]
     imports: frozenset[str]  # modules' full names
@@ -221,7 +221,7 @@ class _Scan:
     """Scans a cell's code and the code that it defines."""
 
     def __init__(self, guarded: set[int]) -> None:
-        self.reads: list[Read] = []
+        self.reads: list[NameRead] = []
         self.sets: set[str] = set()
         self._guarded = guarded
         self._names = flow.Names()
@@ -240,7 +240,7 @@ class _Scan:
             line = lines.get(instruction.offset) or line
             sure = outer_names | own_names
             if instruction.opname in _LOADS and not sure & self._names.bit(instruction.argval):
-                self.reads.append(Read(instruction.argval, line, lazy or line in self._guarded))
+                self.reads.append(NameRead(instruction.argval, line, lazy or line in self._guarded))
             if isinstance(instruction.argval, CodeType):
                 # A class body's names are not visible to the functions in it.
                 self.code(instruction.argval, outer_names if nested else sure, nested=True)

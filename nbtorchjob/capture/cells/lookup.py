@@ -12,7 +12,7 @@ from dataclasses import field
 from types import CodeType, FunctionType
 from typing import Any
 
-from nbtorchjob.capture.cells import Cell, Read, module_in, surely_read
+from nbtorchjob.capture.cells import Cell, NameRead, module_in, surely_read
 from nbtorchjob.errors import CaptureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.runtime.api import rank_api
@@ -64,7 +64,7 @@ def captured(
     """
     _refuse_getpass(cell, namespace)
     names: dict[str, None] = {}
-    nowhere: dict[str, Read] = {}
+    nowhere: dict[str, NameRead] = {}
     for read in cell.reads:
         settled = read.guarded or read.name in cell.sets
         if _notebook_only(read.name, namespace):
@@ -104,7 +104,7 @@ def _refuse_getpass(cell: Cell, namespace: Mapping[str, Any]) -> None:
 
 
 def _undefined(
-    nowhere: dict[str, Read],
+    nowhere: dict[str, NameRead],
     cell: Cell,
     namespace: dict[str, Any],
     former: Container[str],
@@ -255,7 +255,7 @@ def _setter(name: str, namespace: dict[str, Any]) -> str:
     return ""
 
 
-def _why(read: Read, names: set[str], former: Container[str], rank_names: RankNames) -> str:
+def _why(read: NameRead, names: set[str], former: Container[str], rank_names: RankNames) -> str:
     where = f"name {read.name!r} (line {read.line})"
     if why := rank_names.why(read.name):
         return f"{where} {why}"

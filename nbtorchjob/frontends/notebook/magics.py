@@ -17,7 +17,7 @@ from nbtorchjob.backends import naming
 from nbtorchjob.capture import identity
 from nbtorchjob.capture.cells.lookup import NOTHING
 from nbtorchjob.commands import front, running, swapping, table, verbs
-from nbtorchjob.commands.front import Answer, Edited, LogRequest, RunRequest
+from nbtorchjob.commands.front import Answer, EditedCell, LogRequest, RunRequest
 from nbtorchjob.errors import CellSyntaxError, LineError, NameTakenError, SpecError
 from nbtorchjob.frontends.panel import ConfigPanel
 from nbtorchjob.job import Job
@@ -169,7 +169,7 @@ class TorchJobMagics:
         named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
         other = f"--name {naming.beside(name, earlier.name)}"
         again = named.sub(other, line) if named.search(line) else f"{other} {line}"
-        answer = swapping.choice(earlier, Edited(request.call.text, filename, self), again.strip())
+        answer = swapping.choice(earlier, EditedCell(request.call.text, filename, self), again.strip())
         if self._page:  # elsewhere the error says as much
             self.show(answer)
 

@@ -213,7 +213,7 @@ def _finds(name: str) -> str:
 
 
 @dataclass
-class _Watched:
+class _WatchedScope:
     """A watched scope, and what was last seen there."""
 
     scope: BackendScope
@@ -243,7 +243,7 @@ class Watch:
         self.history = History()
         self._last_request = float("-inf")
         self._answered = False  # whether any page has had an answer
-        self._watched: dict[BackendScope, _Watched] = {}
+        self._watched: dict[BackendScope, _WatchedScope] = {}
         # By lane. Jobs may be there that this server has never seen.
         self._notes = {_finds(name): Note(f"{name}:", f"jobs ({name}) aren't listed yet") for name in every}
         self._logged: dict[str, str] = {}  # by lane: what went wrong at the last look
@@ -289,7 +289,7 @@ class Watch:
     def _is_wanted(self) -> bool:
         return self._clock() - self._last_request < _INTEREST_S
 
-    def _late(self, watched: _Watched) -> Note | None:
+    def _late(self, watched: _WatchedScope) -> Note | None:
         """Return a note on a scope that hasn't answered since pages ask again, unless it has refused."""
         scope = watched.scope
         if scope.lane in self._notes or self._clock() - watched.seen < _INTEREST_S:
@@ -322,10 +322,10 @@ class Watch:
 
     def _begin(self, scope: BackendScope) -> None:
         poller = Poller(lambda: self._look(watched), self._every[scope.backend], self._is_wanted)
-        watched = self._watched[scope] = _Watched(scope, poller, Look())
+        watched = self._watched[scope] = _WatchedScope(scope, poller, Look())
         poller.begin()
 
-    async def _look(self, watched: _Watched) -> None:
+    async def _look(self, watched: _WatchedScope) -> None:
         scope, before = watched.scope, watched.look
         result = await self._ask(scope.lane, scope.ids, f"{scope}", lambda: before.again(scope, self._roots))
         if result is not None:

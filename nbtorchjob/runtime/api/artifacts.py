@@ -163,7 +163,7 @@ def _pack(
                 for name, size in list(sizes.items()):
                     try:
                         _add(archive, os.path.join(folder, name), name, size)
-                    except _Gone as exc:
+                    except _UnreadableError as exc:
                         left.append("%s (%s)" % (name, exc))
                         del sizes[name]
             os.replace(partial, packed)
@@ -173,7 +173,7 @@ def _pack(
     return sizes
 
 
-class _Gone(Exception):
+class _UnreadableError(Exception):
     """A file can't be read any more: processes that ranks started may outlive them and still work there."""
 
 
@@ -182,7 +182,7 @@ def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
         entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
         opened = wire.plain(path, os.O_RDONLY)
     except OSError as exc:
-        raise _Gone(exc.strerror) from exc
+        raise _UnreadableError(exc.strerror) from exc
     with open(opened, "rb") as file, archive.open(entry, "w") as target:
         while size > 0:  # it may grow faster than it is read
             piece = file.read(min(size, 1 << 20))

@@ -117,7 +117,7 @@ def of(entry: Dict[str, Any]) -> Source:
 
     where = str(entry["where"])
     if "list" in entry:
-        return Sent(where, entry["list"])
+        return SentFolder(where, entry["list"])
     scheme = urlsplit(where).scheme
     if scheme in ("http", "https"):
         return web.Web(where)
@@ -131,7 +131,7 @@ def target(file: File, folder: str) -> str:
     return path
 
 
-class Filtered(NamedTuple):
+class FilteredUrl(NamedTuple):
     """A URL, and which of its files are wanted: ``?include=*.json,*.safetensors&exclude=*.bin``."""
 
     url: str
@@ -139,7 +139,7 @@ class Filtered(NamedTuple):
     exclude: Tuple[str, ...]
 
     @classmethod
-    def parse(cls, where: str) -> "Filtered":
+    def parse(cls, where: str) -> "FilteredUrl":
         """Split the patterns off a URL."""
         parts = urlsplit(where)
         query = parse_qs(parts.query)
@@ -179,7 +179,7 @@ class Store(Source):
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
-        self._filtered = Filtered.parse(where)
+        self._filtered = FilteredUrl.parse(where)
         self._root = ""
         self._fs: Any = None
         self._single = False
@@ -275,7 +275,7 @@ class _store_errors:
         raise (DataError(text) if isinstance(exc, ValueError) else DataError.later(text)) from None
 
 
-class Sent(Source):
+class SentFolder(Source):
     """A folder of the notebook's machine, whose files are in the job's store by their digests."""
 
     def __init__(self, where: str, listed: Dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from http.client import HTTPException, InvalidURL
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from nbtorchjob.runtime.data.sources import FULL, PART, DataError, File, Filtered, Look, Source, target
+from nbtorchjob.runtime.data.sources import FULL, PART, DataError, File, FilteredUrl, Look, Source, target
 from nbtorchjob.runtime.facts import exits
 
 _PIECE = 1 << 20
@@ -220,7 +220,7 @@ class Hub(Source):
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
-        self._filtered = Filtered.parse(where)
+        self._filtered = FilteredUrl.parse(where)
         self._repo = _Repo.parse(self._filtered.url)
         self._token = next((os.environ[name] for name in _TOKENS if os.environ.get(name)), "")
         self._commit = ""

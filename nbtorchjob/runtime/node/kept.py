@@ -60,7 +60,7 @@ def room_for(path: str) -> Iterator[None]:
         raise Refused("%s: %s" % (exc.strerror, shortage.limit_met(exc))) from exc
 
 
-class Kept:
+class KeptSwaps:
     """The swaps of a node, in the folder ``place``; if that is "", no later attempt begins with them.
 
     The node's ranks find local modules in the folder ``files``. Payloads are signed with ``key``.

@@ -53,7 +53,7 @@ from nbtorchjob.runtime.api.points import (
 )
 from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts import emit
-from nbtorchjob.runtime.node.kept import Kept, lay, received, remove
+from nbtorchjob.runtime.node.kept import KeptSwaps, lay, received, remove
 from nbtorchjob.runtime.objects.wire import derived, sealed
 from nbtorchjob.runtime.rank.swapping import (
     BACK,
@@ -145,7 +145,7 @@ class Swaps:
         self._home = folder
         self._files = files
         self._key = key
-        self.kept = Kept(node, os.path.join(folder, KEPT) if keeps else "", files, key)
+        self.kept = KeptSwaps(node, os.path.join(folder, KEPT) if keeps else "", files, key)
         self._lock = threading.RLock()  # a lab's ranks begin and end in another thread than the agent's
         self._requests: Dict[str, _Request] = {}  # by id, in their order
         self._ranks: Optional[Ranks] = None

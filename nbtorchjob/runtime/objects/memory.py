@@ -81,14 +81,14 @@ class Memory:
         """The number of bytes, each counted once."""
         return sum(region.end - region.start for region in self.regions()[1])
 
-    def regions(self) -> Tuple[List[Tuple[int, int]], List[_Used]]:
+    def regions(self) -> Tuple[List[Tuple[int, int]], List[_MemoryUse]]:
         """Return the region and offset of each number, and all regions: overlapping memory is one region."""
         slots = [(0, 0)] * len(self.spans)
-        regions: List[_Used] = []
+        regions: List[_MemoryUse] = []
         for index in sorted(range(len(self.spans)), key=lambda index: self.spans[index][:2]):
             place, low, start, end, owner = self.spans[index]
             if not regions or regions[-1].place != place or low >= regions[-1].end:
-                regions.append(_Used(place, low, end, []))
+                regions.append(_MemoryUse(place, low, end, []))
             regions[-1].owners.append(owner)
             regions[-1].end = max(regions[-1].end, end)
             slots[index] = (len(regions) - 1, start - regions[-1].start)
@@ -96,7 +96,7 @@ class Memory:
 
 
 @dataclass
-class _Used:
+class _MemoryUse:
     """Memory that one array or tensor uses, or several whose memory overlaps."""
 
     place: Place

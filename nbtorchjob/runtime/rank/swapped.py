@@ -64,7 +64,7 @@ class LackingNamesError(CannotSwapError):
         self.names = names
 
 
-class Tried(NamedTuple):
+class TriedSwap(NamedTuple):
     """A function with new code, and the old value of its name: maybe itself, with its old ``attributes``."""
 
     function: Any
@@ -78,7 +78,7 @@ class Change:
     def __init__(self, space: Dict[str, Any]) -> None:
         self.words: Dict[str, Any] = {}  # how the payload describes the swap
         self.hows: Dict[str, str] = {}
-        self.functions: List[Tried] = []
+        self.functions: List[TriedSwap] = []
         self.compiled = False  # whether code that torch has compiled will be compiled anew
         self._settings: List[optimizers.Setting] = []
         self._space = space
@@ -243,7 +243,7 @@ class Change:
         else:
             self._undo.append(lambda: space.__setitem__(name, old))
             if isinstance(new, types.FunctionType) and callable(old):
-                self.functions.append(Tried(new, old, {}))
+                self.functions.append(TriedSwap(new, old, {}))
 
     def _change_function(self, old: Any, new: Any) -> None:
         saved = {name: getattr(old, name) for name in _COPIED}
@@ -257,7 +257,7 @@ class Change:
         self._undo.append(put_back)
         _give(old, {name: getattr(new, name) for name in _COPIED})
         vars(old).update(vars(new))
-        self.functions.append(Tried(old, old, saved))
+        self.functions.append(TriedSwap(old, old, saved))
 
     def _set(self, cls: Any, name: str, value: Any) -> None:
         previous = vars(cls).get(name, _GONE)

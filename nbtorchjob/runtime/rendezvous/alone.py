@@ -124,7 +124,7 @@ class Alone:
         """
 
 
-class Solo(RendezvousHandler):  # type: ignore[misc]
+class SoloRendezvous(RendezvousHandler):  # type: ignore[misc]
     """A rendezvous of one agent, without waiting: c10d would sleep up to 0.3 s before its first round."""
 
     def __init__(self, run_id: str) -> None:

@@ -230,7 +230,7 @@ DEFAULTS = {
 _SHORTEST_S = 0.005
 
 
-class Watched(RendezvousHandler):  # type: ignore[misc]
+class WatchedRendezvous(RendezvousHandler):  # type: ignore[misc]
     """A c10d rendezvous that also restarts the group when a peer is known to be gone.
 
     c10d notices a lost node only as a failed collective, which counts against ``max_restarts``, while a
@@ -338,13 +338,13 @@ def dynamic(
     local_addr: "str | None",
     configs: Dict[str, Any],
     key: bytes,
-) -> Watched:
+) -> WatchedRendezvous:
     """Meet other agents over c10d at ``endpoint`` (host:port); ``configs`` are torchrun's rdzv-conf.
 
     They recognize each other by ``key``. Raises ``PeersEnded`` if the job has ended, ``TimeoutError`` if
     no other agent comes.
     """
-    os.environ[torch_versions.OWN_STORE] = "1"  # ``Watched`` opens one per round
+    os.environ[torch_versions.OWN_STORE] = "1"  # ``WatchedRendezvous`` opens one per round
     torch_versions.METHOD_NAME.replace(_calling)
     conf = {**DEFAULTS, **configs}
     where = Endpoint(endpoint, timedelta(seconds=int(conf["read_timeout"])), key)
@@ -384,7 +384,7 @@ def dynamic(
     def meet() -> Tuple[RendezvousHandler, Peers]:
         return enter(where.serve()) if hosted else where.join(float(conf["join_timeout"]), enter)
 
-    return Watched(where, meet)
+    return WatchedRendezvous(where, meet)
 
 
 def _calling(depth: int = 2) -> str:

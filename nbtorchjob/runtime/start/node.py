@@ -297,7 +297,7 @@ def _rendezvous(launch: Dict[str, Any], node: int, key: Optional[bytes], fetchin
     from nbtorchjob.runtime.rendezvous import alone
 
     if launch["nodes"] == (1, 1):
-        return alone.Solo(launch["run_id"])
+        return alone.SoloRendezvous(launch["run_id"])
     if not launch["endpoint"]:
         raise PayloadError(
             "this is one of %d nodes, but their meeting point is unknown: set PET_RDZV_ENDPOINT to HOST:PORT"

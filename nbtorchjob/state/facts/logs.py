@@ -67,7 +67,7 @@ def compiled(pattern: str, name: str = "pattern") -> re.Pattern[str]:
         raise SpecError(name, pattern, f"a regular expression ({exc})") from exc
 
 
-class Wanted(FrozenDataclass):
+class LineFilter(FrozenDataclass):
     """Which lines are wanted: those written from ``since`` to ``until`` that match ``pattern``."""
 
     since: float | None = None
@@ -83,7 +83,7 @@ class Wanted(FrozenDataclass):
         return self.pattern is None or self.pattern.search(line.text) is not None
 
 
-ALL = Wanted()
+ALL = LineFilter()
 
 
 @dataclass

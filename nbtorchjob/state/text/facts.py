@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from nbtorchjob.state import Failure, JobInfo, JobState, Node, Phase, Spent
+from nbtorchjob.state import BudgetUse, Failure, JobInfo, JobState, Node, Phase
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.facts.events import (
     FAILURE,
@@ -172,12 +172,12 @@ def counts(state: JobState) -> str:
     return DOT.join([*parts, *map(budget, state.budgets)])
 
 
-def budget(spent: Spent) -> str:
+def budget(spent: BudgetUse) -> str:
     """Return ``failures 1/3`` or ``preemptions 4/unlimited``."""
     return f"{spent.budget.value} {spent.used}/{limit(spent)}"
 
 
-def limit(spent: Spent) -> str:
+def limit(spent: BudgetUse) -> str:
     """Return how much a budget allows: ``3``, ``unlimited``."""
     return f"{spent.limit:g}" if math.isfinite(spent.limit) else "unlimited"
 

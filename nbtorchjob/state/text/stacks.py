@@ -15,7 +15,7 @@ from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
 from nbtorchjob.state import JobState
 from nbtorchjob.state.diagnosis import Diagnosis, diagnose
 from nbtorchjob.state.diagnosis.seen import Sources, library, place
-from nbtorchjob.state.spent import ACCELERATOR, COMPUTE, DATA, IDLE, PYTHON, RANKS, Spent
+from nbtorchjob.state.spent import ACCELERATOR, COMPUTE, DATA, IDLE, PYTHON, RANKS, TimeSpent
 from nbtorchjob.state.text import hang
 from nbtorchjob.text.words import clip, clock, columns, count, duration, line, ranks, size
 
@@ -211,7 +211,7 @@ class Profile(FrozenDataclass):
 
     rank: int
     path: Path
-    spent: Spent
+    spent: TimeSpent
 
     @property
     def lines(self) -> list[str]:
@@ -271,7 +271,7 @@ class Profile(FrozenDataclass):
         return {"rank": self.rank, "path": str(self.path), **asdict(self.spent)}
 
 
-class Held(FrozenDataclass):
+class TensorMemory(FrozenDataclass):
     """What a rank's tensors use of the memory that torch has reserved on a device, in bytes."""
 
     device: int
@@ -289,7 +289,7 @@ class MemoryProfile(FrozenDataclass):
     path: Path
     seconds: float
     events: int
-    held: tuple[Held, ...]
+    held: tuple[TensorMemory, ...]
 
     @property
     def lines(self) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 
-from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.base import TenderStatus
 from nbtorchjob.spec.options import TABLE
 from nbtorchjob.spec.overlay import POLICY, RETRY, value_at
 from nbtorchjob.state import US, JobState, Phase, turns
@@ -33,7 +33,7 @@ _MAX_WHO = 200
 
 
 def text(
-    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: TenderStatus | None = None
 ) -> str:
     """Return the job in plain text.
 
@@ -45,14 +45,14 @@ def text(
 
 
 def html(
-    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: TenderStatus | None = None
 ) -> str:
     """Return the same as :func:`text`, as HTML that a sanitiser leaves whole."""
     return elements.html(facts.last_line(state, now), parts(state, now, enforced, folder, tended))
 
 
 def parts(
-    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: Tended | None = None
+    state: JobState, now: float, enforced: Mapping[str, str], folder: Path, tended: TenderStatus | None = None
 ) -> Iterator[Part]:
     """Yield the parts that aren't empty, in order; the arguments are those of :func:`text`."""
     description = facts.ships(state)
@@ -181,7 +181,7 @@ def _policy_rows(state: JobState, enforced: Mapping[str, str]) -> list[tuple[str
     return [("option", "value", "enforced by"), *option_rows] if option_rows else []
 
 
-def _tended(state: JobState, tended: Tended | None, now: float) -> list[str]:
+def _tended(state: JobState, tended: TenderStatus | None, now: float) -> list[str]:
     if tended is None or state.phase.terminal:
         return []
     if not tended.who:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from nbtorchjob import api
-from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.base import TenderStatus
 from nbtorchjob.errors import JobFailedError
 from nbtorchjob.job import Job
 from nbtorchjob.machine.folders import state_dir
@@ -296,7 +296,9 @@ def short(exc: E, view: View) -> E:
     return exc
 
 
-def description(state: JobState, enforced: Mapping[str, str], tended: Tended | None = None) -> dict[str, str]:
+def description(
+    state: JobState, enforced: Mapping[str, str], tended: TenderStatus | None = None
+) -> dict[str, str]:
     """Return all that is known of a job as HTML and as text; the arguments are those of ``describe.text``."""
     arguments = state, time.time(), enforced, state_dir(), tended
     return {"text/html": describe.html(*arguments), "text/plain": safe(describe.text(*arguments))}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbtorchjob.backends.kubernetes.podlog import Lines, Seen, Splitter, earlier
+from nbtorchjob.backends.kubernetes.podlog import Lines, SeenLines, Splitter, earlier
 
 
 def stamp(seconds):
@@ -48,7 +48,7 @@ def test_sincetime_is_a_full_second_in_the_logs_own_zone(timestamp, asked):
 
 
 def test_what_is_remembered_of_a_log_is_bounded():
-    seen = Seen()
+    seen = SeenLines()
     for start in range(0, 100_000, 1000):
         seen.add([stamp(1 + at / 1_000_000) for at in range(start, start + 1000)])
     repeats = seen.repeats()

@@ -15,7 +15,7 @@ from nbtorchjob.backends.base import Choice
 from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.commands import front, verbs
 from nbtorchjob.environment import images
-from nbtorchjob.environment.images import HEAD, Asked
+from nbtorchjob.environment.images import HEAD, JobImage
 from nbtorchjob.errors import NBTorchJobError
 from nbtorchjob.frontends.panel.actions import Latest
 from nbtorchjob.spec import profiles
@@ -290,7 +290,7 @@ def test_what_the_image_has_of_the_imports_is_a_table(cell):
     assert screen.cells[:2] == [HEAD, ("tqdm", "tqdm", version("tqdm"), "?", "?")]
 
     environment = EnvironmentTold(1.0, 0, "3.11.2", "x86_64", {"tqdm": "1.0", "torch": "2.13.0"})
-    images.learn(Asked("", "registry.example/train:2"), "sha256:1", environment)
+    images.learn(JobImage("", "registry.example/train:2"), "sha256:1", environment)
     screen.type("image", "registry.example/train:2")
 
     assert f"The image has tqdm 1.0 (here {version('tqdm')})." in screen.image

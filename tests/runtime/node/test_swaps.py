@@ -18,7 +18,7 @@ from nbtorchjob.runtime.api import checkpoints, points
 from nbtorchjob.runtime.api.points import POINT, Page
 from nbtorchjob.runtime.ask.answering import Question
 from nbtorchjob.runtime.facts import injected
-from nbtorchjob.runtime.node.kept import Kept
+from nbtorchjob.runtime.node.kept import KeptSwaps
 from nbtorchjob.runtime.node.swaps import Swaps
 from nbtorchjob.runtime.rank import swapped, swapping
 from nbtorchjob.runtime.rendezvous.alone import Alone
@@ -213,7 +213,7 @@ def test_a_local_module_comes_along_and_goes_with_a_swap_that_is_refused(job, sp
     assert space["lr"] == 3
     # A later attempt gets the module in a new folder.
     shutil.rmtree(folder / "files")
-    Kept(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None)
+    KeptSwaps(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None)
     assert (folder / "files" / "losses_a.py").read_text() == "lr = 3"
 
     edited = [("losses_a.py", "lr = 4"), ("words.txt", "b")]
@@ -226,7 +226,7 @@ def test_a_local_module_comes_along_and_goes_with_a_swap_that_is_refused(job, sp
 
 def keep(node, folder, barrier, answers):
     """Run as one of several nodes that keep swaps at the same moment."""
-    kept = Kept(node, str(folder / str(node)), str(folder / "files"), KEY)
+    kept = KeptSwaps(node, str(folder / str(node)), str(folder / "files"), KEY)
     kept._first = True  # as while one round's first node still keeps swaps, and the next round's begins
     source = folder / "source"
     trouble = []
@@ -262,7 +262,7 @@ def test_a_job_that_resumes_another_leaves_the_swaps_of_that_alone(folder, monke
 
     def agreed(run, attempt):
         monkeypatch.setenv("NBTORCHJOB_RUN", run)
-        kept = Kept(0, str(folder / run / attempt), str(folder / "files"), KEY)
+        kept = KeptSwaps(0, str(folder / run / attempt), str(folder / "files"), KEY)
         return kept, kept.agree(Store(), 0, 1, None)
 
     old, _ = agreed("1.5", "first")
@@ -291,7 +291,7 @@ def test_nodes_whose_hosts_mounted_the_secret_at_different_times_begin_with_the_
     monkeypatch.setenv(injected.SWAPS, str(folder / "{}" / "mounted"))
 
     def begin(node):
-        kept = Kept(node, str(folder / str(node) / "swaps"), str(folder / "files"), KEY)
+        kept = KeptSwaps(node, str(folder / str(node) / "swaps"), str(folder / "files"), KEY)
         kept.agree(connect(), node, 2, connect)
 
     def connect():
@@ -318,7 +318,7 @@ def test_a_device_in_the_place_of_an_earlier_attempts_swap_is_not_read(folder, m
     monkeypatch.setenv(injected.SWAPS, str(mounted))
     monkeypatch.setenv("NBTORCHJOB_EVENTS", str(folder / "events.jsonl"))
 
-    assert Kept(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None) == 1
+    assert KeptSwaps(0, str(folder / "swaps"), str(folder / "files"), KEY).agree(Store(), 0, 1, None) == 1
     assert "it isn't a file" in (folder / "events.jsonl").read_text()
 
 
@@ -341,7 +341,7 @@ def test_what_an_earlier_attempt_left_is_checked_as_the_ranks_read_it(folder, mo
         verify(payload, key)
 
     monkeypatch.setattr(Payload, "verify", exchange)
-    kept = Kept(0, str(folder / "swaps"), str(folder / "files"), KEY)
+    kept = KeptSwaps(0, str(folder / "swaps"), str(folder / "files"), KEY)
 
     assert kept.agree(Store(), 0, 1, None) == 1
     assert (folder / "swaps" / "1.payload").read_bytes() == payloads[1]

@@ -234,13 +234,13 @@ TOLD_MEANWHILE = """
 import os, runpy, signal, sys
 del sys.argv[0]
 sys.path.insert(0, sys.argv[0])
-from nbtorchjob.runtime.rendezvous.rendezvous import Watched
-ask = Watched.num_nodes_waiting
+from nbtorchjob.runtime.rendezvous.rendezvous import WatchedRendezvous
+ask = WatchedRendezvous.num_nodes_waiting
 def num_nodes_waiting(self):
     if os.path.exists("killed"):
         signal.raise_signal(signal.SIGUSR1)
     return ask(self)
-Watched.num_nodes_waiting = num_nodes_waiting
+WatchedRendezvous.num_nodes_waiting = num_nodes_waiting
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

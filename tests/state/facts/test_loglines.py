@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbtorchjob.state.facts.events import LogChunk
-from nbtorchjob.state.facts.logs import LogLine, Wanted, lines, merged
+from nbtorchjob.state.facts.logs import LineFilter, LogLine, lines, merged
 
 TEXT = b"one\ntwo\r\n\n50%\r100%\nlast"
 
@@ -58,7 +58,7 @@ def test_logs_are_merged_by_time():
 
 
 def test_what_is_wanted_lies_between_times_and_matches():
-    line_filter = Wanted(since=1.0, until=2.0, pattern=re.compile("lo.s$"))
+    line_filter = LineFilter(since=1.0, until=2.0, pattern=re.compile("lo.s$"))
 
     assert [
         line_filter.has(LogLine(at, 0, text))

@@ -9,8 +9,8 @@ from nbtorchjob.runtime.facts.samples import RUNS, STOPPED, Collective, Group, R
 from nbtorchjob.runtime.look.profiler import MEMORY_EVENTS
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts import events as ev
-from nbtorchjob.state.spent import Operation, Spent
-from nbtorchjob.state.text.stacks import Held, MemoryProfile, Profile, Stacks
+from nbtorchjob.state.spent import Operation, TimeSpent
+from nbtorchjob.state.text.stacks import MemoryProfile, Profile, Stacks, TensorMemory
 
 CELL = "/tmp/ipykernel_1/1.py"
 SITE = "/usr/lib/python3.11/site-packages/torch/"
@@ -94,7 +94,7 @@ OPERATIONS = (Operation("aten::mm", 40, 0.2, "Cell In[3], line 3: step(x)"), Ope
 
 
 def profile(parts=PARTS, seconds=2.0, busy=None):
-    return Profile(1, Path("job.trace.json.gz"), Spent(seconds, 2.0, parts, LINES, OPERATIONS, busy))
+    return Profile(1, Path("job.trace.json.gz"), TimeSpent(seconds, 2.0, parts, LINES, OPERATIONS, busy))
 
 
 def test_what_was_waited_for_comes_first():
@@ -135,7 +135,7 @@ def test_a_trace_that_was_cut_and_no_waiting():
 
 
 def test_what_memory_holds():
-    usage = (Held(0, 3 << 30, 1 << 30),)
+    usage = (TensorMemory(0, 3 << 30, 1 << 30),)
 
     assert MemoryProfile(0, Path("job.memory.pickle"), 3.0, 7, usage).lines == [
         "rank 0, 3.0 s: 7 events of its allocator",

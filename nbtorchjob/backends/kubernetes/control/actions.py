@@ -23,7 +23,7 @@ from nbtorchjob.backends.kubernetes.jobs import JobRef, concluded, over, results
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.backends.kubernetes.payload import shared, stores
-from nbtorchjob.backends.kubernetes.podlog import Seen
+from nbtorchjob.backends.kubernetes.podlog import SeenLines
 from nbtorchjob.errors import (
     ApiError,
     ClusterError,
@@ -71,7 +71,7 @@ class _Log:
     """The log of one of the job's pods, on its way into the cache."""
 
     def __init__(self, job: JobRef, node: int, pod: Object, cache: JobCache) -> None:
-        self._job, self._cache, self._seen = job, cache, Seen()
+        self._job, self._cache, self._seen = job, cache, SeenLines()
         self._name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         self._pod = Pod(node, uid)
         self._place = job.session.client, job.scope.namespace, self._name, job.kind.container

@@ -51,8 +51,8 @@ from nbtorchjob.backends.kubernetes.control.selection import Hosts, Troubles, Wo
 from nbtorchjob.backends.kubernetes.jobs import JobRef, end, of_object, of_pod, queueing, vanished
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
 from nbtorchjob.backends.kubernetes.objects.reading import EVENTS, POD_GROUPS, PODS, WORKLOADS, Api
-from nbtorchjob.backends.kubernetes.podlog import Seen
-from nbtorchjob.backends.kubernetes.template import asked_images
+from nbtorchjob.backends.kubernetes.podlog import SeenLines
+from nbtorchjob.backends.kubernetes.template import requested_images
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError
 from nbtorchjob.machine import loop
@@ -241,7 +241,7 @@ class Follower:
             self._state = apply(self._state, event)
             self._cache.note(event)
         if isinstance(event, ev.EnvironmentTold):
-            job_images = asked_images(self._info.jobspec)
+            job_images = requested_images(self._info.jobspec)
             if event.node < len(job_images) and self._cache.ours:  # others may misreport what images have
                 images.learn(job_images[event.node], self._state.image_of(event), event)
         return event
@@ -443,7 +443,7 @@ class Follower:
         async def current_life() -> podlog.Life:
             return self._life(pod)
 
-        client, namespace, seen = self._session.client, self._scope.namespace, Seen()
+        client, namespace, seen = self._session.client, self._scope.namespace, SeenLines()
         try:
             while True:
                 batches = podlog.follow(client, namespace, name, container, ended=current_life, seen=seen)

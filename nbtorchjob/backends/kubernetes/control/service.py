@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from typing import Any
 
-from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.base import TenderStatus
 from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.control import actions
@@ -144,7 +144,7 @@ def _name(username: str) -> str:
     return f"{name[: _NAME - _DIGITS - 1]}-{sha256(username.encode()).hexdigest()[:_DIGITS]}"
 
 
-async def holder(client: Client, namespace: str, username: str) -> Tended | None:
+async def holder(client: Client, namespace: str, username: str) -> TenderStatus | None:
     """Return which tender looks after a user's jobs now, the earliest of several; None if there is none.
 
     Raises ``ClusterError``.
@@ -159,11 +159,11 @@ async def holder(client: Client, namespace: str, username: str) -> Tended | None
         who, beat = spec.get("holderIdentity"), reading.seconds(spec.get("renewTime"))
         hold = spec.get("leaseDurationSeconds")
         if who and now - beat <= (hold if isinstance(hold, int) else HOLD_S):
-            tenders.append(Tended(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat))
+            tenders.append(TenderStatus(str(who), reading.seconds(spec.get("acquireTime")) or beat, beat))
     return min(tenders, key=lambda tender: tender.since, default=None)
 
 
-async def tended(job: JobRef) -> Tended:
+async def tended(job: JobRef) -> TenderStatus:
     """Return what looks after a job: a tender, or a session on this machine that follows it.
 
     Raises ``ClusterError``.
@@ -174,7 +174,9 @@ async def tended(job: JobRef) -> Tended:
         return tender
     since = job.cache.followed() if job.mine else None
     return (
-        Tended() if since is None else Tended("a session on this machine that follows it", since, time.time())
+        TenderStatus()
+        if since is None
+        else TenderStatus("a session on this machine that follows it", since, time.time())
     )
 
 

@@ -64,7 +64,7 @@ class _Pods:
 
 
 @dataclass
-class _Kept:
+class _WatchedJob:
     """A job in the watches: all objects whose labels name it, by uid, and all such pods."""
 
     kind: Kind
@@ -91,7 +91,7 @@ class Tender:
         self._session = session
         self._scope = scope
         self._user = None if everyone else labelling.word(user())
-        self._jobs: dict[_Key, _Kept] = {}
+        self._jobs: dict[_Key, _WatchedJob] = {}
         self._pods: dict[_Name, _Pods] = {}
         self._groups: dict[tuple[str, str], _Group] = {}  # by their users and names
         self._moved: set[tuple[str, str]] = set()  # groups in which a run may have begun or ceased to wait
@@ -165,7 +165,7 @@ class Tender:
     def _object(self, kind: Kind, name: _Name, change: Change) -> None:
         key = (kind.name, *name)
         pods = self._pods.setdefault(name, _Pods())
-        kept = self._jobs.setdefault(key, _Kept(kind, pods))
+        kept = self._jobs.setdefault(key, _WatchedJob(kind, pods))
         kept.closed, kept.idle = None, False
         if change.type == DELETED:
             kept.objects.pop(change.object["metadata"]["uid"], None)
@@ -210,7 +210,7 @@ class Tender:
             if alarm is not None:
                 alarm.cancel()
 
-    def _look(self, key: _Key, kept: _Kept) -> None:
+    def _look(self, key: _Key, kept: _WatchedJob) -> None:
         """Check whether there is anything to do for a job, and start doing it."""
         if kept.visit is not None:
             return  # it is checked again when the visit is over
@@ -244,7 +244,7 @@ class Tender:
             work = partial(self._visit, job, kept) if visits else partial(cleanup.expire, job)
             kept.visit = asyncio.ensure_future(self._guarded(key, kept, work))
 
-    def _update_group(self, key: _Key, kept: _Kept, state: JobState | None) -> None:
+    def _update_group(self, key: _Key, kept: _WatchedJob, state: JobState | None) -> None:
         """Record where a run stands in its group; ``state`` is None if the run is gone."""
         if kept.group is None and state is not None and state.info.group and state.info.at_once is not None:
             owner = (kept.attempts[0]["metadata"].get("labels") or {}).get(labelling.USER, "")
@@ -263,7 +263,7 @@ class Tender:
     def _begin_due(self) -> None:
         """Start the runs whose turn has come, once it is known where all runs stand."""
 
-        async def begin(job: JobRef, kept: _Kept) -> None:
+        async def begin(job: JobRef, kept: _WatchedJob) -> None:
             if await actions.begin(job):
                 why = f"at most {job.info.at_once} of {job.info.group} are under way"
                 actions.log_deed(job.info, "started a run", why)
@@ -279,7 +279,9 @@ class Tender:
             if not group.left:
                 del self._groups[name]
 
-    async def _guarded(self, key: _Key, kept: _Kept, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _guarded(
+        self, key: _Key, kept: _WatchedJob, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         again = None
         try:
             await work()
@@ -296,7 +298,7 @@ class Tender:
             kept.idle = False
         self._woken.set()
 
-    async def _visit(self, job: JobRef, kept: _Kept) -> None:
+    async def _visit(self, job: JobRef, kept: _WatchedJob) -> None:
         lost_pods = [kept.pods.lost.pop(uid) for uid, pod in [*kept.pods.lost.items()] if job.owns(pod)]
         with ExitStack() as stack:
             cache = job.cache
@@ -314,7 +316,7 @@ class Tender:
             kept.closed = follower.state if same or follower.state.verdict is not None else None
 
 
-def _state(job: JobRef, kept: _Kept) -> JobState:
+def _state(job: JobRef, kept: _WatchedJob) -> JobState:
     """Return a job's state from its objects and pods; their logs aren't read."""
     pods, now = kept.pods, job.session.client.now()
     state = briefly(job, [*pods.present.values(), *pods.lost.values()])
@@ -334,7 +336,7 @@ def _ends(state: JobState) -> frozenset[tuple[str, int]]:
     )
 
 
-def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
+def _untidy(job: JobRef, state: JobState, kept: _WatchedJob) -> bool:
     """Whether an ended job has pods that we must end or delete, and haven't tried to."""
     if kept.closed is not None or not any(map(job.owns, kept.pods.present.values())):
         return False
@@ -343,7 +345,7 @@ def _untidy(job: JobRef, state: JobState, kept: _Kept) -> bool:
     return "clean_pod_policy" in fit.own_policies(job.kind, job.info.jobspec, job.info.retry_owner)
 
 
-def _attention(job: JobRef, state: JobState, kept: _Kept) -> float | None:
+def _attention(job: JobRef, state: JobState, kept: _WatchedJob) -> float | None:
     """Return when a job needs attention; None means not before something about it changes."""
     info = job.info
     if state.ended is not None:

@@ -38,7 +38,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
 from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.backends.kubernetes.session import Session, session
 from nbtorchjob.backends.kubernetes.submit import attempts
-from nbtorchjob.backends.kubernetes.template import asked_images
+from nbtorchjob.backends.kubernetes.template import requested_images
 from nbtorchjob.capture import PYTHON as _PYTHON
 from nbtorchjob.environment import images
 from nbtorchjob.errors import ClusterError, ForbiddenError, NotFoundError, SubmitError
@@ -173,7 +173,7 @@ _TORCH = "{}.{}".format(*torch_versions.OLDEST)
 def image_findings(spec: JobSpec) -> list[Finding]:
     """Report what each image is known to have, or else what it needs."""
     findings = []
-    for job_image, named in zip(asked_images(spec), spec.images, strict=True):
+    for job_image, named in zip(requested_images(spec), spec.images, strict=True):
         contents = images.contents_of(job_image)
         image = f"the image {job_image.image}" if named is not None or contents is not None else "the image"
         if contents is None:

@@ -37,7 +37,7 @@ from nbtorchjob.errors import (
 )
 from nbtorchjob.machine import loop
 from nbtorchjob.payload.program import late
-from nbtorchjob.payload.results import Fetched
+from nbtorchjob.payload.results import FetchedValue
 from nbtorchjob.runtime import store
 from nbtorchjob.runtime.api.artifacts import artifacts_key
 from nbtorchjob.runtime.ask import questions
@@ -161,7 +161,7 @@ def behind(offset: int, pieces: Iterable[bytes]) -> Iterator[bytes]:
         offset = max(0, offset - len(piece))
 
 
-async def fetch(name: str, sent: Sent) -> Fetched:
+async def fetch(name: str, sent: Sent) -> FetchedValue:
     """Return what a job sent, checked with the job's key. Raises ``ResultError``."""
     try:
         job = await find.find(name)
@@ -176,7 +176,7 @@ async def fetch(name: str, sent: Sent) -> Fetched:
     return await of(job, sent)
 
 
-async def of(job: JobRef, sent: Sent) -> Fetched:
+async def of(job: JobRef, sent: Sent) -> FetchedValue:
     """Return what a job sent; see :func:`fetch`."""
     cache = job.cache
     try:
@@ -190,7 +190,7 @@ async def of(job: JobRef, sent: Sent) -> Fetched:
     return await _checked(await job.whole_info(), cache, key, sent)
 
 
-async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fetched:
+async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> FetchedValue:
     subject = _subject(sent, info)
     url, _, digest = sent.ref.rpartition("#")
     path = cache.sent(sent)
@@ -213,7 +213,7 @@ async def _checked(info: JobInfo, cache: JobCache, key: bytes, sent: Sent) -> Fe
             f"{subject} is gone: it isn't in its pod's log (any more), and wasn't fetched "
             "before; set --storage for jobs whose pods are removed when they end"
         ) from None
-    return Fetched(path, key, cache.ours)
+    return FetchedValue(path, key, cache.ours)
 
 
 def _subject(sent: Sent, info: JobInfo) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from nbtorchjob.backends.base import Enforced
+from nbtorchjob.backends.base import Enforcement
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Ability, Kind
 from nbtorchjob.backends.kubernetes.template import RESERVED, replicas, resources
 from nbtorchjob.errors import Shape, SpecError, SubmitError
@@ -208,7 +208,7 @@ def moves(spec: JobSpec) -> bool:
 _OWNER = "the first attempt's object owns the later ones, which would be deleted with it"
 
 
-def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforced]:
+def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforcement]:
     """Return who enforces each policy of such a job, requested or not, by the name of its field.
 
     ``retry_owner`` is who starts attempts again (``JobInfo``). Without budgets, ``retries`` and
@@ -217,47 +217,51 @@ def enforced(kind: Kind, spec: JobSpec, retry_owner: str) -> Mapping[str, Enforc
     clean_policy = (spec.launch.run_policy or RunPolicy()).clean_pod_policy
     if clean_policy is CleanPodPolicy.ALL:
         note = kind.notes["clean pods"]
-        clean_pods = Enforced(natively=note) if "clean pods" in kind.can else Enforced(by_us=note)
+        clean_pods = Enforcement(natively=note) if "clean pods" in kind.can else Enforcement(by_us=note)
     elif "clean pods" not in kind.can or (retry_owner == US and clean_policy is not CleanPodPolicy.RUNNING):
-        clean_pods = Enforced(natively="ended pods stay; running pods are ended with the job")
+        clean_pods = Enforcement(natively="ended pods stay; running pods are ended with the job")
     else:
-        clean_pods = Enforced(
+        clean_pods = Enforcement(
             natively="pods that still run are ended" if clean_policy is CleanPodPolicy.RUNNING else "all stay"
         )
     if retry_owner == US:
-        ttl = Enforced(by_us=_OWNER)
+        ttl = Enforcement(by_us=_OWNER)
     elif "ttl" not in kind.can:
-        ttl = Enforced(by_us=kind.notes["ttl"])
+        ttl = Enforcement(by_us=kind.notes["ttl"])
     else:
         failed = "" if "elastic ttl" in kind.can or not spec.launch.elastic else kind.notes["elastic ttl"]
-        ttl = Enforced("once it has succeeded" if failed else "counted from the job's end", failed)
+        ttl = Enforcement("once it has succeeded" if failed else "counted from the job's end", failed)
     if "deadline" not in kind.can:
-        deadline = Enforced("each pod, counted from its own start", f"the job: {kind.notes['deadline']}")
+        deadline = Enforcement("each pod, counted from its own start", f"the job: {kind.notes['deadline']}")
     elif retry_owner == US:
-        deadline = Enforced("each attempt gets the remaining time", "no attempt is started after it")
+        deadline = Enforcement("each attempt gets the remaining time", "no attempt is started after it")
     else:
-        deadline = Enforced("counted from the job's start or its last resume")
+        deadline = Enforcement("counted from the job's start or its last resume")
     if "backoff" not in kind.can:
-        backoff = Enforced(refused=f"{kind.notes['backoff']}: use --retries instead")
+        backoff = Enforcement(refused=f"{kind.notes['backoff']}: use --retries instead")
     elif spec.launch.elastic and "elastic backoff" not in kind.can:
-        backoff = Enforced(refused="lost pods of an elastic job aren't started again: use --retries instead")
+        backoff = Enforcement(
+            refused="lost pods of an elastic job aren't started again: use --retries instead"
+        )
     else:
-        backoff = Enforced(kind.notes["backoff"])
+        backoff = Enforcement(kind.notes["backoff"])
     policies = {
         "clean_pod_policy": clean_pods,
         "ttl_seconds_after_finished": ttl,
         "active_deadline_seconds": deadline,
-        "leave_before": Enforced(refused="ranks are told at the deadline, and have their pods' grace period"),
+        "leave_before": Enforcement(
+            refused="ranks are told at the deadline, and have their pods' grace period"
+        ),
         "backoff_limit": backoff,
-        "start_within": Enforced(by_us="counted while the cluster reports why the attempt can't start"),
-        "suspend": Enforced(kind.notes["suspend"]),
+        "start_within": Enforcement(by_us="counted while the cluster reports why the attempt can't start"),
+        "suspend": Enforcement(kind.notes["suspend"]),
     }
     if spec.retry is None:
         return policies
     if retry_owner == OPERATOR:
-        budgets = Enforced(kind.notes["retries"])
+        budgets = Enforcement(kind.notes["retries"])
     else:
-        budgets = Enforced(
+        budgets = Enforcement(
             by_us="a session that follows the job, or a tender, creates a job object for each attempt"
         )
     return {**policies, "retries": budgets, "preemptions": budgets}

@@ -227,7 +227,7 @@ def _secret(name: str, labels: Mapping[str, str], values: Mapping[str, bytes]) -
 _NAMED = 3  # of the biggest captures
 
 
-class Packed(FrozenDataclass):
+class PackedPayload(FrozenDataclass):
     """A payload, the key that it is signed with, and the digest of what it runs and how.
 
     ``ours`` is whether its call was submitted from here, rather than repeated from another person's job. If
@@ -265,8 +265,8 @@ class Packed(FrozenDataclass):
         stores.put(self.data, url)
 
 
-class Stored(FrozenDataclass):
-    """A payload that an earlier job left in a store; otherwise like :class:`Packed`.
+class StoredPayload(FrozenDataclass):
+    """A payload that an earlier job left in a store; otherwise like :class:`PackedPayload`.
 
     It is copied for a job that is sent; for a job that is only exported it ``stays`` where it is.
     """
@@ -289,7 +289,7 @@ class Stored(FrozenDataclass):
         stores.copy(self.url, url, self.sha256)
 
 
-def pack(call: Call, spec: JobSpec) -> Packed:
+def pack(call: Call, spec: JobSpec) -> PackedPayload:
     """Pack ``call``. Raises ``SubmitError`` if it is too big to travel through the API."""
     if call.size > LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, call.size)
@@ -298,7 +298,7 @@ def pack(call: Call, spec: JobSpec) -> Packed:
     if size > LIMIT_BYTES and spec.cluster.storage is None:
         raise _too_big(call, size)
     # Not its buffer: a BytesIO freed before its exported buffer complains on stderr (Python 3.13).
-    return Packed(memoryview(file.getvalue()), key, identity.of_job(call, spec))
+    return PackedPayload(memoryview(file.getvalue()), key, identity.of_job(call, spec))
 
 
 def _too_big(call: Call, size: int) -> SubmitError:

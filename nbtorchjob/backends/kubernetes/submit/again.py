@@ -20,7 +20,7 @@ from nbtorchjob.backends.kubernetes.jobs import JobRef, over, results
 from nbtorchjob.backends.kubernetes.objects import reading, submission, to_yaml
 from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS
 from nbtorchjob.backends.kubernetes.payload import package, shared, stores
-from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
+from nbtorchjob.backends.kubernetes.payload.package import PackedPayload, StoredPayload
 from nbtorchjob.backends.kubernetes.session import Session
 from nbtorchjob.backends.kubernetes.submit.submitter import Draft, Submitter
 from nbtorchjob.errors import (
@@ -87,15 +87,15 @@ async def _resumed(spec: JobSpec, old: JobInfo, new: JobInfo) -> AsyncIterator[J
 
 
 async def _as_swapped(
-    job: JobRef, info: JobInfo, packed: Packed | Stored
-) -> tuple[Packed | Stored, list[tuple[str, str]]]:
+    job: JobRef, info: JobInfo, packed: PackedPayload | StoredPayload
+) -> tuple[PackedPayload | StoredPayload, list[tuple[str, str]]]:
     """Return the payload with the job's swaps applied, and these swaps' labels and texts.
 
     A payload in a store is sent as it is. Swaps are left out from the first one on that the record doesn't
     have whole. Raises ``SubmitError`` for swaps that can't be read, or that make the payload too big.
     """
     job_swaps = swaps.carried(await results.snapshot(job))
-    if not job_swaps or not isinstance(packed, Packed):
+    if not job_swaps or not isinstance(packed, PackedPayload):
         return packed, []
     key = derived(packed.key, "swap")
     try:
@@ -121,7 +121,7 @@ def _where_it_is(job: JobRef) -> JobSpec:
     return replace(spec, cluster=pinned)
 
 
-async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
+async def _packed_again(job: JobRef, info: JobInfo) -> PackedPayload | StoredPayload:
     """Read the payload, and the key that it is signed with, back from the job's Secrets.
 
     Raises ``ClusterError``, and ``SubmitError`` if some of it is gone.
@@ -136,12 +136,12 @@ async def _packed_again(job: JobRef, info: JobInfo) -> Packed | Stored:
         # Somebody else may have written the Secret, and this machine reads what the URL leads to.
         if not stores.holds_payload(info.jobspec.cluster.storage, url, digest):
             raise SubmitError(f"the payload of {info.name} is at {url[:200]!r}, not in its --storage")
-        return Stored(url, digest, key, info.call, job.cache.ours)
+        return StoredPayload(url, digest, key, info.call, job.cache.ours)
     try:
         data = package.payload(await job.secrets())
     except ValueError:
         raise package.gone_error(info.name) from None
-    return Packed(memoryview(data), key, info.call, job.cache.ours)
+    return PackedPayload(memoryview(data), key, info.call, job.cache.ours)
 
 
 async def dry_run(session: Session, sender: Submitter) -> str:
@@ -175,7 +175,7 @@ async def _checked(session: Session, draft: Draft) -> str:
 async def shown(job: JobRef) -> str:
     """Return the job's manifests as YAML, except its Secrets. Raises ``ClusterError``, ``SubmitError``."""
     # This works without permission to read Secrets, too: their names are in the job object.
-    packed = Packed(memoryview(b""), b"", job.info.call, shared=tuple(template.mounted(job.root)[1:]))
+    packed = PackedPayload(memoryview(b""), b"", job.info.call, shared=tuple(template.mounted(job.root)[1:]))
     draft = await _draft(job, packed, job.info)
     export = hint("export", job.info.name, "FOLDER")
     head = f"# Its Secrets, which hold the payload and the job's key: {export}\n"
@@ -195,7 +195,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
     """
     info = await job.whole_info()
     packed, _ = await _as_swapped(job, info, await _packed_again(job, info))
-    if isinstance(packed, Stored):
+    if isinstance(packed, StoredPayload):
         packed = replace(packed, stays=True)
     else:
         packed = replace(packed, limit=package.APPLIED_BYTES)
@@ -206,7 +206,7 @@ async def manifests(job: JobRef) -> list[dict[str, Any]]:
     return [*policies, *parts, *_in_order(draft)]
 
 
-async def _draft(job: JobRef, packed: Packed | Stored, info: JobInfo) -> Draft:
+async def _draft(job: JobRef, packed: PackedPayload | StoredPayload, info: JobInfo) -> Draft:
     if not info.spec:  # somebody took the annotation away
         raise package.gone_error(info.name)
     return await Submitter(job.session, packed, _where_it_is(job), info, anew=True, name=info.name).draft()

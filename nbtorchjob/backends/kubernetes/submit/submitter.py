@@ -27,7 +27,7 @@ from nbtorchjob.backends.kubernetes.objects.reading import (
 )
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, network_policies
 from nbtorchjob.backends.kubernetes.payload import package, stores
-from nbtorchjob.backends.kubernetes.payload.package import Packed, Stored
+from nbtorchjob.backends.kubernetes.payload.package import PackedPayload, StoredPayload
 from nbtorchjob.backends.kubernetes.session import KNOWN_S, Session
 from nbtorchjob.backends.kubernetes.submit import attempts
 from nbtorchjob.backends.kubernetes.submit.attempts import reference
@@ -84,7 +84,7 @@ class Submitter:
     def __init__(
         self,
         session: Session,
-        packed: Packed | Stored,
+        packed: PackedPayload | StoredPayload,
         spec: JobSpec,
         info: JobInfo,
         *,
@@ -355,7 +355,9 @@ class Submitter:
 
 
 @asynccontextmanager
-async def sharing(session: Session, packed: Packed, spec: JobSpec, info: JobInfo) -> AsyncIterator[Packed]:
+async def sharing(
+    session: Session, packed: PackedPayload, spec: JobSpec, info: JobInfo
+) -> AsyncIterator[PackedPayload]:
     """Create a payload's Secrets once for all runs of ``info``'s group; yield what each run is to send.
 
     The Secrets are removed again if the runs can't be sent.

@@ -23,7 +23,7 @@ from nbtorchjob.backends.local import directory
 from nbtorchjob.backends.local.directory import JobDirectory
 from nbtorchjob.backends.local.launch import pool, queue
 from nbtorchjob.backends.local.launch.queue import Place
-from nbtorchjob.environment import here
+from nbtorchjob.environment import interpreter
 from nbtorchjob.errors import NBTorchJobError, NotOwnError, SubmitError
 from nbtorchjob.machine import processes
 from nbtorchjob.machine.folders import working
@@ -58,14 +58,14 @@ def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-_description: list[tuple[here.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
+_description: list[tuple[interpreter.Environment, dict[str, str], str, bytes]] = []  # the newest, if any
 _UNUSED_S = 24 * 3600.0  # for which no job has linked to it
 
 
 def put_down(job: JobDirectory) -> None:
     """Link a description of this environment into the job's folder; left out if the disk refuses it."""
     # The file's name and content, made once for equal descriptions
-    environment, origins = here.environment(), here.origins()
+    environment, origins = interpreter.environment(), interpreter.origins()
     if not _description or _description[0][:2] != (environment, origins):
         described = {
             "event": "EnvironmentTold",

@@ -62,7 +62,7 @@ class Place(FrozenDataclass):
     beside: bool = False
 
 
-class Behind(NamedTuple):
+class QueuePosition(NamedTuple):
     """How many jobs a waiting job is behind, and which hold the places that it waits for."""
 
     many: int
@@ -241,7 +241,7 @@ def put_beside(name: str) -> bool:
     return entry is not None
 
 
-def behind(name: str) -> Behind | None:
+def behind(name: str) -> QueuePosition | None:
     """Return what a job waits for; None if it doesn't wait."""
     if not liveness.queued(name):
         return None
@@ -251,7 +251,7 @@ def behind(name: str) -> Behind | None:
     if many is None:
         return None
     own_place = next(entry for entry in waiting if entry.name == name)
-    return Behind(many, own_place, _in_the_way(own_place, running))
+    return QueuePosition(many, own_place, _in_the_way(own_place, running))
 
 
 def _current_place(entry: Place) -> Place:

@@ -21,7 +21,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from nbtorchjob.backends import naming
-from nbtorchjob.backends.base import Backend, Exports, Retries, Tended, able, who_tends
+from nbtorchjob.backends.base import Backend, Exports, Retries, TenderStatus, able, who_tends
 from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES, OFFERS
 from nbtorchjob.errors import DamagedError, MalformedError
@@ -46,7 +46,7 @@ def described(backend: Backend, name: str) -> page.Page:
 
 def _describe_args(
     backend: Backend, name: str
-) -> tuple[JobState, float, Mapping[str, str], Path, Tended | None]:
+) -> tuple[JobState, float, Mapping[str, str], Path, TenderStatus | None]:
     state = backend.snapshot(name)
     enforced = {} if state.info.unreadable else backend.enforcement(state.info)
     tended = None if state.phase.terminal else who_tends(backend, state.info)

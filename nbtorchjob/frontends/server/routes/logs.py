@@ -31,7 +31,7 @@ _KNOWN = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\.([0-9]{1,15})")
 _ENDED, _BROKEN = 1000, 1011  # why a websocket is closed (RFC 6455, 7.4.1)
 
 
-class Streamed(Api):
+class StreamedApi(Api):
     """A handler whose answer is sent in pieces."""
 
     async def stream(self, job: JobId, pieces: Iterator[bytes], type_: str) -> None:
@@ -56,7 +56,7 @@ class Streamed(Api):
         self.detach().close()
 
 
-class LogHandler(Streamed):
+class LogHandler(StreamedApi):
     """A rank's log, its rounds one after the other, as it was written."""
 
     @web.authenticated
@@ -88,7 +88,7 @@ class LogHandler(Streamed):
         self.finish(f"\n[the rest of the log can't be read: {exc}]\n", set_content_type=TEXT)
 
 
-class ArchiveHandler(Streamed):
+class ArchiveHandler(StreamedApi):
     """All ranks' logs as one zip archive: ``JOB/rank-0.log`` and so on."""
 
     @web.authenticated
@@ -121,7 +121,7 @@ class ArtifactsHandler(Api):
         self.finish({"artifacts": await self.of(JobId.parse(id), find)})
 
 
-class ArtifactsArchiveHandler(Streamed):
+class ArtifactsArchiveHandler(StreamedApi):
     """A job's artifacts as one zip archive, below the job's name."""
 
     @web.authenticated
@@ -261,7 +261,7 @@ class FilesHandler(Api):
         self.finish(await self.of(JobId.parse(id), find))
 
 
-class FileHandler(Streamed):
+class FileHandler(StreamedApi):
     """A file that ranks have written, as bytes that no browser opens."""
 
     @web.authenticated

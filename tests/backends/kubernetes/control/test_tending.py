@@ -15,7 +15,7 @@ import pytest
 
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends import backend
-from nbtorchjob.backends.base import Tended
+from nbtorchjob.backends.base import TenderStatus
 from nbtorchjob.backends.kubernetes import backend as kubernetes
 from nbtorchjob.backends.kubernetes.api.client import Client
 from nbtorchjob.backends.kubernetes.cache import JobCache
@@ -100,7 +100,7 @@ def test_an_attempt_that_failed_is_followed_by_the_next_with_nobody_there(stage,
 def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(stage, attach, monkeypatch):
     job = stage.submit("begin()\nwait('never')", kind="pytorchjob", retry=OURS)
     spec = stage.spec(kind="pytorchjob", retry=OURS)
-    assert api.tended(job.info) == Tended()
+    assert api.tended(job.info) == TenderStatus()
     assert any("keep a session attached" in caution for caution in submission.cautions(spec))
     with looked_after(stage):
         keeper = until(lambda: (reader := api.tended(job.info)) and reader.who and reader)
@@ -108,9 +108,9 @@ def test_it_is_told_who_looks_after_a_job_and_cautioned_only_where_nobody_does(s
         assert job.info.created - 60 < keeper.since <= keeper.beat
         monkeypatch.setattr(kubernetes, "_LATELY_S", -1.0)
         assert not any("keep a session attached" in caution for caution in submission.cautions(spec))
-    assert api.tended(job.info) == Tended()
+    assert api.tended(job.info) == TenderStatus()
     job.wait(0)
-    until(lambda: "follows it" in (api.tended(job.info) or Tended()).who)
+    until(lambda: "follows it" in (api.tended(job.info) or TenderStatus()).who)
     assert api.tended(stage.submit("begin()\nvalue(1)").info) is None  # nothing of it is left for us to do
     job.cancel()
 
