@@ -110,17 +110,9 @@ def test_a_missing_claim_is_waited_for_with_the_reason(stage):
     until(lambda: "its volume claim doesn't exist" in waits(job))
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("service-account", 'error looking up service account ns/nobody: serviceaccount "nobody" not found'),
-        ("priority-class", "no PriorityClass with name nobody was found"),
-    ],
-)
-def test_what_no_pod_can_be_created_without_is_named_while_waiting(stage, option, words):
-    stage.cluster.quota(stage.namespace, pods="0")
+@pytest.mark.parametrize("option", ["service-account", "priority-class"])
+def test_what_no_pod_can_be_created_without_is_named_while_waiting(stage, option):
     job = stage.submit(**{option.replace("-", "_"): "nobody"})
-    stage.warn(job, "FailedCreate", f'Error creating: pods "{job.name}-" is forbidden: {words}')
 
     kind = option.replace("-", " ")
     until(lambda: f'the {kind} "nobody" doesn\'t exist: choose an existing one with --{option}' in waits(job))

@@ -5,7 +5,16 @@ import re
 from tests.backends.kubernetes.cluster import builtin, podsecurity, schemas, webhooks
 from tests.backends.kubernetes.cluster.quota import check_quota
 from tests.backends.kubernetes.cluster.refusals import Refusal, forbidden, invalid
-from tests.backends.kubernetes.cluster.resources import JOBS, NAMESPACES, PODS, Object, Resource, job_schema
+from tests.backends.kubernetes.cluster.resources import (
+    ACCOUNTS,
+    JOBS,
+    NAMESPACES,
+    PODS,
+    PRIORITIES,
+    Object,
+    Resource,
+    job_schema,
+)
 from tests.backends.kubernetes.cluster.server import Call
 from tests.backends.kubernetes.cluster.store import Store
 
@@ -44,10 +53,23 @@ class Admission:
             obj.pop("status", None)
         builtin.default(resource, obj)
         webhooks.validate(resource, obj, self._store, call.warnings)
+        if resource == PODS:
+            self._check_names(obj)
         self._check_security(call, obj)
         check_quota(self._store, resource, obj)
         _check_size(resource, obj)
         return obj
+
+    def _check_names(self, pod: Object) -> None:
+        """Refuse a pod whose service account or priority class doesn't exist, as the plugins of these names do."""
+        meta, spec = pod["metadata"], pod["spec"]
+        account, priority = spec["serviceAccountName"], spec.get("priorityClassName")
+        if not self._store.find(ACCOUNTS, meta["namespace"], account):
+            place = f"{meta['namespace']}/{account}"
+            why = f'error looking up service account {place}: serviceaccount "{account}" not found'
+            raise forbidden(PODS, meta["name"], why)
+        if priority and not self._store.find(PRIORITIES, "", priority):
+            raise forbidden(PODS, meta["name"], f"no PriorityClass with name {priority} was found")
 
     def _check_security(self, call: Call, obj: Object) -> None:
         """Refuse a pod that the namespace's level forbids; for a Job's pods, only warn."""
