@@ -247,13 +247,13 @@ async def follow(
                 yield lines
             if life.ended:
                 return
-        except NotFoundError:
-            return
         except ClusterError as error:
-            if life.ended and _without_log(error):
+            reason = error.reason if isinstance(error, NotFoundError) else None
+            if reason or (life.ended and _without_log(error)):
                 return
-            failures += life.ended and isinstance(error, ApiError) and error.server_error
-            if not _passing(error) or failures > tries:
+            is_page = reason == ""  # a gateway's, which tells nothing about the pod
+            failures += is_page or (life.ended and isinstance(error, ApiError) and error.server_error)
+            if not (is_page or _passing(error)) or failures > tries:
                 raise
         if has_lines:
             pauses = delays(client.pause, _LONGEST_WAIT)

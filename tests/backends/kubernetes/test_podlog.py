@@ -110,6 +110,19 @@ async def test_a_pod_that_is_gone_is_not_asked(server, client):
 
 
 @scripted
+async def test_a_gateways_own_404_ends_no_log(server, client):
+    first, second = lines(1), lines(5)
+    page = Reply(404, b"<html>default backend - 404</html>")
+    server.on(PATH, Stream([raw(first)], CUT), page, Stream([raw(second)]))
+
+    assert await followed(client, RUNS, RUNS, RUNS, OVER) == first + second
+
+    server.on(PATH, page)
+    with pytest.raises(ClusterError, match="doesn't serve pods"):
+        await followed(client, RUNS, tries=3)
+
+
+@scripted
 async def test_a_log_that_may_not_be_read_is_an_error(server, client):
     server.on(PATH, status(403, 'User "u" cannot get resource "pods/log" in API group ""', "Forbidden"))
 

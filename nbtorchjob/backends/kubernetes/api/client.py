@@ -77,7 +77,6 @@ class Client:
     """
 
     def __init__(self, context: str | None = None, *, pause: float = 0.25) -> None:
-        self.context = context
         self.pause = pause
         self._connection = Connection(context)
 
@@ -85,6 +84,11 @@ class Client:
     def requests(self) -> int:
         """How many requests were sent so far."""
         return self._connection.requests
+
+    @property
+    def context(self) -> str | None:
+        """The kubeconfig's context; once logged in, the one that was the current one, if None was chosen."""
+        return self._connection.context
 
     def now(self) -> float:
         """Return the cluster's time, in seconds since the epoch."""

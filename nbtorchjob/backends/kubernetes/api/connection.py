@@ -12,6 +12,7 @@ import json
 import os
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from email.utils import parsedate_to_datetime
@@ -217,15 +218,17 @@ class Connection:
         self.requests = 0
         self.answered = False
         self.clock = ServerClock()
-        self._context = context
-        self._logins: list[Login] = []
+        self.context = context  # of the first login on: the current context may become another cluster's
+        self._logins: list[Login] = []  # the newest last; before it, those that are still used
+        self._uses: Counter[Login] = Counter()
         self._lock = asyncio.Lock()
         self._single = 0  # answers to ``many`` requests that have their own connection
         self._multiplexers: dict[Login, Multiplexer] = {}
 
     async def namespace(self) -> str:
         """Return the context's namespace."""
-        return (await self._login()).namespace
+        async with AsyncExitStack() as stack:
+            return (await self._login(stack)).namespace
 
     @asynccontextmanager
     async def exchange(self, request: Request) -> AsyncIterator[Answer]:
@@ -233,12 +236,12 @@ class Connection:
 
         Raises ``UnreachableError`` without an answer, ``ClusterError`` if the kubeconfig can't be used.
         """
-        login = await self._login()
         async with AsyncExitStack() as stack:
+            login = await self._login(stack)
             answer = await self._answer(stack, login, request)
             if answer.status == HTTPStatus.UNAUTHORIZED:
                 await stack.aclose()
-                answer = await self._answer(stack, await self._login(refused=login), request)
+                answer = await self._answer(stack, await self._login(stack, refused=login), request)
             yield answer
 
     async def _answer(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer:
@@ -282,14 +285,15 @@ class Connection:
     @asynccontextmanager
     async def channels(self, path: str, query: Sequence[tuple[str, str]]) -> AsyncIterator[Remote]:
         """Open a websocket to a command; raises as :meth:`exchange` does, and ``RefusedError``."""
-        login = await self._login()
         async with AsyncExitStack() as stack:
+            login = await self._login(stack)
             try:
                 websocket = await self._upgraded(stack, login, path, query)
             except RefusedError as refused:
                 if refused.status != HTTPStatus.UNAUTHORIZED:
                     raise
-                login = await self._login(refused=login)
+                await stack.aclose()
+                login = await self._login(stack, refused=login)
                 websocket = await self._upgraded(stack, login, path, query)
             with _broken(login.server):
                 yield Remote(websocket, login.server)
@@ -367,16 +371,39 @@ class Connection:
         for login in self._logins:
             await login.api.close()
         self._logins.clear()
+        self._uses.clear()
         for multiplexer in self._multiplexers.values():
             multiplexer.close()
         self._multiplexers.clear()
 
-    async def _login(self, refused: Login | None = None) -> Login:
+    async def _login(self, stack: AsyncExitStack, refused: Login | None = None) -> Login:
+        """Return the newest login, or a new one if that was ``refused``; it stays until the stack's end."""
         async with self._lock:
             if not self._logins or self._logins[-1] is refused:
-                # An old login's streams go on: the server checks credentials only when a stream starts.
-                self._logins.append(await log_in(self._context))
-            return self._logins[-1]
+                login = await log_in(self.context)
+                self.context = login.context
+                self._logins.append(login)
+                await self._close_unused()
+            login = self._logins[-1]
+            self._uses[login] += 1
+
+        async def leave() -> None:
+            self._uses[login] -= 1
+            await self._close_unused()
+
+        stack.push_async_callback(leave)
+        return login
+
+    async def _close_unused(self) -> None:
+        # An old login's streams go on: the server checks credentials only when a stream starts.
+        while (
+            old := next((login for login in self._logins[:-1] if not self._uses[login]), None)
+        ) is not None:
+            self._logins.remove(old)
+            del self._uses[old]
+            if (multiplexer := self._multiplexers.pop(old, None)) is not None:
+                multiplexer.close()
+            await old.api.close()
 
 
 @contextmanager

@@ -1,28 +1,28 @@
 """Credentials and TLS of a cluster: from kubeconfig files, or the account of the pod we run in.
 
 Only this module imports the ``kubernetes`` package, for what must work as in kubectl: contexts,
-certificates, login commands, proxies (``kubernetes.aio``, which exists since release 37). Its typed
+certificates, refreshed OIDC tokens, proxies (``kubernetes.aio``, which exists since release 37). Its typed
 models would cost memory and time for every listed object.
 
 So a process in a pod needs only aiohttp, which also comes in pure Python.
 
-Files are merged as kubectl merges them: the first one that defines a name decides. Problems are described
-here, as the loader of the ``kubernetes`` package raises whatever it stumbles over (37.0: ``'NoneType' object
-does not support item assignment`` for an empty file).
+Files are merged as kubectl merges them: the first one that defines a name decides. The loader of the
+``kubernetes`` package gets one context: it merges otherwise, and raises whatever it stumbles over (37.0:
+``'NoneType' object does not support item assignment`` for an empty file). So problems are described here.
 """
 
 from __future__ import annotations
 
-import ast
+import asyncio
 import base64
 import json
-import logging
 import os
-import re
 import shutil
 import ssl
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -32,6 +32,7 @@ from nbtorchjob import errors
 from nbtorchjob.backends.kubernetes.api import proxies
 from nbtorchjob.backends.kubernetes.objects import from_yaml
 from nbtorchjob.errors import ClusterError
+from nbtorchjob.machine import loop
 from nbtorchjob.text import words
 
 if TYPE_CHECKING:
@@ -110,6 +111,25 @@ class Kubeconfig:
             raise ClusterError(f"{self} can't be used for the context {name}: {problem}")
         return name
 
+    def alone(self, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Return the settings of a context, its cluster and its user, with absolute paths."""
+        context: dict[str, Any] = {**self.named("contexts")[name][1]["context"]}
+        settings: list[dict[str, Any]] = []
+        for key, labels in (("cluster", _OF_CLUSTER), ("user", _OF_USER)):
+            folder, entry = self.named(f"{key}s").get(str(context.get(key) or ""), (Path(), {}))
+            own: dict[str, Any] = {**(entry.get(key) or {})}
+            for label in labels:
+                inline = "token" if label == "tokenFile" else label + _DATA
+                if not own.get(inline):  # the loader takes an empty one for the content
+                    own.pop(inline, None)
+                if own.get(label):
+                    own[label] = _place(folder, str(own[label]))
+            login = own.get("exec")
+            if isinstance(login, Mapping) and os.sep in str(login.get("command") or ""):
+                own["exec"] = {**login, "command": _place(folder, str(login["command"]))}
+            settings.append(own)
+        return context, settings[0], settings[1]
+
     def _problems(self, name: str, context: Any) -> Iterator[str]:
         if not isinstance(context, Mapping):
             yield "it has no settings"
@@ -128,6 +148,11 @@ class Kubeconfig:
                 yield f"its {key} {named} has no settings" + (": log in again" if key == "user" else "")
                 return
             yield from (f"its {key} {named} {problem}" for problem in _unusable(key, folder, settings))
+
+
+def _place(folder: Path, path: str) -> str:
+    """Return a kubeconfig's path as an absolute one: it is relative to the file's folder."""
+    return str(folder.absolute() / os.path.expanduser(path))
 
 
 def _read(path: str) -> Entry:
@@ -175,7 +200,7 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
                 yield f"has {name}{_DATA} that is no {label} in base64"
         elif path := settings.get(name):
             try:
-                content = (folder / os.path.expanduser(str(path))).read_bytes()
+                content = Path(_place(folder, str(path))).read_bytes()
             except OSError as error:
                 yield f"has its {label} in {path}, which can't be read ({error.strerror})"
                 break
@@ -183,9 +208,9 @@ def _unusable(key: str, folder: Path, settings: Entry) -> Iterator[str]:
                 yield f"has its {label} in {path}, which holds none"
     login = settings.get("exec")
     if key == "user" and isinstance(login, Mapping):
-        command = os.path.expanduser(str(login.get("command") or ""))
+        command = str(login.get("command") or "")
         # As in kubectl: a path is relative to the file, a mere name is looked up in PATH.
-        place = str(folder / command) if os.sep in command else command
+        place = _place(folder, command) if os.sep in command else command
         if not command:
             yield "logs in with no command: log in another way"
         elif shutil.which(place) is None:
@@ -221,7 +246,9 @@ class Account:
 
     def tls(self) -> ssl.SSLContext:
         """Make the SSL context of connections."""
-        return ssl.create_default_context(cafile=self._authority)
+        context = ssl.create_default_context(cafile=self._authority)
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as in ``log_in``
+        return context
 
     @property
     def rest_client(self) -> Account:
@@ -276,6 +303,7 @@ class Login(NamedTuple):
     api: Any
     server: str
     namespace: str
+    context: str | None = None  # of a kubeconfig
 
     def tls(self) -> ssl.SSLContext:
         """Make an SSL context like that of its connections, which themselves must not speak HTTP/2."""
@@ -301,42 +329,118 @@ async def log_in(context: str | None) -> Login:
     settings = client.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: each followed log holds a connection
     settings.client_session_kwargs = {"read_bufsize": _UNREAD_BYTES, "trust_env": False}
+    # As in kubectl: the authorities of some EKS clusters lack key identifiers, which Python 3.13 demands.
+    settings.disable_strict_ssl_verification = True
+    own, cluster, user = merged.alone(name)
+    command, failure = user.pop("exec", None), None
+    if isinstance(command, Mapping):
+        try:
+            user.update(await _credential(command))
+        except _LoginError as error:
+            failure = error
+    # One context, as the loader merges files in its own way (37.0): of two folders' paths it takes one's.
+    document = {
+        "contexts": [{"name": name, "context": {**own, "cluster": name, "user": name}}],
+        "clusters": [{"name": name, "cluster": cluster}],
+        "users": [{"name": name, "user": user}],
+    }
     try:
-        with _Complaints() as complaints:
-            loader = await config.load_kube_config(
-                os.pathsep.join(files), name, client_configuration=settings, persist_config=False
-            )
-        if complaints and not settings.api_key and not settings.cert_file:
-            failure = _in_plain_words(complaints[-1])
+        await config.load_kube_config_from_dict(document, name, client_configuration=settings)
+        if failure is not None and not settings.api_key and not settings.cert_file:
             raise ClusterError(
                 f"the kubeconfig's login command failed: {failure}: run it by hand, or log in again"
-            )
+            ) from failure
+        # As in kubectl: a file with a token may end with a newline.
+        settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
         settings.proxy = proxies.to_server(settings.host, settings.proxy)
-        namespace = loader.current_context["context"].get("namespace") or "default"
-        return Login(client.ApiClient(settings), settings.host, namespace)
+        return Login(client.ApiClient(settings), settings.host, own.get("namespace") or "default", name)
     except ClusterError:
         raise
-    except Exception as error:  # whatever else the loader stumbles over
+    except Exception as error:  # whatever the loader stumbles over
         why = f"`kubectl --context {name} version` may tell why"
         raise ClusterError(f"{merged} can't be used for the context {name}: {why}") from error
 
 
-def _in_plain_words(complaint: str) -> str:
-    """Put the package's complaint about a login command in plain words (kubernetes 37)."""
-    if returned := re.fullmatch(r"exec: process returned (-?\d+)(?:\. (b(['\"]).*\3))?", complaint):
-        printed = ast.literal_eval(returned[2]).decode(errors="replace") if returned[2] else ""
-        suffix = f" and said: {words.line(printed, _SAID)}" if printed else ""
-        return f"it ended with code {returned[1]}{suffix}"
-    if re.fullmatch(r"exec: failed to decode process output: .*", complaint, re.DOTALL):
-        return "it printed no JSON"
-    if lacking := re.fullmatch(r"exec: malformed response\. missing key '(\w+)'", complaint):
-        return f"it printed JSON without {lacking[1]!r}"
-    if re.fullmatch(r"argument of type '\w+' is not (a container or )?iterable", complaint):
-        return "it printed JSON that isn't a credential"
-    return "it gave no credential"
+class _LoginError(Exception):
+    """A login command gave no credential; the message says why."""
 
 
-_SAID = 500  # characters of a login command's output
+_LOGIN_S = 60.0  # for a login command, which may wait for a user and a browser
+_REST_S = 0.5  # for what it wrote to stderr, which what it started may keep open
+_SAID, _SAID_BYTES = 500, 4096  # of a login command's output: characters shown, and bytes kept
+
+
+async def _credential(login: Entry) -> dict[str, Any]:
+    """Run a login command (client.authentication.k8s.io/v1); return its credential as a user's settings.
+
+    Not by the kubernetes package: it waits without an end, and keeps what the command asks of the user
+    (37.0). Raises ``_LoginError``.
+    """
+    version = str(login.get("apiVersion") or "client.authentication.k8s.io/v1")
+    request = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": sys.stdout.isatty()}}
+    variables = {str(entry["name"]): str(entry["value"]) for entry in login.get("env") or ()}
+    command = [str(login["command"]), *map(str, login.get("args") or ())]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            env={**os.environ, **variables, "KUBERNETES_EXEC_INFO": json.dumps(request)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise _LoginError(f"it can't be started ({error.strerror})") from error
+    stdout, stderr = process.stdout, process.stderr
+    assert stdout is not None
+    assert stderr is not None
+    kept = bytearray()
+
+    async def listen() -> None:
+        while part := await stderr.read(_SAID_BYTES):
+            kept.extend(part)
+            del kept[:-_SAID_BYTES]
+
+    def with_words(text: str) -> str:
+        printed = kept.decode(errors="replace").strip()
+        return f"{text} and said: {words.line(printed, _SAID)}" if printed else text
+
+    listening = asyncio.ensure_future(listen())
+    try:
+        async with loop.timeout(_LOGIN_S):
+            output, code = await asyncio.gather(stdout.read(), process.wait())
+        await asyncio.wait([listening], timeout=_REST_S)
+    except asyncio.TimeoutError:
+        raise _LoginError(with_words(f"it gave no credential within {_LOGIN_S:.0f} s")) from None
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        listening.cancel()
+    if code != 0:
+        raise _LoginError(with_words(f"it ended with code {code}"))
+    return _parsed(output, version)
+
+
+def _parsed(output: bytes, version: str) -> dict[str, Any]:
+    """Return a printed credential as a user's settings. Raises ``_LoginError``."""
+    try:
+        printed = json.loads(output)
+    except (ValueError, RecursionError):
+        raise _LoginError("it printed no JSON") from None
+    if not isinstance(printed, Mapping):
+        raise _LoginError("it printed JSON that isn't a credential")
+    for key in ("apiVersion", "kind", "status"):
+        if key not in printed:
+            raise _LoginError(f"it printed JSON without {key!r}")
+    if printed["apiVersion"] != version:
+        raise _LoginError(f"it printed a credential of {printed['apiVersion']}, expected {version}")
+    status = printed["status"] if isinstance(printed["status"], Mapping) else {}
+    settings: dict[str, Any] = {"token": str(status["token"])} if status.get("token") else {}
+    if status.get("clientCertificateData") and status.get("clientKeyData"):
+        for name in ("Certificate", "Key"):
+            pem = str(status[f"client{name}Data"]).encode()
+            settings[f"client-{name.lower()}{_DATA}"] = base64.b64encode(pem).decode()
+    if not settings:
+        raise _LoginError("it gave no credential")
+    return settings
 
 
 def _account() -> Login:
@@ -352,23 +456,3 @@ def _account() -> Login:
     except OSError as error:
         why = error.strerror or "its certificate authority holds no certificate"
         raise ClusterError(f"this pod's account in {ACCOUNT} can't be read: {why}") from error
-
-
-class _Complaints(logging.Handler):
-    """Collects what the loader only logs: when a login command fails, it goes on without credentials."""
-
-    _logger = logging.getLogger("kubernetes.aio.config.kube_config")
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self._texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._texts.append(" ".join(record.getMessage().split()))
-
-    def __enter__(self) -> list[str]:
-        self._logger.addHandler(self)
-        return self._texts
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)

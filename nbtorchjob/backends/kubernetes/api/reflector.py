@@ -209,6 +209,7 @@ class _Watch:
                         await self._list()
                         refusals = 0
                     if await self._watch():
+                        refusals = 0
                         pauses = delays(self._client.pause, _LONGEST_WAIT)
                         continue
                 except _UnwatchableError:

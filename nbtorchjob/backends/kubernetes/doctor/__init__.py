@@ -25,14 +25,15 @@ async def look(spec: JobSpec) -> list[Finding]:
 
 
 async def _cluster(spec: JobSpec) -> list[Finding]:
+    # Not the session that jobs use, which asks only once what is served.
+    cluster_session = Session((await session(spec.cluster.context)).client)
+    context = cluster_session.client.context
     try:
-        login = await log_in(spec.cluster.context)
+        login = await log_in(context)
     except NBTorchJobError as exc:  # no credentials, or nothing to read them with
         return [Finding(False, str(exc)), _left_out("the cluster")]
     await login.api.close()
-    findings = [server.login(spec.cluster.context, login)]
-    # Not the session that jobs use, which asks only once what is served.
-    cluster_session = Session((await session(spec.cluster.context)).client)
+    findings = [server.login(context, login)]
     scope = await cluster_session.scope(spec)
     findings += await _with_error(server.version(cluster_session.client))
     if not all(finding.good for finding in findings):

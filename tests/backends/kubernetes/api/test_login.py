@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import json
 import os
 import re
+import shutil
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -16,7 +19,8 @@ from nbtorchjob.backends.kubernetes.api.login import Kubeconfig, contexts
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.errors import ClusterError, UnreachableError
 from nbtorchjob.machine import loop
-from tests.backends.kubernetes.scripted import Reply, Server, kubeconfig, scripted, status
+from tests.backends.kubernetes.scripted import Reply, Server, Stream, kubeconfig, scripted, status
+from tests.backends.kubernetes.stage import until
 
 POD = Target(PODS, "ns", "a")
 POD_PATH = "/api/v1/namespaces/ns/pods/a"
@@ -138,6 +142,162 @@ async def test_credentials_that_stay_refused_are_an_error(server, client):
     with pytest.raises(ClusterError, match=r"credentials.*log in again"):
         await client.get(POD)
     assert client.requests == 2
+
+
+@scripted
+async def test_credentials_that_stay_refused_leave_no_connections_open(server, client):
+    server.on(POD_PATH, UNAUTHORIZED)
+
+    for _ in range(5):
+        with pytest.raises(ClusterError):
+            await client.get(POD)
+
+    assert len(client._connection._logins) == 1
+
+
+@scripted
+async def test_what_an_old_login_began_to_read_is_read_to_its_end(server, client):
+    go = asyncio.Event()
+    server.on(f"{POD_PATH}/log", Stream([b"one\n", go, b"two\n"]))
+    server.on(POD_PATH, UNAUTHORIZED, Reply(body=FOUND))
+
+    async with client.stream("get", Target(PODS, "ns", "a", "log"), {}, silence=10.0) as answer:
+        chunks = answer.chunks()
+        first = await anext(chunks)
+        await client.get(POD)
+        go.set()
+        assert [first, await anext(chunks)] == [b"one\n", b"two\n"]
+        assert len(client._connection._logins) == 2
+
+    assert len(client._connection._logins) == 1
+
+
+@scripted
+async def test_a_token_that_expires_leads_to_no_other_cluster(server, client, tmp_path):
+    server.on(POD_PATH, UNAUTHORIZED, Reply(body=FOUND))
+    await client.namespace()
+    kubeconfig(tmp_path / "b", "http://127.0.0.1:1", name="b")
+    document, other = (yaml.safe_load((tmp_path / name).read_text()) for name in ("kubeconfig", "b"))
+    for part in ("clusters", "contexts", "users"):
+        document[part] += other[part]
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump({**document, "current-context": "b"}))
+
+    assert await client.get(POD) == FOUND
+    assert client.context == "main"
+
+
+@scripted
+async def test_a_token_file_may_end_with_a_newline(server, client, tmp_path):
+    (tmp_path / "token").write_text("mine\n")
+    kubeconfig(tmp_path / "kubeconfig", server.url, tokenFile=str(tmp_path / "token"))
+    server.on(POD_PATH, Reply(body=FOUND))
+
+    await client.get(POD)
+
+    assert server.asked[-1].headers["authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize("where", ["a kubeconfig", "this pod's account"])
+@scripted
+async def test_an_authority_without_key_identifiers_is_trusted_as_by_kubectl(
+    server, client, monkeypatch, tmp_path, strict_tls, where
+):
+    async with Server(strict_tls) as secure:
+        secure.on(POD_PATH, Reply(body=FOUND))
+        if where == "a kubeconfig":
+            kubeconfig(tmp_path / "kubeconfig", secure.url, token="mine")
+            document = yaml.safe_load((tmp_path / "kubeconfig").read_text())
+            document["clusters"][0]["cluster"]["certificate-authority"] = "ca.crt"
+            (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
+        else:
+            (tmp_path / "token").write_text("mine")
+            (tmp_path / "namespace").write_text("ns")
+            monkeypatch.setattr(login, "ACCOUNT", tmp_path)
+            monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+            host, port = secure.url.removeprefix("https://").split(":")
+            monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+            monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+
+        assert await client.get(POD) == FOUND
+        await client.close()
+
+
+@scripted
+async def test_a_login_command_that_waits_for_its_user_is_quoted_and_ended(
+    server, client, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(login, "_LOGIN_S", 0.5)
+    script, pid = tmp_path / "login", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\necho $$ > {pid}\necho To sign in, open a page >&2\nexec sleep 600\n")
+    script.chmod(0o755)
+    kubeconfig(tmp_path / "kubeconfig", server.url, exec={"command": str(script)})
+
+    with pytest.raises(ClusterError) as refusal:
+        await client.get(POD)
+
+    reason = "it gave no credential within 0 s and said: To sign in, open a page"
+    assert str(refusal.value).startswith(f"the kubeconfig's login command failed: {reason}: run it by hand")
+    await asyncio.to_thread(until, lambda: not (Path("/proc") / pid.read_text().strip()).exists())
+
+
+@scripted
+async def test_a_login_command_may_bring_a_certificate(server, client, tmp_path, strict_tls):
+    status = {
+        "clientCertificateData": (tmp_path / "ca.crt").read_text(),
+        "clientKeyData": (tmp_path / "key.pem").read_text(),
+    }
+    version = "client.authentication.k8s.io/v1beta1"
+    credential = {"apiVersion": version, "kind": "ExecCredential", "status": status}
+    (tmp_path / "credential").write_text(json.dumps(credential))
+    kubeconfig(
+        tmp_path / "kubeconfig",
+        "https://127.0.0.1:1",
+        exec={"apiVersion": version, "command": "cat", "args": [str(tmp_path / "credential")]},
+    )
+
+    credentials = await login.log_in(None)
+
+    await credentials.api.close()
+    settings = credentials.api.configuration
+    texts = [
+        await asyncio.to_thread(Path(name).read_text) for name in (settings.cert_file, settings.key_file)
+    ]
+    assert texts == [status["clientCertificateData"], status["clientKeyData"]]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["paths of the second file", "an empty first file", "https without a user", "a command beside it"],
+)
+@scripted
+async def test_what_kubectl_takes_for_a_kubeconfig_is_one(server, client, monkeypatch, tmp_path, tls, shape):
+    first, second = tmp_path / "one", tmp_path / "two"
+    certificate = {"client-certificate": "me.crt", "client-key": "me.key"}
+    command = second / "login"
+    for folder in (first, second):
+        folder.mkdir()
+    for name, source in (("me.crt", "ca.crt"), ("me.key", "key.pem")):
+        shutil.copy(tmp_path / source, second / name)
+    status = {"apiVersion": "v1", "kind": "ExecCredential", "status": {"token": "mine"}}
+    command.write_text(f"#!/bin/sh\necho '{json.dumps(status)}'\n")
+    command.chmod(0o755)
+    own_command = {"exec": {"apiVersion": "v1", "command": "./login"}}
+    user = own_command if shape == "a command beside it" else certificate
+    document = config(user, {"server": "https://h"})
+    if shape == "https without a user":
+        document = config(
+            None, {"server": "https://h"}, contexts=[{"name": "c", "context": {"cluster": "k"}}], users=[]
+        )
+    parts = {"users": document.pop("users")} if shape == "paths of the second file" else document
+    (second / "config").write_text(yaml.safe_dump(parts))
+    (first / "config").write_text("" if parts is document else yaml.safe_dump(document))
+    monkeypatch.setenv("KUBECONFIG", f"{first / 'config'}:{second / 'config'}")
+    monkeypatch.chdir(tmp_path)
+
+    credentials = await login.log_in(None)
+
+    assert (credentials.server, credentials.context) == ("https://h", "c")
+    await credentials.api.close()
 
 
 @scripted

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from itertools import chain
 
 import pytest
 
@@ -229,6 +230,15 @@ async def test_garbage_is_as_good_as_a_cut(server, client):
     server.on(PATH, listing(), Stream([b"<html>\n"]), watching(event("ADDED", pod("a", "11"))))
 
     assert (await hear(Reflector(client, "ns"), 2))[-1] == ("ADDED", "a", "11")
+
+
+@scripted
+async def test_pages_between_good_watches_are_forgotten(server, client):
+    page = Reply(400, b"<html>\n")
+    watches = [Stream([event("ADDED", pod(f"p{number}", str(number)))]) for number in range(2, 10)]
+    server.on(PATH, listing(pod("a")), *chain.from_iterable((watch, page) for watch in watches), watching())
+
+    assert (await hear(Reflector(client, "ns"), 10))[-1] == ("ADDED", "p9", "9")
 
 
 @scripted
