@@ -32,6 +32,7 @@ MARK = "#"  # between a lab's name and the number of a turn, or its id
 # Upper bounds for a record's numbers: it may come from another user.
 _MOST: Mapping[str, float] = {
     "created": 1e11,  # the year 5138
+    "cluster_created": 1e11,
     "began": 1e11,
     "packed": 1e11,
     "payload": 1 << 62,
@@ -69,7 +70,8 @@ class JobInfo(FrozenDataclass):
 
     name: str
     backend: str = "local"
-    created: float = 0.0  # seconds since the epoch
+    created: float = 0.0  # seconds since the epoch, by the clock of the machine that sent it
+    cluster_created: float = 0.0  # by its cluster's clock, where that differs by seconds; else 0
     label: str = ""  # what runs, in a few words: "cell", "train(model, lr=0.1)"
     nodes: tuple[int, int] = (1, 1)  # fewest, most
     nproc_per_node: int = 1

@@ -238,7 +238,8 @@ class JobState(Facts):
         awaits_turn = self.waiting and not (self.nodes or self.pause or self.verdict or self.info.cluster)
         if self.info.deadline_s is None or self.suspended or self.info.in_pool or awaits_turn:
             return None
-        return (self.pause.time if self.pause else self.info.created) + self.info.deadline_s
+        created = self.info.cluster_created or self.info.created
+        return (self.pause.time if self.pause else created) + self.info.deadline_s
 
     @cached_property
     def _newest(self) -> Facts:

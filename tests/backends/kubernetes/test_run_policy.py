@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 import pytest
 
 from nbtorchjob import api
+from nbtorchjob.backends.kubernetes.api.connection import ServerClock
 from nbtorchjob.backends.kubernetes.control import controller
 from nbtorchjob.backends.kubernetes.kinds import KINDS
 from nbtorchjob.errors import ClusterError
@@ -219,6 +220,18 @@ def test_a_deadline_that_passed_while_nobody_followed_ends_the_job(stage, attach
     later = attach(job)
     assert later.wait(LIMIT)
     assert later.state.failure.reason.cause is Cause.DEADLINE
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_a_deadline_counts_by_the_clusters_clock(stage, monkeypatch, ahead):
+    monkeypatch.setattr(ServerClock, "now", lambda _: now() + ahead)
+    job = running(stage.submit(HANGS, kind="pytorchjob", launch=deadline(1800)))
+
+    assert job.state.deadline_at == pytest.approx(job.info.created + ahead + 1800, abs=1)
+    assert not job.done()
+    job.cancel()
+    assert job.wait(LIMIT)
+    assert job.state.phase is Phase.CANCELLED
 
 
 def test_a_deadline_ends_a_job_that_never_found_a_place(stage):

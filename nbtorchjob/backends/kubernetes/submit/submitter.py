@@ -56,6 +56,7 @@ _DIGITS = 12  # of a digest, in a file's name
 _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
 _COLLECTED_S = 30.0  # for what belonged to a deleted job to be deleted, too
 _LOOK_S = 0.2
+_AGREES_S = 1.0  # where the clocks agree, the client's time is this machine's
 HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without a job has lost its kernel
 
 
@@ -131,9 +132,8 @@ class Submitter:
                     if job.info.call != self._info.call:
                         raise naming.busy(self._given_name or "", job.info) from exc
                     existing = job.info
-                    return replace(
-                        draft.info, name=existing.name, created=existing.created, cluster=existing.cluster
-                    )
+                    names = ("name", "created", "cluster_created", "cluster")
+                    return replace(draft.info, **{name: getattr(existing, name) for name in names})
                 if draft.info.name not in _names(others):
                     foreign = await self._foreign(draft)
                     if not foreign and await self._cleared(draft):
@@ -186,8 +186,13 @@ class Submitter:
         name = self._name()
         where = {"context": scope.context, "namespace": scope.namespace, "kind": kind.name}
         minor = fit.NEWEST if blind else await self._session.minor()
+        ahead = self._session.client.now() - time.time()
         info = replace(
-            self._info, name=name, cluster=where, retry_owner=fit.retry_owner(kind, self._spec, minor)
+            self._info,
+            name=name,
+            cluster=where,
+            retry_owner=fit.retry_owner(kind, self._spec, minor),
+            cluster_created=self._info.created + ahead if abs(ahead) > _AGREES_S else 0.0,
         )
         labels = labelling.labels(info, user(), self._spec.cluster.label)
         own, *others = self._packed.secrets(info, labels, self._url(info))
