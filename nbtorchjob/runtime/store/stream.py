@@ -21,6 +21,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.store import LOG, frames
 
 TIMES = ".times"  # the suffix to a log's name for its index
@@ -92,20 +93,25 @@ class Tail:
 
 
 class Lines:
-    """Reads the lines that a file gained since the last read."""
+    """Reads the lines that a file gained since the last read; one above ``longest`` bytes comes in pieces."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, longest: int = frames.LONGEST) -> None:
         self._tail = Tail(path)
+        self._longest = longest
         self._rest = b""
         self.remove = self._tail.remove
 
     def read(self, *, ended: bool) -> List[bytes]:
         """Return whole lines; half a line waits for its end, or for the file's."""
-        data = self._rest + self._tail.read()
-        *lines, self._rest = data.split(b"\n")
-        if self._rest and (ended or len(self._rest) > frames.LONGEST):
-            lines.append(self._rest)
-            self._rest = b""
+        lines: List[bytes] = []
+        while not lines:
+            data = self._tail.read()
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if self._rest and (len(self._rest) > self._longest or (ended and not data)):
+                lines.append(self._rest)
+                self._rest = b""
+            if not data:
+                break
         return lines
 
 
@@ -176,7 +182,7 @@ class Pump(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name="pump")
         self._folder = folder
-        self._events = Lines(events)
+        self._events = Lines(events, LONGEST_FACT)
         self._output = Lines(output)
         self._logs: Dict[Tuple[int, int], RankLog] = {}  # by round and rank
         self._out = out
