@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.secret import has_password
@@ -240,6 +240,10 @@ _CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _STORES = ("s3", "gs", "gcs", "az", "abfs")
 _SCHEMES = ("hf", *_STORES, "https", "http", "pvc")
 _FORMS = "hf://datasets/ORG/NAME, hf://ORG/MODEL, s3://…, gs://…, https://…, pvc://CLAIM/PATH or ./FOLDER"
+_QUERIES = (
+    "a place with no query but ?include=… and ?exclude=…, of the Hub or a store; a revision goes behind the "
+    "name: hf://ORG/NAME@REVISION"
+)
 CLAIMS = "/nbtorchjob-data"  # in a pod, where claims with data are mounted
 
 
@@ -287,6 +291,12 @@ def places(value: object) -> Frozen[str]:
                 raise SpecError("data", text, "a place without '..'")
             if parts.scheme == "pvc" and not _CLAIM.fullmatch(parts.netloc):
                 raise SpecError("data", text, "pvc://CLAIM/PATH, with the name of a PersistentVolumeClaim")
+            if parts.scheme not in ("http", "https"):
+                unknown = set(parse_qs(parts.query, keep_blank_values=True))
+                if parts.scheme != "pvc":
+                    unknown -= {"include", "exclude"}
+                if unknown or (parts.fragment and parts.scheme in ("hf", "pvc")):
+                    raise SpecError("data", text, _QUERIES)
             if parts.scheme == "hf" and words[0] in ("datasets", "models", "spaces") and len(words) < 2:
                 raise SpecError("data", text, f"hf://{words[0]}/ORG/NAME")
     return Frozen({name: os.fspath(text) for name, text in value.items()})

@@ -197,3 +197,26 @@ def test_a_backend_of_torchs_is_told_from_where_a_job_runs():
 def test_the_ranks_of_a_lab_are_held_by_nothing():
     with pytest.raises(SpecError, match="hold can't be given with a lab, which keeps its ranks"):
         JobSpec(lab=True, hold=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf://datasets/org/name?includes=*.csv",
+        "hf://org/model?revision=v1",
+        "hf://org/model#v1",
+        "s3://bucket/key?versionId=a",
+        "s3://bucket?include=*.csv&page=",
+        "pvc://claim/a?include=*.csv",
+    ],
+)
+def test_a_query_that_nobody_reads_is_refused(text):
+    with pytest.raises(SpecError, match=r"no query but \?include=… and \?exclude=…"):
+        JobSpec(data={"d": text}, backend="kubernetes")
+
+
+@pytest.mark.parametrize(
+    "text", ["hf://datasets/o/n@v1?include=*.csv&exclude=a", "https://h/f?sig=a#b", "s3://b/a#1"]
+)
+def test_a_query_that_is_read_stays(text):
+    assert JobSpec(data={"d": text}).data == {"d": text}

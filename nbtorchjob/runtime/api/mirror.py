@@ -156,7 +156,7 @@ class Mirror:
             self._fs.ls(top, detail=False)
         except FileNotFoundError:
             return {}
-        paths = [path for path in self._fs.find(top) if not path.endswith(PARTIAL)]
+        paths = [path for path in self._fs.find(top) if not path.endswith((PARTIAL, "/"))]
         stored = {path[len(self._root) :].lstrip("/"): path for path in paths}
         for name in stored:
             # An object store accepts any name, from anybody who may write there.

@@ -51,6 +51,11 @@ class DataError(PayloadError):
         return cls(text, exits.RECOVERABLE_ERROR, again_s)
 
 
+def left(where: str) -> DataError:
+    """Return the error for a transfer that is stopped, so that its part goes on later."""
+    return DataError.later("%s was left, as other data can't be fetched" % where)
+
+
 class File(NamedTuple):
     """A file of a source by its relative path; ``size`` is None if it is unknown."""
 
@@ -201,7 +206,10 @@ class Store(Source):
                 self._fs.ls(self._root, detail=False)  # after an error, ``find`` finds nothing (2026.9)
                 objects = self._fs.find(self._root, detail=True)
                 infos = {path[len(self._root) :].lstrip("/"): info for path, info in objects.items()}
-        files = [File(name, info.get("size")) for name, info in infos.items() if name]
+        # Some tools, such as S3's console, make a folder by an empty object whose name ends with a slash.
+        files = [
+            File(name, info.get("size")) for name, info in infos.items() if name and not name.endswith("/")
+        ]
         kept = self._filtered.kept(files, url)
         marks = []
         for name, _ in kept:
@@ -225,7 +233,9 @@ class Store(Source):
             with _store_errors(url):
                 self._fs.get_file(path, out.name)
             return
-        while out.tell() < file.size and not self.stopped.is_set():
+        while out.tell() < file.size:
+            if self.stopped.is_set():
+                raise left(url)
             begins = range(out.tell(), file.size, _RANGE)[:_RANGES]
             ends = [min(begin + _RANGE, file.size) for begin in begins]
             with _store_errors(url):

@@ -19,7 +19,17 @@ from http.client import HTTPException, InvalidURL
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from nbtorchjob.runtime.data.sources import FULL, PART, DataError, File, FilteredUrl, Look, Source, target
+from nbtorchjob.runtime.data.sources import (
+    FULL,
+    PART,
+    DataError,
+    File,
+    FilteredUrl,
+    Look,
+    Source,
+    left,
+    target,
+)
 from nbtorchjob.runtime.facts import exits
 
 _PIECE = 1 << 20
@@ -125,6 +135,8 @@ class Web(Source):
                 if not piece:
                     break
                 out.write(piece)
+            else:
+                raise left(shown(self.where))
         if expected is not None and out.tell() != expected:
             raise DataError.later("%s was cut off after %d bytes" % (shown(self.where), out.tell()))
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from nbtorchjob.runtime.api import mirror
 from nbtorchjob.runtime.api.artifacts import DATA
 from nbtorchjob.runtime.data import provide, sources, web
 from nbtorchjob.runtime.data.sources import DataError, Store
@@ -443,6 +444,41 @@ def test_an_object_that_is_cut_off_goes_on_where_it_stopped(server, tmp_path, mo
     assert fetched(Store("memory://bucket/blob.bin"), tmp_path / "one")[1] == {"blob.bin": BLOB}
     assert [begins.count(begin) for begin in (160_000, 200_000, 280_000)] == [1, 2, 2]
     assert fetched(Store("memory://bucket"), tmp_path / "all")[1] == {"blob.bin": BLOB, "none": b""}
+    fs.rm("/bucket", recursive=True)
+
+
+def test_an_object_that_is_left_goes_on_where_it_stopped(tmp_path):
+    fs = pytest.importorskip("fsspec").filesystem("memory")
+    fs.pipe("/bucket/big", BLOB)
+    source = Store("memory://bucket")
+    (file,) = source.look().files
+    part = tmp_path / f"big{sources.PART}"
+    part.write_bytes(BLOB[:1000])
+
+    source.stopped.set()
+    with pytest.raises(DataError, match="memory://bucket/big was left"):
+        source.fetch(file, str(tmp_path))
+
+    assert part.read_bytes() == BLOB[:1000]
+    assert not (tmp_path / "big").exists()
+    fs.rm("/bucket", recursive=True)
+
+
+def test_a_placeholder_of_a_folder_is_no_file(tmp_path, monkeypatch):
+    fs = pytest.importorskip("fsspec").filesystem("memory")
+    fs.pipe({"/bucket/a/sub/one.txt": b"one"})
+    find = type(fs).find
+
+    def with_placeholder(fs, path, *args, detail=False, **options):  # as s3fs finds one (2026.9)
+        placeholder = {"/bucket/a/sub/": {"name": "/bucket/a/sub/", "size": 0, "type": "file"}}
+        objects = {**placeholder, **find(fs, path, *args, detail=True, **options)}
+        return objects if detail else [*objects]
+
+    monkeypatch.setattr(type(fs), "find", with_placeholder)
+
+    assert fetched(Store("memory://bucket/a"), tmp_path / "all")[1] == {"sub/one.txt": b"one"}
+    mirror.Mirror("memory://bucket/a", str(tmp_path / "here")).fill()
+    assert (tmp_path / "here/sub/one.txt").read_bytes() == b"one"
     fs.rm("/bucket", recursive=True)
 
 
