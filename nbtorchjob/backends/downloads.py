@@ -8,6 +8,7 @@ A zip archive is made while it is read, so its files need to fit neither into me
 
 from __future__ import annotations
 
+import calendar
 import io
 import itertools
 import os
@@ -185,7 +186,7 @@ class StoredArtifact(FrozenDataclass):
     def modified(self) -> float:
         """When it was written, in epoch seconds by its node's clock, to two seconds."""
         try:
-            return time.mktime((*self.entry.date_time, 0, 0, -1))
+            return float(calendar.timegm((*self.entry.date_time, 0, 0, 0)))
         except (ValueError, OverflowError):  # an archive may say anything
             return 0.0
 

@@ -289,11 +289,22 @@ def _copied_home(kept: _KeptFile, target: Path) -> CopiedFile:
     local_size = 0
     with _beside(target, kept) as partial:
         try:
-            os.link(partial, target)
+            _settle(partial, target)
         except FileExistsError:
             same = filecmp.cmp(partial, target, shallow=False)  # needs no right to write
             local_size = kept.file.size if same else _completed(partial, target, kept.file.path)
     return CopiedFile(target, kept.file.size, local_size, growing=False)
+
+
+def _settle(partial: Path, target: Path) -> None:
+    """Give a whole file its name; raises ``FileExistsError`` rather than replace another file."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        raise
+    except OSError:  # FAT and many file systems in user space have no links: first take the name
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.replace(partial, target)
 
 
 def _completed(whole: Path, target: Path, path: str) -> int:
@@ -440,8 +451,8 @@ class _Copy:
                 _lock(file, self._source.path, self._target)
                 growing = self._complete(file, own=not begun)
             if not begun:
-                os.link(self._partial, self._target)  # unlike a rename, never overwrites another file
-                self._partial.unlink()
+                _settle(self._partial, self._target)
+                self._partial.unlink(missing_ok=True)
         except (OSError, JobEndedError) as exc:
             raise self._lost(exc) from exc
         finally:

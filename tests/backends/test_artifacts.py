@@ -3,12 +3,14 @@
 import io
 import os
 import stat
+import time
 import zipfile
 
 import pytest
 
 from nbtorchjob import ResultError, SpecError, attach
 from nbtorchjob.backends import backend, downloads
+from nbtorchjob.runtime.api import artifacts
 from nbtorchjob.runtime.api.artifacts import MOST_BYTES, MOST_FILES
 from tests.backends.local.acted import Acted
 
@@ -225,3 +227,32 @@ def test_an_archive_of_all_has_them_below_the_jobs_name(job):
         assert [info.filename for info in file.infolist() if info.external_attr >> 16 & stat.S_IXUSR] == [
             f"{job.name}/run.sh"
         ]
+
+
+@pytest.fixture
+def zone(monkeypatch):
+    """Return a function that moves this process to a time zone, until the test's end."""
+
+    def move(name):
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield move
+    monkeypatch.delenv("TZ", raising=False)
+    time.tzset()
+
+
+def test_an_artifact_keeps_its_time_in_another_zone(tmp_path, zone):
+    folder, packed = tmp_path / "artifacts", tmp_path / "a.zip"
+    folder.mkdir()
+    (folder / "model").write_text("weights")
+    os.utime(folder / "model", (1_700_000_000, 1_700_000_000))
+
+    zone("UTC")
+    artifacts._pack({"model": 7}, str(folder), str(packed), MOST_BYTES, [], [])
+    zone("Asia/Tokyo")
+    with zipfile.ZipFile(packed) as archive:
+        (entry,) = archive.infolist()
+
+    stored = downloads.StoredArtifact(downloads.Artifact("model", 7, 0, 1), packed, entry)
+    assert stored.modified == 1_700_000_000

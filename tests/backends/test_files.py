@@ -1,5 +1,6 @@
 """Files of two nodes that have the same names, and files that can't all be copied."""
 
+import errno
 import io
 import os
 import zipfile
@@ -219,3 +220,23 @@ def test_a_file_copied_while_its_job_ran_is_completed_once_it_has_ended(job, tmp
         with pytest.raises(SpecError, match=r"a folder without another file named loss\.csv"):
             ended.get("artifacts/loss.csv", tmp_path)
         assert (tmp_path / "loss.csv").read_text() == other
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_on_a_file_system_without_links_files_arrive_and_replace_no_other(job, tmp_path, monkeypatch, code):
+    sends(job, 0, {"loss": "1", "kept": "new"})
+    job.end()
+    ended = attach(job.name)  # first: a job's folder has links of its own
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "kept").write_text("another")
+
+    ended.get("artifacts/loss", tmp_path / "home")
+    with pytest.raises(SpecError, match="a folder without another file named kept"):
+        ended.get("artifacts/kept", tmp_path / "home")
+
+    assert texts(tmp_path / "home") == {"loss": "1", "kept": "another"}

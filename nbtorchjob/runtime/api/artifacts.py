@@ -180,6 +180,9 @@ class _UnreadableError(Exception):
 def _add(archive: zipfile.ZipFile, path: str, name: str, size: int) -> None:
     try:
         entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
+        # In UTC, not in this node's zone, which its reader doesn't know
+        moment = time.gmtime(os.lstat(path).st_mtime)[:6]
+        entry.date_time = min(max(moment, (1980, 1, 1, 0, 0, 0)), (2107, 12, 31, 23, 59, 59))
         opened = wire.plain(path, os.O_RDONLY)
     except OSError as exc:
         raise _UnreadableError(exc.strerror) from exc

@@ -1,5 +1,6 @@
 """Files that ranks have written so far, listed and copied while they run."""
 
+import errno
 import os
 import sys
 import time
@@ -137,6 +138,18 @@ def test_a_copy_that_was_cut_off_goes_on_where_it_stopped(job, tmp_path, monkeyp
     with pytest.raises(AskError, match=r"was cut; 262 kB of it are kept, and the same command continues"):
         job.get("artifacts/big", tmp_path, node=0)
     assert partial.read_bytes() == BIG[: 1 << 18]
+
+
+def test_a_running_jobs_file_is_copied_to_a_file_system_without_links(job, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+    (copied,) = job.get("artifacts/big", tmp_path / "home", node=0)
+
+    assert copied.path.read_bytes()[4:] == BIG[4:]
+    assert os.listdir(tmp_path / "home") == ["big"]
 
 
 def test_what_is_behind_a_link_is_copied_to_where_it_was_asked_for(job, tmp_path):
