@@ -160,6 +160,12 @@ def metadata(name: str) -> Path | None:
     return next((Path(info) for info in infos if info.endswith(".dist-info") and _name(info) == name), None)
 
 
+def project(name: str) -> str:
+    """Return the folder that a distribution is installed in place from; "" for any other."""
+    info = metadata(name)
+    return _project(str(info)) if info is not None else ""
+
+
 @lru_cache(maxsize=4096)
 def _listing(folder: str, changed: int, module: str, origin: str) -> Distribution | None:
     """Return the distribution that lists a file in ``folder``, or one of the module's name without a list."""

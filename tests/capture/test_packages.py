@@ -79,6 +79,19 @@ def kernel(folder, monkeypatch):
     return site_packages
 
 
+def test_what_is_installed_in_place_and_only_needed_by_another_is_built(kernel, folder):
+    fork = project(folder / "fork", "nbtj_fork")
+    info = install(kernel, "nbtj-fork", "1.0", url=fork.as_uri(), dir_info={"editable": True})
+    (info / "METADATA").write_text("Name: nbtj-fork\nVersion: 1.0\n")
+    a = kernel / "nbtj_a-1.0+cpu.dist-info" / "METADATA"
+    a.write_text("Name: nbtj-a\nVersion: 1.0+cpu\nRequires-Dist: nbtj-fork\n")
+
+    (copy,) = provided("import nbtj_a", "like-here").packages.wheels
+
+    assert copy.distribution == "nbtj-fork"
+    assert "nbtj_fork.py" in zipfile.ZipFile(io.BytesIO(copy.data)).namelist()
+
+
 def test_like_here_pins_what_is_needed_and_bounds_what_that_needs(kernel):
     call = provided("import nbtj_a", "like-here")
 

@@ -357,6 +357,8 @@ class _Pip(_Installer):
                 meta, source = item["metadata"], item["download_info"]
                 vcs = source.get("vcs_info")
                 at = "%s+%s@%s" % (vcs["vcs"], source["url"], vcs["commit_id"]) if vcs else source["url"]
+                if source.get("subdirectory"):  # which the URL lacks
+                    at += "#subdirectory=" + quote(source["subdirectory"])
                 decided.append(_Missing(meta["name"], meta["version"], at if item["is_direct"] else ""))
             return decided
 

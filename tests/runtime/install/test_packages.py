@@ -326,6 +326,18 @@ def test_an_image_without_an_installer_runs_the_uv_in_the_store_if_it_is_what_wa
     assert "isn't used: [Errno 8]" in capsys.readouterr().err
 
 
+def test_a_project_below_a_repositorys_root_is_installed_from_there(folder):
+    project(folder / "repository" / "python", "nbtj_below")
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "first")):
+        subprocess.run(["git", *words], cwd=folder / "repository", check=True)
+
+    url = f"git+{(folder / 'repository').as_uri()}#subdirectory=python"
+    target = provide(folder / "node", f"nbtj_below @ {url}")
+
+    assert (Path(target) / "nbtj_below.py").exists()
+
+
 def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(folder, monkeypatch):
     program = folder / "bin" / "uv"
     program.parent.mkdir()
