@@ -186,7 +186,10 @@ def values(name: str, text: str, look_up: LookUp) -> list[Any]:
         items = [*ast.literal_eval(f"({text},)")]
         return [*items[0]] if len(items) == 1 and isinstance(items[0], list) else items
     except _NO_LITERAL:
-        return [_literal(part.strip()) for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+    if any(part.startswith("{") for part in parts):
+        raise SpecError(f"--each {name}", text, "one expression in braces, such as {[a, b]}")
+    return [_literal(part) for part in parts]
 
 
 def _literal(text: str) -> Any:
@@ -199,8 +202,11 @@ def _literal(text: str) -> Any:
 def kept(line: str, expand: Callable[[str], str]) -> str:
     """Expand a line except the values of ``--each``: the expanded text of ``$rates`` would be no list."""
     parts, at = [], 0
-    while (option := _EACH.search(line, at)) is not None:
+    for option in _EACH.finditer(line):
         end = _end(line, option.end())
+        # Inside an earlier value, or a text that is made of values, such as ``{low}:{high}``
+        if option.start() < at or (line[option.end()] == "{" and line[end : end + 1].strip()):
+            continue
         word = line[option.start() : end]
         head, _, value = word.partition("each")[2].lstrip("= \t").partition("=")
         parts += [expand(line[at : option.start()]), f"--each {shlex.quote(f'{head}={value}')}"]

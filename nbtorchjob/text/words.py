@@ -19,7 +19,7 @@ class SpansError(ValueError):
 
 def parse(text: str) -> tuple[int, ...]:
     """Return the numbers in a text such as ``0,2-4``, sorted, each once; raises ``SpansError``."""
-    text = text.replace(" ", "")
+    text = re.sub(r"\s*([,-])\s*", r"\1", text.strip())
     if not _SPANS.fullmatch(text):
         raise SpansError(text)
     numbers: set[int] = set()

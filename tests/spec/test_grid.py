@@ -118,6 +118,7 @@ def test_a_sample_may_be_of_more_combinations_than_a_machine_counts():
         ("--each lr={numpy.array(3.0)}", "evaluated here .TypeError: iteration over a 0-d array"),
         ("--each lr=$nowhere", "NameError: name 'nowhere' is not defined"),
         ("--each lr=$one", "a list of values; it is of type int"),
+        ("--each lr={one},2", "one expression in braces, such as {.a, b.}"),
         ("--each lr=$text", "it is of type str"),
         ("--each lr=$space", "it is of type dict"),
         ("--each lr=1 --at-once 0", "at-once.*1 or more"),
@@ -140,6 +141,8 @@ def test_what_makes_no_runs_is_said_clearly(line, reason):
         ("--each lr=1,2 $n", "--EACH LR=1,2 $N"),
         ("--each lr=$a.b --each s=$c", "--each 'lr=$a.b' --each 's=$c'"),
         ("--each lr={[1", "--each 'lr={[1'"),
+        ("--each lr={a},{b} --each s=$c", "--EACH LR={A},{B} --each 's=$c'"),
+        ("--each s={lo}:{hi} -d", "--EACH S={LO}:{HI} -D"),
     ],
 )
 def test_the_notebooks_values_are_not_expanded_to_text(line, kept):

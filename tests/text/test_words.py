@@ -105,7 +105,7 @@ def test_what_is_spelled_is_what_was_parsed():
     assert words.spell(words.parse("0")) == "0"
 
 
-@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1,", "1-", "1-2-3"])
+@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1,", "1-", "1-2-3", "0 1", "1 2-3"])
 def test_what_names_no_numbers_is_refused(text):
     with pytest.raises(words.SpansError):
         words.parse(text)

@@ -74,7 +74,7 @@ class Terminal:
         try:
             spec, options = verbs.parse(shlex.join(flags), self.say)
         except SpecError as exc:
-            if exc.shape is not Shape.UNKNOWN or "--" in words:
+            if exc.shape is not Shape.UNKNOWN or exc.field != "option" or "--" in words:
                 raise
             unknown = [word.partition("=")[0] for word in ahead].index(str(exc.value))
             script = next((word for word in alone if word in ahead[:unknown]), None)

@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 
 # Message ids of jupyter_client (8.10): session, process, count; frontends in JavaScript send UUIDs.
 _PYTHONS = re.compile(r".+_\d+_\d+")
+# Braces that IPython would take for expressions: a regular expression's counts, or a set of numbers.
+_NUMBERS = re.compile(r"(?<!\{)\{(\d+(?:,\s*\d*)*)\}(?!\})")
+# A line's option for the job's name, in any quotes, and where the cell's own arguments begin.
+_NAME = re.compile(r"""(?<!\S)--name(?:\s+|=)(?:"[^"]*"|'[^']*'|\S+)""")
+_ARGUMENTS = re.compile(r"(?<!\S)(?=--(?!\S))")
 _CELL = "%%torchjob [options] [-- args]"
 _RUNS_CELL = "run the cell on every rank and return rank 0's value; args become its sys.argv"
 
@@ -72,7 +77,9 @@ class TorchJobMagics:
             if word in ("", "help", *table.HELP):
                 view.say(table.help_of(table.named(rest.strip())) if rest.strip() else _help())
                 return None
-            verb = table.named(word)
+            verb = table.named(word.removesuffix(";"))
+            if verb.waits is not None:  # a ";" at the end hides its value: IPython has seen it
+                rest = rest.rstrip().removesuffix(";")
             if verb.name == "run":  # its call is Python, in which nothing is expanded
                 # The options before a call, and the call; raises ``LineError``
                 tail = rest.strip()
@@ -115,7 +122,9 @@ class TorchJobMagics:
 
     def _expand(self, line: str, depth: int = 4) -> str:
         """Expand ``{name}`` and ``$name`` by the notebook's values; the user is ``depth`` frames up."""
-        return str(self.shell.var_expand(line, depth))
+        doubled = _NUMBERS.sub(r"{{\1}}", line)
+        expanded = str(self.shell.var_expand(doubled, depth))
+        return line if expanded == doubled else expanded  # IPython returns what isn't a format as it is
 
     def _look_up(self, expression: str) -> Any:
         """Return the value of an expression in the notebook."""
@@ -165,11 +174,11 @@ class TorchJobMagics:
 
     def _show_choice(self, earlier: Job[Any], request: RunRequest, filename: str, line: str) -> None:
         """Show what can be done with a cell if a job of its name still runs something else."""
-        name = request.spec.name or ""
-        named = re.compile(rf"--name[ =]+{re.escape(name)}(?!\S)")
-        other = f"--name {naming.beside(name, earlier.name)}"
-        again = named.sub(other, line) if named.search(line) else f"{other} {line}"
-        answer = swapping.choice(earlier, EditedCell(request.call.text, filename, self), again.strip())
+        other = f"--name {naming.beside(request.spec.name or '', earlier.name)}"
+        ahead, *behind = _ARGUMENTS.split(line, maxsplit=1)
+        again = _NAME.sub(other, ahead) if _NAME.search(ahead) else f"{other} {ahead}"
+        again = "".join((again, *behind)).strip()
+        answer = swapping.choice(earlier, EditedCell(request.call.text, filename, self), again)
         if self._page:  # elsewhere the error says as much
             self.show(answer)
 

@@ -111,6 +111,8 @@ def nowhere(tmp_path, monkeypatch):
         ("run train.py:train -o x -- 1", 2, "--out is for notebook cells"),
         ("run train.py:train --dry-run --json -- 1", 2, "--json and --dry-run are mutually exclusive"),
         ("run train.py:train -p nowhere -- 1", 2, "unknown profile nowhere"),
+        ("run train.py:train --profile=nowhere", 2, "unknown profile nowhere; available: none"),
+        ("run train.py:train -p nowhere", 2, "unknown profile nowhere; available: none (searched: "),
     ],
 )
 @pytest.mark.usefixtures("apart")

@@ -21,7 +21,8 @@ from nbtorchjob import (
     api,
 )
 from nbtorchjob.backends.local import directory
-from nbtorchjob.commands import front, table
+from nbtorchjob.commands import front, swapping, table
+from nbtorchjob.commands.front import Answer
 from nbtorchjob.errors import CellSyntaxError
 from nbtorchjob.job import Job
 from nbtorchjob.machine import folders, interrupts
@@ -682,3 +683,46 @@ def test_cells_are_told_apart(notebook):
     assert notebook.out.startswith("# What local:second could import")
     for name in ("first", "second"):
         notebook.run(f"%torchjob delete {name}")
+
+
+def test_the_braces_of_a_regular_expression_or_a_set_are_no_variables(notebook):
+    notebook.value("%%torchjob\nprint('loss=123')\nprint('loss=12')")
+    notebook.run(r"%torchjob logs --grep 'loss=\d{3}$'")
+    assert notebook.out == "loss=123\n"
+
+    cell = "def of(choices): return choices"
+    assert notebook.value(f'%%torchjob --arg "choices={{1, 2}}"\n{cell}') == {1, 2}
+    notebook.run("n = 3")
+    assert notebook.value(f'%%torchjob --arg "choices={{n}}"\n{cell}') == 3
+    assert notebook.value(f"%%torchjob --arg \"choices=[{{1, 2}}, '{{']\"\n{cell}") == [{1, 2}, "{"]
+
+
+@pytest.mark.skipif(IPython.version_info < (8, 3), reason="since then magics can be silenced")
+def test_a_semicolon_silences_the_value_of_a_line(notebook):
+    notebook.run("def double(x): return 2 * x")
+
+    assert notebook.value("%torchjob run double(1);") is None
+    assert "Out[" not in notebook.out
+    assert notebook.value("%torchjob result") == 2
+    assert notebook.value("%torchjob result;") is None
+
+
+@pytest.mark.parametrize(
+    "line", ["--name My_Job -d", '--name "quoted-job"', "-d --name=Größe", "--name 'a b' -d -- --name mine"]
+)
+def test_a_new_job_is_offered_under_a_name_of_its_own(notebook, monkeypatch, line):
+    offers = []
+
+    def choice(job, edited, again):
+        offers.append(again)
+        return Answer("")
+
+    monkeypatch.setattr(swapping, "choice", choice)
+    spec, cell_options = options.parse(line, JobSpec())
+    Acted(spec.name)
+
+    notebook.error(f"%%torchjob {line}\n1", NameTakenError)
+
+    ((new_spec, new_options),) = (options.parse(again, JobSpec()) for again in offers)
+    assert new_spec.name == f"{spec.name}-2"
+    assert new_options == cell_options
