@@ -43,15 +43,32 @@ def of_verbs(before: Sequence[str], word: str, verbs: Mapping[str, Verb] = VERBS
     if not before:
         return [verb for verb in verbs if verb.startswith(word)]
     verb = verbs.get(before[0], Verb("", "", ""))
-    if verb.takes_name and not word.startswith("-"):
-        valued = {flag for option in verb.options if option.takes != "switch" for flag in option.flags}
+    valued = {flag: option for option in verb.options if option.takes != "switch" for flag in option.flags}
+    if before[-1] in valued:
+        return _of_term(valued[before[-1]].metavar, word)
+    of_jobs = verb.any_option and options.has_value(before[-1])
+    if verb.takes_name and not word.startswith("-") and not of_jobs:
         following = zip(before[1:], before, strict=False)
-        alone = [term for term, last in following if not term.startswith("-") and last not in valued]
-        if "FOLDER" in verb.words and alone:
-            return [path for path in _paths(word) if path.endswith("/")]
-        return [name for name in reversed(api.job_names()) if name.startswith(word)]
+        alone = [
+            term
+            for term, last in following
+            if not (term.startswith("-") or last in valued or (verb.any_option and options.has_value(last)))
+        ]
+        terms = verb.words.split()
+        many = terms[-1].rstrip("]").endswith("...")
+        term = terms[len(alone)] if len(alone) < len(terms) else terms[-1] if many else ""
+        return _of_term(term.strip("[]."), word)
     own = [flag for o in verb.options for flag in o.flags if word.startswith("-") and flag.startswith(word)]
     return [*own, *(of_options(before, word) if verb.any_option else ())]
+
+
+def _of_term(term: str, word: str) -> list[str]:
+    """Return the completions of a term of a verb's usage: jobs, files or folders; none for any other."""
+    if term in ("NAME", "OTHER"):
+        return [name for name in reversed(api.job_names()) if name.startswith(word)]
+    if term in ("FILE", "FOLDER"):
+        return [path for path in _paths(word) if term == "FILE" or path.endswith("/")]
+    return []
 
 
 def _paths(word: str) -> list[str]:

@@ -153,6 +153,11 @@ def choices(flag: str) -> Sequence[str]:
     return _BY_FLAG[flag].choices if flag in _BY_FLAG else ()
 
 
+def has_value(flag: str) -> bool:
+    """Whether a value follows ``flag``."""
+    return flag in _BY_FLAG and _BY_FLAG[flag].takes != "switch"
+
+
 def takes_path(flag: str) -> bool:
     """Whether the value of ``flag`` is the path of an existing file or folder."""
     return flag in _BY_FLAG and _BY_FLAG[flag].metavar == "PATH"
