@@ -87,7 +87,7 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
                 f"# {words.count(len(request.rows), 'run')} of:",
                 submission.dry_run(request.call, request.spec, runs=True),
             ]
-            lines += [f"# run {number}: {row}" for number, row in enumerate(shown, 1)]
+            lines += [f"# run {number}: {words.clean(row)}" for number, row in enumerate(shown, 1)]
             dry_run_all = "\n".join([*lines, *([f"# and {words.count(more, 'more run')}"] if more else [])])
             front.show(Answer(dry_run_all))
             return None

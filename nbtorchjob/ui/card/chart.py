@@ -6,6 +6,7 @@ An image can't see the page, but gets its ``color-scheme`` if the browser suppor
 from __future__ import annotations
 
 import math
+import sys
 from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
@@ -249,7 +250,7 @@ def _runs(points: Sequence[XY]) -> list[list[XY]]:
     for x, y in points:
         if not math.isfinite(x) or abs(x) >= _HUGE:
             continue
-        point = (float(x), max(-_HUGE, min(_HUGE, float(y))) if math.isfinite(y) else math.nan)
+        point = (float(x), bounded(y) if math.isfinite(y) else math.nan)
         if runs and runs[-1][-1][0] < point[0]:
             runs[-1].append(point)
         else:
@@ -347,7 +348,7 @@ def parallel(columns: Sequence[tuple[str, Sequence[Any]]], title: str) -> str:
     axes = [_upright(values) for _, values in columns]
     step = (720 - 120) / (len(axes) - 1)
     xs = [60 + step * at for at in range(len(axes))]
-    lasts = columns[-1][1]
+    lasts = [bounded(value) for value in columns[-1][1]]
     low, high = min(lasts), max(lasts)
     body = []
     # The lowest and the highest must not lie beneath the rest.
@@ -380,15 +381,21 @@ def parallel(columns: Sequence[tuple[str, Sequence[Any]]], title: str) -> str:
     return f'<img class="nbtorchjob-chart" {shown}>'
 
 
+def bounded(value: float) -> float:
+    """Return a number as a float of which no difference to another one is infinite."""
+    return float(max(-_HUGE, min(_HUGE, value)))
+
+
 def _upright(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[float, str]]]:
     """Return where a value lies on an axis, and the labels; texts, and few numbers, are evenly spaced."""
     kinds = list(dict.fromkeys(column))
     if all(map(_is_number, kinds)):
         kinds.sort()
         if len(kinds) > _MOST_LABELS:
-            low, high = kinds[0], kinds[-1]
-            ticks = [(_BOTTOM, number(low)), (_TOP, number(high))]
-            return (lambda value: _BOTTOM + (_TOP - _BOTTOM) * (value - low) / (high - low)), ticks
+            low, high = bounded(kinds[0]), bounded(kinds[-1])
+            span = (high - low) or 1.0
+            ticks = [(_BOTTOM, number(kinds[0])), (_TOP, number(kinds[-1]))]
+            return (lambda value: _BOTTOM + (_TOP - _BOTTOM) * ((bounded(value) - low) / span)), ticks
     shares = [at / (len(kinds) - 1) for at in range(len(kinds))] if len(kinds) > 1 else [0.5]
     places = {kind: _BOTTOM + (_TOP - _BOTTOM) * share for kind, share in zip(kinds, shares, strict=True)}
     shown = kinds[:: max(1, math.ceil(len(kinds) / _MOST_LABELS))]
@@ -397,4 +404,5 @@ def _upright(column: Sequence[Any]) -> tuple[Callable[[Any], float], list[tuple[
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    finite_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return finite_number and not isinstance(value, bool)

@@ -33,7 +33,7 @@ _FAINT = ("PENDING", "SUBMITTED")
 _MOST_ROWS, _MOST_LINES = 60, 30
 _MOST_CURVES, _MOST_CHARTS = 6, 2
 _MOST_METRICS, _MOST_GIVEN = 4, 6
-_MAX_CELL = 40
+_MAX_CELL, _MAX_TEXT = 40, 80
 _WIDTHS = {1: 720, 2: 450}  # px of a chart, by how many there are: two stand side by side in most cards
 _AXIS = 72  # px of a chart's width that its legend can't use: the numbers at the left, the x axis' name
 
@@ -149,7 +149,7 @@ def _cells(state: JobState, columns: tuple[list[str], list[str]], now: float) ->
 
 
 def _as_text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.10g}" if isinstance(value, float) else line(str(value), _MAX_TEXT)
 
 
 def _why(state: JobState) -> str:
@@ -233,14 +233,15 @@ def _sparklines(states: Sequence[JobState], metric: str) -> dict[str, str]:
             series[state.info.id] = []
         else:
             course = [as_float(p.metrics[metric]) for p in _series(state).points if metric in p.metrics]
-            series[state.info.id] = _spread([value for value in course if math.isfinite(value)], _SPARKS)
+            finite_values = [chart.bounded(value) for value in course if math.isfinite(value)]
+            series[state.info.id] = _spread(finite_values, _SPARKS)
     values = [value for course in series.values() for value in course]
     if not any(len(course) > 1 for course in series.values()):
         return {}
     low, high = min(values), max(values)
-    step = (len(_BLOCKS) - 1) / ((high - low) or 1.0)
+    span = (high - low) or 1.0
     return {
-        id_: "".join(_BLOCKS[round((value - low) * step)] for value in course)
+        id_: "".join(_BLOCKS[round((value - low) / span * (len(_BLOCKS) - 1))] for value in course)
         for id_, course in series.items()
     }
 

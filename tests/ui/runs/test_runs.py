@@ -257,3 +257,30 @@ def test_three_that_vary_have_a_picture_together(names, pictures):
 
     assert len(images) == pictures
     assert pictures == 1 or "loss of 3 runs by a, b, c" in images[-1]
+
+
+@pytest.mark.parametrize("losses", [(-9e307, 1.2e308), (0.0, 1e-310), (1e308, -1e308)])
+def test_any_finite_values_are_drawn(losses):
+    runs = [
+        run(n, *begun(*losses, losses[n % 2]), *ENDED, lr=losses[1] / 8 * n, a=n, b=10**400 * n)
+        for n in range(1, 9)
+    ]
+
+    text = render.html("sweep", runs, NOW)
+
+    assert text.count('class="nbt-spark"') == len(runs)
+    svgs = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", text)]
+    assert any("<title>loss of 8 runs by lr, a, b</title>" in svg for svg in svgs)
+    assert not any(re.search(r"\b(nan|inf)\b", svg) for svg in svgs)
+
+
+def test_parameters_are_told_apart_in_one_line_each():
+    arguments = ({"decay": 0.9999999, "prompt": "a\nb"}, {"decay": 0.99999999, "prompt": "c"})
+    runs = [run(n, *begun(1.0), *ENDED, **given) for n, given in enumerate(arguments, 1)]
+
+    lines = render.text("sweep", runs, NOW).splitlines()
+
+    assert [words for text in lines if (words := text.split()[:4])[0] in "12"] == [
+        ["1", "0.9999999", "a", "b"],
+        ["2", "0.99999999", "c", "1"],
+    ]
