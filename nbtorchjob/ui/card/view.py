@@ -296,9 +296,7 @@ def short(exc: E, view: View) -> E:
     return exc
 
 
-def description(
-    state: JobState, enforced: Mapping[str, str], tended: TenderStatus | None = None
-) -> dict[str, str]:
+def description(state: JobState, enforced: Mapping[str, str], tended: TenderStatus | None) -> dict[str, str]:
     """Return all that is known of a job as HTML and as text; the arguments are those of ``describe.text``."""
     arguments = state, time.time(), enforced, state_dir(), tended
     return {"text/html": describe.html(*arguments), "text/plain": safe(describe.text(*arguments))}

@@ -94,6 +94,10 @@ class Client:
         """Return the cluster's time, in seconds since the epoch."""
         return self._connection.clock.now()
 
+    def at(self, local_time: float) -> float:
+        """Return a time of this machine's clock by the cluster's; 0 where the clocks agree."""
+        return self._connection.clock.at(local_time)
+
     @property
     def reached(self) -> bool:
         """Whether the server has ever answered; one that hasn't is more likely the wrong one."""

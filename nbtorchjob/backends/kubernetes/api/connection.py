@@ -7,23 +7,20 @@ first byte names the channel. The last message is a Status that says how the com
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import os
-import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from nbtorchjob.backends.kubernetes.api import proxies
+from nbtorchjob.backends.kubernetes.api.errors import OpenFilesError, in_plain_words
 from nbtorchjob.backends.kubernetes.api.login import Login, log_in
-from nbtorchjob.errors import AnswerTooLargeError, ClusterError, UnreachableError
+from nbtorchjob.errors import AnswerTooLargeError, UnreachableError
 from nbtorchjob.machine import processes
 from nbtorchjob.text.words import size
 
@@ -138,14 +135,6 @@ class Request(NamedTuple):
     whole: float | None = WHOLE_SECONDS
 
 
-class OpenFilesError(ClusterError):
-    """This process may not open another connection."""
-
-    def __init__(self) -> None:
-        most = processes.most_open_files()
-        super().__init__(f"this process may have only {most:,} files open: raise that limit (ulimit -n)")
-
-
 class RefusedError(Exception):
     """A websocket wasn't opened; holds the server's answer."""
 
@@ -181,7 +170,7 @@ class Answer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the body as it arrives; a slow reader limits how much is read ahead."""
         while True:
-            with _broken(self._server):
+            with in_plain_words(self._server):
                 chunk = await self._part()
             if not chunk:
                 return
@@ -201,6 +190,11 @@ class ServerClock:
         """Record an answer's ``Date``, if it is a valid one."""
         with suppress(TypeError, ValueError, OverflowError):
             self._date = parsedate_to_datetime(date).timestamp(), time.monotonic()
+
+    def at(self, local_time: float) -> float:
+        """Return a time of this machine's clock by the cluster's; 0 where the clocks agree."""
+        ahead = self.now() - time.time()
+        return local_time + ahead if abs(ahead) > 1.0 else 0.0
 
     def now(self) -> float:
         """Return the seconds since the epoch; before the first answer, by this machine's clock."""
@@ -271,7 +265,7 @@ class Connection:
             sock_read=request.silence,
         )
         self.requests += 1
-        with _broken(login.server, login):
+        with in_plain_words(login.server, login.api.rest_client.proxy):
             sent = await login.api.rest_client.request(
                 request.method, url, headers=headers, body=request.body, _request_timeout=timeout
             )
@@ -295,7 +289,7 @@ class Connection:
                 await stack.aclose()
                 login = await self._login(stack, refused=login)
                 websocket = await self._upgraded(stack, login, path, query)
-            with _broken(login.server):
+            with in_plain_words(login.server):
                 yield Remote(websocket, login.server)
 
     async def _shared(self, stack: AsyncExitStack, login: Login, request: Request) -> Answer | None:
@@ -319,7 +313,7 @@ class Connection:
         path = urlsplit(login.server).path + target
         self.requests += 1
         try:
-            with _broken(login.server):
+            with in_plain_words(login.server):
                 stream = await stack.enter_async_context(multiplexer.get(path, headers, request.silence))
         except multiplex.UnspokenError:
             return None
@@ -351,7 +345,7 @@ class Connection:
         )
         await stack.enter_async_context(session)
         self.requests += 1
-        with _broken(login.server, login):
+        with in_plain_words(login.server, login.api.rest_client.proxy):
             websocket = await session.ws_connect(
                 f"{login.server}{path}?{urlencode(query, quote_via=quote)}",
                 protocols=PROTOCOLS,
@@ -404,44 +398,3 @@ class Connection:
             if (multiplexer := self._multiplexers.pop(old, None)) is not None:
                 multiplexer.close()
             await old.api.close()
-
-
-@contextmanager
-def _broken(server: str, login: Login | None = None) -> Iterator[None]:
-    import aiohttp
-
-    try:
-        yield
-    # aiohttp's timeouts are asyncio's, which are the builtin ones only from Python 3.11 on.
-    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-        if getattr(getattr(error, "os_error", error), "errno", 0) == errno.EMFILE:
-            raise OpenFilesError from error
-        # Say in a few plain words why nothing answers, without those of aiohttp
-        cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            if cause.verify_code == _EXPIRED:
-                why = "its certificate has expired"
-            elif cause.verify_code in (_OF_ANOTHER_HOST, _OF_ANOTHER_IP):
-                why = "its certificate is of another host"
-            else:
-                why = "its certificate isn't signed by the kubeconfig's certificate authority"
-        elif isinstance(cause, ssl.SSLError):
-            why = "it doesn't speak TLS as expected: another port, or http:// in place of https://"
-        elif isinstance(cause, asyncio.TimeoutError):
-            why = "timed out"
-        elif isinstance(cause, ConnectionRefusedError):
-            why = os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
-        elif isinstance(cause, OSError) and cause.strerror:
-            why = cause.strerror
-        else:
-            why = "the connection broke off"
-        proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
-        if proxied and login is not None:
-            proxy = proxies.named(login.api.rest_client.proxy, login.server)
-            raise UnreachableError(f"{proxy} doesn't answer ({why}): start or change it") from error
-        text = f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
-        raise UnreachableError(text) from error
-
-
-# OpenSSL's error codes for certificates (x509_vfy.h).
-_EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64

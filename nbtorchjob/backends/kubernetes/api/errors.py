@@ -1,4 +1,4 @@
-"""What the API's answers mean, each in one line with what to do (pure).
+"""What the API's answers mean, and why none comes, each in one line with what to do.
 
 Sources: the answers of a real Kubernetes 1.36 with the operators' webhooks. The HTTP code alone says
 little: a 403 is a missing permission, a quota, a webhook that refuses, or a namespace that is going
@@ -13,12 +13,18 @@ webhook passes them on; else they come later, in an event about a pod that could
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, NamedTuple, TypeAlias
 
+from nbtorchjob.backends.kubernetes.api import kubeconfig
 from nbtorchjob.backends.kubernetes.objects.reading import Target, grant
 from nbtorchjob.errors import (
     AlreadyExistsError,
@@ -30,6 +36,7 @@ from nbtorchjob.errors import (
     UnauthorizedError,
     UnreachableError,
 )
+from nbtorchjob.machine import processes
 from nbtorchjob.text.hints import hint
 
 _LACKS = (
@@ -316,3 +323,53 @@ def _other(answer: _Answer) -> str:
 def _why(answer: _Answer) -> str:
     """Return the message without the sentence that every 403 starts with."""
     return answer.message.partition(" is forbidden: ")[2] or answer.message
+
+
+class OpenFilesError(ClusterError):
+    """This process may not open another connection."""
+
+    def __init__(self) -> None:
+        most = processes.most_open_files()
+        super().__init__(f"this process may have only {most:,} files open: raise that limit (ulimit -n)")
+
+
+@contextmanager
+def in_plain_words(server: str, through: str | None = None) -> Iterator[None]:
+    """Turn what aiohttp raises for a server, ``through`` a proxy, into ``UnreachableError``."""
+    import aiohttp
+
+    try:
+        yield
+    # aiohttp's timeouts are asyncio's, which are the builtin ones only from Python 3.11 on.
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+        if getattr(getattr(error, "os_error", error), "errno", 0) == errno.EMFILE:
+            raise OpenFilesError from error
+        # Say in a few plain words why nothing answers, without those of aiohttp
+        cause = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            if cause.verify_code == _EXPIRED:
+                why = "its certificate has expired"
+            elif cause.verify_code in (_OF_ANOTHER_HOST, _OF_ANOTHER_IP):
+                why = "its certificate is of another host"
+            else:
+                why = "its certificate isn't signed by the kubeconfig's certificate authority"
+        elif isinstance(cause, ssl.SSLError):
+            why = "it doesn't speak TLS as expected: another port, or http:// in place of https://"
+        elif isinstance(cause, asyncio.TimeoutError):
+            why = "timed out"
+        elif isinstance(cause, ConnectionRefusedError):
+            why = os.strerror(errno.ECONNREFUSED)  # asyncio's own word is "Connect call failed"
+        elif isinstance(cause, OSError) and cause.strerror:
+            why = cause.strerror
+        else:
+            why = "the connection broke off"
+        proxied = isinstance(error, aiohttp.ClientProxyConnectionError | aiohttp.ClientHttpProxyError)
+        if proxied and through:
+            proxy = kubeconfig.proxy_name(through, server)
+            raise UnreachableError(f"{proxy} doesn't answer ({why}): start or change it") from error
+        text = f"the cluster at {server} doesn't answer ({why}): check the network, or --context"
+        raise UnreachableError(text) from error
+
+
+# OpenSSL's error codes for certificates (x509_vfy.h).
+_EXPIRED, _OF_ANOTHER_HOST, _OF_ANOTHER_IP = 10, 62, 64

@@ -43,7 +43,7 @@ from typing import Any
 from nbtorchjob.backends.kubernetes import lifecycle, podlog
 from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.api.client import delays
-from nbtorchjob.backends.kubernetes.api.connection import OpenFilesError
+from nbtorchjob.backends.kubernetes.api.errors import OpenFilesError
 from nbtorchjob.backends.kubernetes.api.reflector import DELETED, MODIFIED, SYNCED, Change
 from nbtorchjob.backends.kubernetes.cache import JobCache, Pod, Reader, cached_logs, life
 from nbtorchjob.backends.kubernetes.control.controller import JobController

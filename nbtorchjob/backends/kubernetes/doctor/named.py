@@ -20,7 +20,7 @@ from typing import NamedTuple
 from nbtorchjob.backends.base import Choice, Finding
 from nbtorchjob.backends.kubernetes.api.answers import Object
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.api.login import contexts
+from nbtorchjob.backends.kubernetes.api.kubeconfig import contexts
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind, Queues, Runtimes
 from nbtorchjob.backends.kubernetes.objects.reading import (
     ACCOUNTS,

@@ -56,7 +56,6 @@ _DIGITS = 12  # of a digest, in a file's name
 _MOMENT_S = 1.0  # another kernel that sends the same cell needs less, and so does the garbage collector
 _COLLECTED_S = 30.0  # for what belonged to a deleted job to be deleted, too
 _LOOK_S = 0.2
-_AGREES_S = 1.0  # where the clocks agree, the client's time is this machine's
 HALF_MADE_S = 60.0  # from a Secret to its job; an older Secret without a job has lost its kernel
 
 
@@ -186,14 +185,9 @@ class Submitter:
         name = self._name()
         where = {"context": scope.context, "namespace": scope.namespace, "kind": kind.name}
         minor = fit.NEWEST if blind else await self._session.minor()
-        ahead = self._session.client.now() - time.time()
-        info = replace(
-            self._info,
-            name=name,
-            cluster=where,
-            retry_owner=fit.retry_owner(kind, self._spec, minor),
-            cluster_created=self._info.created + ahead if abs(ahead) > _AGREES_S else 0.0,
-        )
+        owner = fit.retry_owner(kind, self._spec, minor)
+        created = self._session.client.at(self._info.created)
+        info = replace(self._info, name=name, cluster=where, retry_owner=owner, cluster_created=created)
         labels = labelling.labels(info, user(), self._spec.cluster.label)
         own, *others = self._packed.secrets(info, labels, self._url(info))
         secrets = [package.with_env(own, {} if self._drafted else self._spec.secrets()), *others]

@@ -15,7 +15,7 @@ import yaml
 
 from nbtorchjob.backends.kubernetes.api import login
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.api.login import Kubeconfig, contexts
+from nbtorchjob.backends.kubernetes.api.kubeconfig import Kubeconfig, contexts
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.errors import ClusterError, UnreachableError
 from nbtorchjob.machine import loop

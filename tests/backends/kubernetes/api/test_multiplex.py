@@ -9,7 +9,7 @@ import yaml
 
 from nbtorchjob.backends.kubernetes.api import connection, multiplex
 from nbtorchjob.backends.kubernetes.api.client import Client
-from nbtorchjob.backends.kubernetes.api.connection import OpenFilesError
+from nbtorchjob.backends.kubernetes.api.errors import OpenFilesError
 from nbtorchjob.backends.kubernetes.objects.reading import PODS, Target
 from nbtorchjob.errors import NotFoundError, UnreachableError
 from nbtorchjob.machine import processes

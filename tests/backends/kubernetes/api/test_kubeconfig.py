@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nbtorchjob.backends.kubernetes.api import proxies
+from nbtorchjob.backends.kubernetes.api import kubeconfig
 from nbtorchjob.errors import ClusterError
 
 SERVER = "https://10.1.2.3:6443"
@@ -42,19 +42,19 @@ def environment(monkeypatch):
 def test_it_is_found_as_kubectl_finds_it(server, except_for, proxied, monkeypatch):
     monkeypatch.setenv("NO_PROXY", except_for)
 
-    assert proxies.to_server(server) == ("http://proxy:3128" if proxied else None)
+    assert kubeconfig.proxy(server) == ("http://proxy:3128" if proxied else None)
 
 
 def test_that_of_the_kubeconfig_comes_first_whatever_the_environment_says(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
 
-    assert proxies.to_server(SERVER, "http://own:1") == "http://own:1"
+    assert kubeconfig.proxy(SERVER, "http://own:1") == "http://own:1"
 
 
 def test_one_without_a_scheme_speaks_http(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "proxy:3128")
 
-    assert proxies.to_server(SERVER) == "http://proxy:3128"
+    assert kubeconfig.proxy(SERVER) == "http://proxy:3128"
 
 
 @pytest.mark.parametrize("configured", [None, "socks5://me:secret@proxy:1080"])
@@ -66,15 +66,15 @@ def test_one_that_does_not_speak_http_is_refused_in_one_line(configured, monkeyp
     )
 
     with pytest.raises(ClusterError, match=re.escape(text)):
-        proxies.to_server(SERVER, configured)
+        kubeconfig.proxy(SERVER, configured)
 
 
 def test_one_of_the_settings_of_macos_is_not_named_after_the_kubeconfig(monkeypatch):
     monkeypatch.delenv("HTTPS_PROXY")
     monkeypatch.setattr(
-        proxies, "getproxies", lambda: {"https": "http://corp:3128"}
+        kubeconfig, "getproxies", lambda: {"https": "http://corp:3128"}
     )  # as urllib returns them on macOS
 
-    assert proxies.to_server(SERVER) == "http://corp:3128"
-    assert "(the system's settings)" in proxies.named("http://corp:3128", SERVER)
-    assert "(proxy-url of the kubeconfig)" in proxies.named("http://own:1", SERVER)
+    assert kubeconfig.proxy(SERVER) == "http://corp:3128"
+    assert "(the system's settings)" in kubeconfig.proxy_name("http://corp:3128", SERVER)
+    assert "(proxy-url of the kubeconfig)" in kubeconfig.proxy_name("http://own:1", SERVER)
