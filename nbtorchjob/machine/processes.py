@@ -60,7 +60,7 @@ def of_group(leader: int) -> Iterator[int]:
     """Yield the processes of a group."""
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # the latter for others' with hidepid=1
                 if int(_stat(int(name))[2]) == leader:
                     yield int(name)
 
@@ -250,11 +250,13 @@ def gpus() -> int:
 def device_names(visible: str | None = None) -> tuple[str, ...]:
     """Return the names of the NVIDIA GPUs in ``visible``, or else of those that the environment leaves.
 
-    CUDA sees none from a negative number on. A container has device files only for its own GPUs.
+    As torch reads it, no GPU follows the first word that names none, and there is none at all if one is named
+    twice. A container has device files only for its own GPUs.
     """
     visible = os.environ.get(VISIBLE) if visible is None else visible
     if visible is not None:
-        names = takewhile(lambda name: name[:1] != "-", (name.strip() for name in visible.split(",")))
-        return tuple(filter(None, names))
+        names_gpu = re.compile(visible.strip()[:4] if visible.strip()[:4] in ("GPU-", "MIG-") else r"\+?\d")
+        names = [*takewhile(names_gpu.match, (name.strip() for name in visible.split(",")))]
+        return tuple(names) if len({*names}) == len(names) else ()
     number = sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir("/dev"))
     return tuple(map(str, range(number)))

@@ -1,10 +1,12 @@
-"""A process's memory in huge pages."""
+"""A process's memory in huge pages, and the processes of a group."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+
+from nbtorchjob.machine import processes
 
 # Prints whether most of 32 MiB then lies in huge pages or the kernel has none, and whether its content is
 # unchanged. While memory is fragmented, the kernel refuses some pages (ENOMEM), and others a moment later.
@@ -56,3 +58,16 @@ def test_merged_memory_lies_in_huge_pages_and_is_what_it_was():
     if outcome == "none left":
         pytest.skip("the kernel has no huge pages to give: the machine's memory is in pieces")
     assert outcome == "merged"
+
+
+def test_processes_of_others_that_proc_hides_are_in_no_group(monkeypatch):
+    own, stat = os.getpid(), processes._stat
+
+    def hidden(pid):  # as with hidepid=1
+        if pid != own:
+            raise PermissionError(1, "Operation not permitted")
+        return stat(pid)
+
+    monkeypatch.setattr(processes, "_stat", hidden)
+
+    assert list(processes.of_group(os.getpgrp())) == [own]

@@ -12,6 +12,7 @@ import builtins
 import functools
 import importlib
 import io
+import json
 import os
 import sys
 import weakref
@@ -22,7 +23,7 @@ from nbtorchjob.runtime.api.report import tell
 from nbtorchjob.runtime.facts import EVENTS, onimport
 
 MOST = 20  # displays of a rank in a round
-LONGEST = 1 << 19  # characters of one display
+LONGEST = 1 << 19  # bytes of one display as JSON, where each character beyond ASCII takes six or twelve
 TEXT = "text/plain"
 
 _CHANGES = onimport.Changes()
@@ -54,8 +55,10 @@ def show(bundle: Dict[str, Any]) -> bool:
     for mime, value in bundle.items():
         text = base64.b64encode(value).decode() if isinstance(value, (bytes, bytearray)) else value
         data[str(mime)] = text if isinstance(text, str) else ""
-    while data and sum(map(len, data.values())) > LONGEST:
-        data.pop(max(data, key=lambda mime: len(data[mime])))
+    sizes = {mime: len(json.dumps(text)) for mime, text in data.items()}
+    while sum(sizes.values()) > LONGEST:
+        largest = max(sizes, key=lambda mime: sizes[mime])
+        del sizes[largest], data[largest]
     if not may_show() or not set(data) - {TEXT}:
         return False
     _shown = tell("Displayed", _speaker, data=data) + 1

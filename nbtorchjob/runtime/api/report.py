@@ -11,6 +11,7 @@ from nbtorchjob.runtime.facts import APPEND, EVENTS, emit
 from nbtorchjob.runtime.facts.injected import FOLDER
 
 ROUND = "NBTORCHJOB_ROUND"
+MOST = 1024  # metrics of a report
 # Metrics that count, and for each the metric that may be reported beside it for the total.
 TOTALS = {"epoch": "epochs", "step": "steps"}
 
@@ -27,9 +28,11 @@ def report(**metrics: Any) -> None:
     ``step`` and ``epoch`` count how far the job is, and ``steps`` and ``epochs`` are their totals.
     Processes that a rank starts report as that rank.
     Outside a job it only checks them, so a function that reports also runs in the notebook.
-    Raises ``TypeError`` for a metric that isn't a number.
+    Raises ``TypeError`` for a metric that isn't a number, and ``ValueError`` for more than 1024 of them.
     """
     global sent, last
+    if len(metrics) > MOST:
+        raise ValueError("report() got %d metrics, but takes at most %d" % (len(metrics), MOST))
     numbers: Dict[str, float] = {}
     for name, value in metrics.items():
         numbers[name] = value.item() if hasattr(value, "item") else value
@@ -38,7 +41,7 @@ def report(**metrics: Any) -> None:
     if os.environ.get(EVENTS):
         for name, read in watched.items():
             value = read()
-            if name not in numbers and type(value) in (int, float):
+            if name not in numbers and type(value) in (int, float) and len(numbers) < MOST:
                 numbers[name] = value
         tell("Reported", int(os.environ["RANK"]), metrics=numbers)
         sent += 1

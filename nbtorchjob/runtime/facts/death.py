@@ -186,9 +186,9 @@ def children() -> List[int]:
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:
-                with open("/proc/%s/stat" % entry) as file:
+                with open("/proc/%s/stat" % entry, errors="replace") as file:
                     fields = file.read().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last with hidepid=1
                 continue
             if int(fields[1]) == os.getpid():
                 pids.append(int(entry))

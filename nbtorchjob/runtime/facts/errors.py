@@ -5,6 +5,7 @@ A pickled exception would need its class on the client and run code there; the t
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import linecache
 import os
@@ -22,6 +23,7 @@ from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED
 MAX_FRAMES = 60
 MAX_MESSAGE = 16_384
 MAX_NOTES = 16
+MAX_LINE = 500  # characters of a source line, which may hold a literal of any length
 MAX_VARIABLES = 1 << 16  # characters of all frames' variables, including those of the exceptions behind it
 
 # An exception's class may be a user's, and reading any attribute may run that class's code. If that raised,
@@ -35,6 +37,9 @@ _context = BaseException.__dict__["__context__"].__get__
 _suppress_context = BaseException.__dict__["__suppress_context__"].__get__
 traceback_of = BaseException.__dict__["__traceback__"].__get__
 _exit_code = SystemExit.__dict__["code"].__get__
+# A group's members (Python 3.11)
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", None)
+_members = _GROUP.__dict__["exceptions"].__get__ if _GROUP is not None else None
 _OF_SYNTAX = [SyntaxError.__dict__[name].__get__ for name in ("filename", "lineno", "text")]
 
 # What collectives raise when a peer is gone: c10d's own types, and gloo's RuntimeError.
@@ -146,15 +151,28 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
     cause = behind(exc)
+    inner = members(exc)
     return Error(
         type=type_name(type(exc)),
         message=_bounded(text_of(exc)),
         frames=tuple(frame for frame, _ in traced(exc)),
         notes=tuple(_bounded(note) for note in _notes(exc)[:MAX_NOTES] if isinstance(note, str)),
         cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
-        direct=_cause(exc) is not None,
-        recoverable=is_a(exc, RecoverableError) or named(exc, retry_on),
+        direct=_cause(exc) is not None or any(member is cause for member in inner),
+        recoverable=_recoverable(exc, retry_on),
     )
+
+
+def _recoverable(exc: BaseException, retry_on: Sequence[str]) -> bool:
+    if is_a(exc, RecoverableError) or named(exc, retry_on):
+        return True
+    inner = members(exc)
+    return bool(inner) and all(_recoverable(member, retry_on) for member in inner)
+
+
+def members(exc: BaseException) -> Sequence[BaseException]:
+    """Return the exceptions in a group, such as that of an ``asyncio.TaskGroup``; none for any other."""
+    return _members(exc) if _members is not None and is_a(exc, _GROUP) else ()
 
 
 def text_of(value: Any) -> str:
@@ -183,11 +201,12 @@ def exit_code(exc: BaseException) -> Any:
 
 
 def behind(exc: BaseException) -> Optional[BaseException]:
-    """Return the exception that caused this one, or that was being handled."""
+    """Return the exception that caused this one, or that was being handled; else a group's first member."""
     cause: Optional[BaseException] = _cause(exc)
     if cause is not None:  # its class may define ``__bool__``
         return cause
-    return None if _suppress_context(exc) else _context(exc)
+    context: Optional[BaseException] = None if _suppress_context(exc) else _context(exc)
+    return context if context is not None else next(iter(members(exc)), None)
 
 
 def add_notes(exc: BaseException, notes: Sequence[str]) -> None:
@@ -247,7 +266,7 @@ def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
     users = users_traceback(exc)
     living = [frame for frame, _ in traceback.walk_tb(users)]
     frames: List[Tuple[Frame, Optional[FrameType]]] = [
-        (Frame(_at_home(entry.filename), entry.lineno or 0, entry.name, entry.line or ""), frame)
+        (Frame(_at_home(entry.filename), entry.lineno or 0, entry.name, (entry.line or "")[:MAX_LINE]), frame)
         for entry, frame in zip(traceback.extract_tb(users), living)
     ]
     # Code that raises a SyntaxError itself, as parsers of other languages do, may give anything.
@@ -256,7 +275,7 @@ def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:
         filename = os.fsdecode(where) if isinstance(where, (bytes, os.PathLike)) else text_of(where)
         lineno = lineno if isinstance(lineno, int) else 0
         line = line if isinstance(line, str) and line else linecache.getline(filename, lineno)
-        frames.append((Frame(_at_home(filename), lineno, "<module>", line.strip()), None))
+        frames.append((Frame(_at_home(filename), lineno, "<module>", line.strip()[:MAX_LINE]), None))
     kept = shortened([frame for frame, _ in frames])
     if len(kept) == len(frames):
         return frames

@@ -202,19 +202,7 @@ class _Turns:
         displays.begin(order["speaker"])
         pid = os.getpid()
         value, exc = self._interrupts.guarded(round_, partial(self._run, order))
-        if os.getpid() != pid:
-            # End a process that the code has forked and that reached the end of the code
-            code = 0
-            if exc is not None and errors.is_a(exc, SystemExit):
-                status = errors.exit_code(exc)
-                code = status if isinstance(status, int) else int(status is not None)
-            elif exc is not None:
-                traceback.print_exception(type(exc), exc, errors.users_traceback(exc))
-                code = 1
-            try:
-                streams.flush()
-            finally:
-                os._exit(code & 0xFF)
+        worker.end_fork(pid, exc)
         worker.over(self._of)
         self._output.renew()
         self._of.sampler.renew()

@@ -207,7 +207,7 @@ def _stat(path: str) -> List[str]:
 
 
 def _read(path: str) -> str:
-    with open(path) as file:
+    with open(path, errors="replace") as file:  # the kernel cuts a process's name at 15 bytes
         return file.read()
 
 

@@ -139,7 +139,7 @@ def alive(pid: int) -> bool:
     """Whether a process exists and isn't a zombie."""
     try:
         os.kill(pid, 0)
-        with open("/proc/%d/stat" % pid) as file:
+        with open("/proc/%d/stat" % pid, errors="replace") as file:  # a name may be cut within a character
             return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (ProcessLookupError, FileNotFoundError):
         return False

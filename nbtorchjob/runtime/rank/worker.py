@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from dataclasses import replace
-from typing import Any, Callable, Dict, NamedTuple, NoReturn, Tuple
+from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional, Tuple
 
 from nbtorchjob.runtime import store, torch_versions
 from nbtorchjob.runtime.api import displays, points, report
@@ -128,7 +128,13 @@ def call_once(rank: Rank) -> None:
 
             settings.lay(rank.header["settings"])
         emit("RankBegan", rank=rank.number, round=rank.round)
-        value = call.run(content, os.path.abspath(rank.path))
+        pid = os.getpid()
+        try:
+            value = call.run(content, os.path.abspath(rank.path))
+        except BaseException as exc:
+            end_fork(pid, exc)
+            raise
+        end_fork(pid)
         over(rank)
     except SystemExit as exc:
         if errors.exit_code(exc) in (None, 0):
@@ -145,6 +151,26 @@ def call_once(rank: Rank) -> None:
         leave(rank.number, rank.round)
     if rank.number == 0 or rank.header["all_ranks"]:
         send(value, rank.number, rank.round, rank.folder, rank.key)
+
+
+def end_fork(pid: int, exc: Optional[BaseException] = None) -> None:
+    """End this process if it isn't ``pid``: code has forked it, and it has reached the end of the code.
+
+    Else it would go on as the rank that it is a copy of. ``exc`` is what the code raised.
+    """
+    if os.getpid() == pid:
+        return
+    code = 0
+    if exc is not None and errors.is_a(exc, SystemExit):
+        status = errors.exit_code(exc)
+        code = status if isinstance(status, int) else int(status is not None)
+    elif exc is not None:
+        traceback.print_exception(type(exc), exc, errors.users_traceback(exc))
+        code = 1
+    try:
+        streams.flush()
+    finally:
+        os._exit(code & 0xFF)
 
 
 def over(rank: Rank) -> None:

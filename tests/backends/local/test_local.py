@@ -736,6 +736,21 @@ def test_a_notebook_folder_that_is_gone_is_told(folder, monkeypatch):
     assert str(home) in text
 
 
+@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("raise SystemExit(3)", 3), ("raise ValueError", 1)])
+def test_a_process_that_a_rank_forks_ends_where_the_call_ends(ends, code):
+    def forks():
+        pid = os.fork()
+        if pid:
+            time.sleep(0.2)  # so that the other process, were it the rank, would send its value first
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        exec(ends)
+        return "the other process's"
+
+    job = nbtorchjob.submit(forks, spec=nbtorchjob.Elastic())
+    assert job.result(LIMIT) == code
+    assert job.state.failure is None
+
+
 def test_a_process_that_a_rank_forks_can_print_at_once():
     def fork():
         for n in range(FORKS):

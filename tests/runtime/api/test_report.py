@@ -5,7 +5,10 @@ import multiprocessing
 
 import pytest
 
-from nbtorchjob.runtime.api.report import report
+from nbtorchjob.runtime.api import displays
+from nbtorchjob.runtime.api.report import MOST, report
+from nbtorchjob.runtime.facts import LONGEST_FACT
+from nbtorchjob.state.facts import events, factlines
 
 
 @pytest.fixture
@@ -61,3 +64,22 @@ def test_another_round_counts_anew(facts, folder, monkeypatch):
     worker(2)
 
     assert [(fact["round"], fact["seq"]) for fact in facts()] == [(5, 0), (5, 1), (6, 0), (6, 1)]
+
+
+def test_a_report_has_as_many_metrics_as_the_host_believes(facts):
+    report(**{f"m{number}": number for number in range(MOST)})
+
+    assert isinstance(factlines.believed(facts()[-1]), events.Reported)
+    with pytest.raises(ValueError, match="1025 metrics, but takes at most 1024"):
+        report(**{f"m{number}": number for number in range(MOST + 1)})
+
+
+def test_a_display_that_is_shown_is_one_that_the_host_believes(facts, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    displays.begin(0)
+
+    assert not displays.show({"text/html": "\u6587" * 200_000, "text/plain": "a table"})
+    assert displays.show({"text/html": "\u6587" * 80_000, "text/plain": "a table"})
+    (fact,) = facts()
+    assert isinstance(factlines.believed(fact), events.Displayed)
+    assert len(json.dumps(fact)) < LONGEST_FACT

@@ -1,10 +1,13 @@
+import builtins
 import importlib
 import json
+import linecache
 import sys
 from pathlib import Path
 
 import pytest
 
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.errors import MAX_FRAMES, Error, Frame, RecoverableError, from_exception
 from nbtorchjob.runtime.rank import call
 
@@ -195,3 +198,28 @@ def test_a_syntax_error_that_was_made_by_hand_is_told_as_any_other(details, fram
 
     assert error.frames == (frame,)
     assert Error.from_json(json.loads(json.dumps(error.to_json()))) == error
+
+
+def test_a_failure_on_a_line_with_a_long_literal_fits_into_a_fact():
+    text = "[][len('%s')]\n" % ("1" * (2 * LONGEST_FACT))
+    linecache.cache["<long>"] = (len(text), None, [text], "<long>")
+    with pytest.raises(IndexError) as caught:
+        exec(compile(text, "<long>", "exec"))
+
+    error = from_exception(caught.value)
+
+    assert error.frames[-1].line.startswith("[][len('111")
+    assert len(json.dumps(error.to_json())) < LONGEST_FACT // 8
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has groups from 3.11 on")
+def test_a_group_is_described_with_its_first_member_and_recoverable_if_all_are():
+    group = vars(builtins)["ExceptionGroup"]
+    error = from_exception(group("two", [RecoverableError("away"), RecoverableError("late")]))
+    assert error.cause is not None
+    assert (error.recoverable, error.direct, error.cause.message) == (True, True, "away")
+
+    mixed = from_exception(group("two", [RecoverableError(), ValueError("wrong")]))
+    assert not mixed.recoverable
+    nested = group("outer", [group("inner", [KeyError("a")]), KeyError("b")])
+    assert from_exception(nested, retry_on=["KeyError"]).recoverable

@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
+from subprocess import PIPE
 
 import pytest
 
 from nbtorchjob.runtime.facts import EVENTS
 from nbtorchjob.runtime.node import meter as nvml
 from nbtorchjob.runtime.node.meter import Gpus, Memory, Meter, Roots, cores, cpu, rank_use
+from nbtorchjob.runtime.node.processes import alive
 from tests.backends.kubernetes.stage import until
 
 GB = 1_000_000_000
@@ -259,3 +262,16 @@ def test_the_seconds_in_which_a_gpu_was_busy_add_up():
     [use] = gpus.uses
     assert (use.index, use.memory, use.limit, use.model) == (0, 30 * GB, 80 * GB, "NVIDIA H100")
     assert use.busy == pytest.approx(0.4 * use.watched)
+
+
+def test_a_process_whose_name_is_cut_within_a_character_is_measured():
+    code = (
+        "import ctypes; name = ctypes.c_char_p('gpt-\u043e\u0431\u0443\u0447\u0435\u043d'.encode());"
+        "ctypes.CDLL(None).prctl(15, name, 0, 0, 0); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert alive(process.pid)
+        assert rank_use(0, f"/proc/{process.pid}", {}, 0.1).tasks == 1
+        process.communicate(b"\n")

@@ -194,7 +194,7 @@ async def _credential(login: Entry) -> dict[str, Any]:
     """
     version = str(login.get("apiVersion") or "client.authentication.k8s.io/v1")
     request = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": sys.stdout.isatty()}}
-    variables = {str(entry["name"]): str(entry["value"]) for entry in login.get("env") or ()}
+    variables = {str(entry.get("name")): str(entry.get("value") or "") for entry in login.get("env") or ()}
     command = [str(login["command"]), *map(str, login.get("args") or ())]
     try:
         process = await asyncio.create_subprocess_exec(

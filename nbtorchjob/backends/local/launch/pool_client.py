@@ -46,7 +46,7 @@ def of_this_process(secrets: Mapping[str, str]) -> dict[str, Any]:
     if "inline" in env.get("MPLBACKEND", ""):
         del env["MPLBACKEND"]  # draws into the notebook that a rank doesn't have
     # The only way to read the umask without setting it, which other threads would notice.
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(errors="replace")
     return {
         "python": sys.executable,
         "env": {**env, **secrets},
