@@ -148,7 +148,7 @@ def fetch(
     else:
         listing = listed(backend, state, path, nodes)
     if not listing.files:
-        why = next((f"; node {index}: {text}" for index, text in listing.trouble.items()), "")
+        why = _first_trouble(listing)
         raise ResultError(
             f"{state.info.name} has no file {path!r} now; {hint('files', state.info.name)} lists them{why}"
         )
@@ -211,15 +211,22 @@ def content(backend: Backend, state: JobState, path: str, node: int | None = Non
         finally:
             reader.close()
 
+    why = ""
     if state.phase.terminal:
         for kept in _home(backend, state, path, None if node is None else [node]):
             if kept.file.path == path:
                 return Content(kept.file, kept.pieces())
     else:
-        for file in listed(backend, state, path, None if node is None else [node]).files:
+        listing = listed(backend, state, path, None if node is None else [node])
+        for file in listing.files:
             if file.path == path:
                 return Content(file, streamed(file))
-    raise ResultError(f"{state.info.name} has no file {path!r} now")
+        why = _first_trouble(listing)
+    raise ResultError(f"{state.info.name} has no file {path!r} now{why}")
+
+
+def _first_trouble(listing: Listing) -> str:
+    return next((f"; node {index}: {text}" for index, text in listing.trouble.items()), "")
 
 
 class _KeptFile(FrozenDataclass):

@@ -87,20 +87,27 @@ export class FileView extends AskedPage {
 
   protected async refresh(): Promise<void> {
     const { client, job, place, trans } = this.options;
+    const counts = this.begun();
     try {
       // Its size first: the file may have grown, and an image that is too big isn't requested.
-      const { files } = await client.files(job, place.path);
-      const file = files.find(({ path, node }) => path === place.path && node === place.node);
+      const { files, trouble } = await client.files(job, place.path);
+      const same = files.filter(({ path }) => path === place.path);
+      // Of the equal files that an ended job's nodes left, only the first node's is listed.
+      const file =
+        same.find(({ node }) => node === place.node) ?? (trouble[0] ? undefined : same[0]);
       if (!file) {
-        throw new Error(trans.__('The file no longer exists.'));
+        throw new Error(trouble[0] ?? trans.__('The file no longer exists.'));
       }
       const limit = bytesFor(file.path, file.size);
       const bytes = limit > 0 ? await client.file(job, place, limit) : new Uint8Array();
-      if (this.isDisposed) {
+      if (!counts()) {
         return;
       }
       this.take(shownOf(file.path, bytes, file.size), bytes, Math.max(file.size, bytes.length));
     } catch (error) {
+      if (!counts()) {
+        return;
+      }
       // What was shown before stays.
       this.note = error instanceof Error ? error.message : String(error);
     }

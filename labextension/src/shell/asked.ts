@@ -13,6 +13,16 @@ export abstract class AskedPage extends ReactWidget {
 
   protected abstract refresh(): Promise<void>;
 
+  /** Begins a request. Its answer counts, unless one to a later request has come before. */
+  protected begun(): () => boolean {
+    const turn = ++this.newest;
+    return () => {
+      const counts = !this.isDisposed && turn > this.shownTurn;
+      this.shownTurn = counts ? turn : this.shownTurn;
+      return counts;
+    };
+  }
+
   protected override onAfterShow(message: Message): void {
     super.onAfterShow(message);
     void this.refresh();
@@ -27,4 +37,7 @@ export abstract class AskedPage extends ReactWidget {
     super.onActivateRequest(message);
     this.node.focus();
   }
+
+  private newest = 0;
+  private shownTurn = 0;
 }

@@ -101,10 +101,17 @@ export class JobsPage extends AskedPage {
     clearTimeout(this.alarm);
     this.alarm = undefined;
     this.seen = jobs.map(({ id }) => model.jobs.get(id));
+    const counts = this.begun();
     try {
-      this.page = await ask();
-      this.note = '';
+      const page = await ask();
+      if (!counts()) {
+        return;
+      }
+      [this.page, this.note] = [page, ''];
     } catch (error) {
+      if (!counts()) {
+        return;
+      }
       const isDeleted =
         error instanceof RequestError && error.ours && error.status === 404 && this.page;
       const why = error instanceof Error ? error.message : String(error);

@@ -76,9 +76,13 @@ function useFiles(job: Job) {
   const [note, setNote] = useState(trans.__('Loading…'));
   const { backend, created, id, terminal } = job;
   const isMounted = useRef(true);
+  const turns = useRef({ newest: 0, shown: 0 });
   const refresh = useCallback(() => {
+    const turn = ++turns.current.newest;
     const tell = (listing: Files | null, why: string) => {
-      if (isMounted.current) {
+      // An answer from before the job's end may come after the one from after it.
+      if (isMounted.current && turn > turns.current.shown) {
+        turns.current.shown = turn;
         setFiles(now => listing ?? now);
         setNote(why);
       }

@@ -1,5 +1,7 @@
 /** Above the list: its title and buttons, the search, the order and the selection. */
 
+import { useRef } from 'react';
+
 import { SORTS, type Sort } from '../model/groups';
 import type { Job } from '../model/record';
 
@@ -78,10 +80,16 @@ interface SearchProps {
 
 export function SearchField({ text, count, onText }: SearchProps) {
   const { trans } = usePage();
+  const input = useRef<HTMLInputElement>(null);
+  const clear = () => {
+    onText('');
+    input.current?.focus(); // the button goes
+  };
   const result = text ? trans._n('%1 job found', '%1 jobs found', count) : '';
   return (
     <div className="jp-nbtorchjob-jobs-searched">
       <input
+        ref={input}
         value={text}
         placeholder={trans.__('Search jobs')}
         aria-label={trans.__('Search jobs by name, notebook, place, status, note or #tag')}
@@ -89,9 +97,7 @@ export function SearchField({ text, count, onText }: SearchProps) {
         onChange={event => onText(event.target.value)}
         onKeyDown={event => event.key === 'Escape' && onText('')}
       />
-      {text && (
-        <IconButton icon="clear" label={trans.__('Clear the search')} onClick={() => onText('')} />
-      )}
+      {text && <IconButton icon="clear" label={trans.__('Clear the search')} onClick={clear} />}
       <span className="jp-nbtorchjob-jobs-found" role="status">
         {result}
       </span>

@@ -1,6 +1,6 @@
 /** The sidebar: the search, and the list of what it finds. */
 
-import { useEffect, useMemo, useState } from 'react';
+import { useEffect, useMemo, useRef, useState } from 'react';
 
 import type { RequestError } from '../model/client';
 import { grouped, ordered } from '../model/groups';
@@ -64,12 +64,25 @@ export function JobsView(props: JobsViewProps) {
     () => [...picked].flatMap(id => jobs.get(id) ?? []).sort((a, b) => a.created - b.created),
     [jobs, picked]
   );
+  const view = useRef<HTMLDivElement>(null);
+  const [returns, setReturns] = useState(0);
+  useEffect(() => {
+    if (returns > 0) {
+      view.current?.querySelector<HTMLElement>('[role=treegrid]')?.focus();
+    }
+  }, [returns]);
+  const toList = () => setReturns(now => now + 1); // the focus: the pressed button goes
   const showAll = () => {
     setText('');
     setOnlyNotebook(false);
+    toList();
+  };
+  const clear = () => {
+    setPicked(NONE);
+    toList();
   };
   return (
-    <div className="jp-nbtorchjob-jobs-view">
+    <div ref={view} className="jp-nbtorchjob-jobs-view">
       <Toolbar
         onlyNotebook={onlyNotebook}
         notebookOpen={notebook !== null}
@@ -84,7 +97,7 @@ export function JobsView(props: JobsViewProps) {
       )}
       {failure && <Problem failure={failure} />}
       <Notes notes={notes} />
-      {selected.length > 0 && <Selection selected={selected} onClear={() => setPicked(NONE)} />}
+      {selected.length > 0 && <Selection selected={selected} onClear={clear} />}
       {listedJobs.length > 0 ? (
         // Another search or order starts at the top.
         <JobList

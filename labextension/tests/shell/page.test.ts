@@ -1,5 +1,6 @@
 // @vitest-environment jsdom
 import { CommandRegistry } from '@lumino/commands';
+import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 import type { ReactElement } from 'react';
@@ -79,4 +80,27 @@ it('acts on the job that it is about, not on a later one of its name', async () 
     true,
     false
   ]);
+});
+
+it('keeps a newer answer when an older one comes later', async () => {
+  const answers: ((page: Page) => void)[] = [];
+  const ask = vi.fn(() => new Promise<Page>(resolve => answers.push(resolve)));
+  const model = {
+    jobs: new Map(),
+    changed: new Signal<object, void>({})
+  } as unknown as JobsPageOptions['model'];
+  const commands = new CommandRegistry();
+  shown = new JobsPage({ jobs: [{ id: 'local:fox' }], ask, commands, model, trans: english });
+  Widget.attach(shown, document.body);
+  MessageLoop.sendMessage(shown, Widget.Msg.AfterShow);
+  expect(answers).toHaveLength(2);
+
+  answers[1]?.({ heading: 'ended', parts: [] } as unknown as Page);
+  await vi.waitFor(() => expect(shown.node.textContent).toBe('ended'));
+  answers[0]?.({ heading: 'runs', parts: [] } as unknown as Page);
+  await new Promise(resolve => setTimeout(resolve));
+  shown.update();
+  MessageLoop.flush();
+
+  await vi.waitFor(() => expect(shown.node.textContent).toBe('ended'));
 });

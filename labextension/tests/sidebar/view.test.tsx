@@ -356,6 +356,21 @@ describe('the search', () => {
     expect(names()).toEqual(['train-1']);
   });
 
+  it('keeps the focus when a button that clears it goes', () => {
+    show([aJob()]);
+    type('nothing like it');
+    const again = one('.jp-nbtorchjob-jobs-message button');
+    again.focus();
+    act(() => again.click());
+    expect(document.activeElement).toBe(list());
+
+    type('train');
+    const clear = one('[aria-label="Clear the search"]');
+    clear.focus();
+    act(() => clear.click());
+    expect(document.activeElement).toBe(one('input'));
+  });
+
   it('is limited to the active notebook', () => {
     show([aJob(), aJob({ id: 'local:other', notebook: '' })], { notebook: 'work/train.ipynb' });
 
@@ -399,6 +414,17 @@ describe('a selection', () => {
     press('Escape');
 
     expect([selected(), all('.jp-nbtorchjob-jobs-selection').length]).toEqual([[], 0]);
+  });
+
+  it('leaves the focus in the list when its button clears it', () => {
+    show(jobs);
+    click(0, { ctrlKey: true });
+    const clear = all('.jp-nbtorchjob-jobs-selection button')[1];
+
+    clear?.focus();
+    act(() => clear?.click());
+
+    expect(document.activeElement).toBe(list());
   });
 
   it('goes with its jobs', () => {
@@ -503,6 +529,20 @@ describe('the files of a job', () => {
     expect(rows()).toEqual(['openartifacts', 'closedruns']);
     key('Escape');
     expect(onBrowsed).toHaveBeenCalled();
+  });
+
+  it('stay those of an ended job when an answer from before its end comes late', async () => {
+    let refuse: (error: Error) => void = () => undefined;
+    page.files = vi
+      .fn()
+      .mockReturnValueOnce(new Promise((_, reject) => (refuse = reject)))
+      .mockResolvedValue({ files: [file], trouble: [], more: false });
+    await browse(aJob());
+    await browse(aJob({ phase: 'SUCCEEDED', terminal: true }));
+    await act(async () => refuse(new Error('the job ended meanwhile')));
+
+    expect(rows()).toHaveLength(3);
+    expect(all('.jp-nbtorchjob-files [role=status]')).toHaveLength(0);
   });
 
   it('are asked for again while a job goes on, and stay where that fails', async () => {
