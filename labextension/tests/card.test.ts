@@ -69,3 +69,45 @@ it('stays that of its job once another one has its name', async () => {
   expect(host.querySelectorAll('button')).toHaveLength(0);
   expect(asked.every(request => request.endsWith('?created=100.25'))).toBe(true);
 });
+
+it('is held by nothing but its page', async () => {
+  const hosts: { readonly host: HTMLElement }[] = [];
+  class Collected {
+    constructor(readonly host: HTMLElement) {
+      hosts.push(this);
+    }
+    deref(): HTMLElement | undefined {
+      return this.host.isConnected ? this.host : undefined; // as if its memory were free at once
+    }
+  }
+  vi.stubGlobal('WeakRef', Collected);
+  show(100.25, { created: 100.25 });
+  await vi.advanceTimersByTimeAsync(20_000);
+  expect(hosts.map(({ host }) => host)).toEqual([host]);
+  expect(vi.getTimerCount()).toBeGreaterThan(0);
+
+  host.remove();
+  await vi.advanceTimersByTimeAsync(30_000);
+
+  expect(vi.getTimerCount()).toBe(0);
+});
+
+it('copies a manifest on a page without TLS', async () => {
+  show(100.25, { created: 100.25 });
+  await vi.advanceTimersByTimeAsync(2000);
+  const copies: string[] = [];
+  document.execCommand = () => {
+    copies.push((document.querySelector('textarea') as HTMLTextAreaElement).value);
+    return true;
+  };
+  const copy = [...host.querySelectorAll('button')].find(
+    ({ textContent }) => textContent === 'Copy manifest'
+  );
+
+  copy?.click();
+  await vi.advanceTimersByTimeAsync(0);
+
+  expect(copies).toEqual([card('as served')]);
+  expect(host.querySelector('textarea')).toBeNull();
+  expect(host.querySelector('[role=status]')?.textContent).toBe('copied');
+});

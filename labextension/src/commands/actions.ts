@@ -1,6 +1,12 @@
 /** The actions on a job: a table by verb, each entry of which becomes a command. */
 
-import { Clipboard, Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import {
+  Clipboard,
+  Dialog,
+  Notification,
+  showDialog,
+  showErrorMessage
+} from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as icons from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
@@ -55,8 +61,20 @@ export function jobActions(options: JobActionsOptions): JobActions {
     },
     set: job => setValues(job, client, trans),
     note: async job => {
-      const note = await askNote(job, trans);
-      return note && client.annotate(job, note);
+      for (
+        let note = await askNote(job, job, trans);
+        note;
+        note = await askNote(job, note, trans)
+      ) {
+        try {
+          await client.annotate(job, note);
+          return;
+        } catch (error) {
+          // Then it asks again, with what was typed.
+          const why = error instanceof Error ? error.message : String(error);
+          await showErrorMessage(trans.__('The note wasn’t saved'), why);
+        }
+      }
     },
     retry: async job => again(job, await client.retry(job), options),
     continue: async job => again(job, await client.resumed(job), options),
@@ -151,7 +169,18 @@ function copyManifest(client: Client, trans: TranslationBundle): JobAction {
     caption: trans.__('Copy the YAML that runs this job on its cluster'),
     applies: job => job.backend === 'kubernetes',
     run: async job => {
-      Clipboard.copyToSystem(await client.manifests(job));
+      const manifests = await client.manifests(job);
+      // A browser lets a page copy only within seconds of a click, and a cluster may take longer.
+      const { userActivation } = navigator as Partial<Navigator>; // some browsers have none
+      if (userActivation && !userActivation.isActive) {
+        const buttons = [Dialog.cancelButton(), Dialog.okButton({ label: trans.__('Copy') })];
+        const title = trans.__('Manifest of %1', job.name);
+        const body = trans.__('The cluster has sent it.');
+        if (!(await showDialog({ title, body, buttons })).button.accept) {
+          return;
+        }
+      }
+      Clipboard.copyToSystem(manifests);
       Notification.info(trans.__('Manifest of %1 copied.', job.name), { autoClose: 3000 });
     }
   };

@@ -6,11 +6,15 @@ import { Widget } from '@lumino/widgets';
 
 import type { Job, Note } from '../model/record';
 
-/** The note and tags to put on a job; null: the user cancelled. */
-export async function askNote(job: Job, trans: TranslationBundle): Promise<Note | null> {
+/** The note and tags to put on a job, at first those given; null: the user cancelled. */
+export async function askNote(
+  job: Pick<Job, 'name'>,
+  first: Note,
+  trans: TranslationBundle
+): Promise<Note | null> {
   const { button, value } = await showDialog({
     title: trans.__('Note and Tags of %1', job.name),
-    body: new NoteForm(job, trans),
+    body: new NoteForm(first, trans),
     buttons: [Dialog.cancelButton(), Dialog.okButton({ label: trans.__('Save') })],
     focusNodeSelector: 'textarea'
   });

@@ -179,6 +179,24 @@ describe('the note and the tags of a job', () => {
     });
   });
 
+  it('are asked for again, as typed, where they are refused', async () => {
+    client.annotate.mockRejectedValueOnce(new Error('at most 64 tags'));
+    const typed = { note: 'long', tags: [] };
+    shown.showDialog
+      .mockResolvedValueOnce({ button: { accept: true }, value: typed })
+      .mockImplementationOnce(async ({ body }) => {
+        expect(body.node.querySelector('textarea').value).toBe('long');
+        return { button: { accept: false }, value: null };
+      });
+    await commands.execute(CommandIDs.note, { id: running.id });
+
+    expect(shown.showErrorMessage).toHaveBeenCalledExactlyOnceWith(
+      expect.anything(),
+      'at most 64 tags'
+    );
+    expect(client.annotate).toHaveBeenCalledOnce();
+  });
+
   it('stay where the dialog is left', async () => {
     shown.showDialog.mockResolvedValueOnce({ button: { accept: false }, value: null });
     await commands.execute(CommandIDs.note, { id: running.id });
@@ -443,6 +461,20 @@ describe('a job’s code', () => {
 it('a manifest is copied', async () => {
   client.manifests.mockResolvedValueOnce('kind: Job\n');
   await commands.execute(CommandIDs.copyManifest, { id: remote.id });
+
+  expect(shown.copied).toHaveBeenCalledWith('kind: Job\n');
+});
+
+it('a manifest that comes late is copied by a click of its own', async () => {
+  vi.stubGlobal('navigator', { userActivation: { isActive: false } });
+  client.manifests.mockResolvedValue('kind: Job\n');
+  shown.showDialog.mockResolvedValueOnce({ button: { accept: false } });
+  await commands.execute(CommandIDs.copyManifest, { id: remote.id });
+  expect([shown.copied, shown.info].map(mock => mock.mock.calls)).toEqual([[], []]);
+
+  shown.showDialog.mockResolvedValueOnce({ button: { accept: true } });
+  await commands.execute(CommandIDs.copyManifest, { id: remote.id });
+  vi.unstubAllGlobals();
 
   expect(shown.copied).toHaveBeenCalledWith('kind: Job\n');
 });

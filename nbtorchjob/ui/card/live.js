@@ -5,7 +5,9 @@
 //
 // What the reader unfolded, scrolled, searched or focused is restored after each drawing. Buttons, which
 // talk to the server, not the kernel, replace the sentence that says what to do without buttons.
-(host, attributes) => {
+//
+// Between two looks only the page holds the card, which a closed notebook drops.
+(ticking => (host, attributes) => {
   if (host.torchjob) return;
   host.torchjob = true;
   const FIRST_MS = 1500, STALE_MS = 5000; // the kernel of a waiting cell draws every second
@@ -71,7 +73,16 @@
   });
   const copy = button("Copy manifest", async () => {
     const manifests = await (await send("GET", at("/manifests"))).text();
-    await navigator.clipboard.writeText(manifests);
+    if (navigator.clipboard) {
+      await navigator.clipboard.writeText(manifests);
+    } else { // a page without TLS
+      const box = make("textarea", {value: manifests});
+      bar.append(box);
+      box.select();
+      const isCopied = document.execCommand("copy");
+      box.remove();
+      if (!isCopied) throw new Error("the browser doesn't allow it");
+    }
     return "copied";
   });
   const search = make("input", {type: "search", placeholder: "search in logs"});
@@ -201,15 +212,21 @@
     served = true;
     draw();
     // An ended job has no bar. A job deleted while it runs ends first, and is gone seconds later.
-    let wait = FIRST_MS, left = ENDED_LOOKS;
-    while (host.contains(bar) || left-- > 0) {
-      await new Promise(resolve => { setTimeout(resolve, wait); });
-      wait = STALE_MS;
+    let left = ENDED_LOOKS;
+    host.torchjobLook = async () => { // returns the milliseconds until the next look; 0: there is none
       await look().catch(error => {
         stale.textContent = error.message;
         if (error.isDeleted) { markDeleted(); left = 0; }
       });
-    }
+      return host.contains(bar) || left-- > 0 ? STALE_MS : 0;
+    };
+    ticking(new WeakRef(host), FIRST_MS);
   };
   if (page) begin().catch(() => {});
-}
+})((card, first) => {
+  const tick = async () => {
+    const wait = await card.deref()?.torchjobLook();
+    if (wait) setTimeout(tick, wait);
+  };
+  setTimeout(tick, first);
+})
