@@ -17,6 +17,7 @@ from nbtorchjob.spec import digits
 from nbtorchjob.state import JobInfo, JobState
 from nbtorchjob.state.facts.events import Annotated
 from nbtorchjob.text.hints import hint, swap_hint
+from nbtorchjob.text.words import clean
 
 # No vowels, so that no words come out, and no 0, 1 and l, which are easily misread.
 _ALPHABET = "23456789bcdfghjkmnpqrstvwxz"
@@ -152,7 +153,8 @@ def annotate(
     if len(new) > MOST_TAGS:
         raise SpecError("tag", new[MOST_TAGS], f"at most {MOST_TAGS} tags on a job")
     text = had.note if note is None else " ".join(note.split())
-    if note is not None and (len(text) > MOST_NOTE or not text.isprintable()):
+    # Joiners, which Persian and many an emoji need, aren't printable to Python.
+    if note is not None and (len(text) > MOST_NOTE or clean(text) != text):
         raise SpecError("note", text, f"at most {MOST_NOTE:,} printable characters")
     annotation = Annotated(max(time.time(), had.time + 0.001), text, new)
     able(backend, Annotates, "note", state.info.address).annotate(state.info.address, annotation)

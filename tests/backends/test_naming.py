@@ -119,6 +119,23 @@ def test_they_show_in_lists_cards_descriptions_and_records_and_are_searched(job)
     other.remove()
 
 
+@pytest.mark.parametrize(
+    "note", ["\u0645\u06cc\u200c\u0645\u0627\u0646\u062f", "by \U0001f469\u200d\U0001f4bb"]
+)
+def test_a_note_may_have_the_joiners_of_persian_and_emoji(job, note):
+    attach(job.name).note(note)
+
+    annotated = attach(job.name).state.annotated
+    assert annotated is not None
+    assert annotated.note == note
+
+
+@pytest.mark.parametrize("note", ["\u202egnp.exe", "\x1b[2J"])
+def test_a_note_may_not_act_on_what_shows_it(job, note):
+    with pytest.raises(SpecError, match="printable characters"):
+        attach(job.name).note(note)
+
+
 def test_a_handle_that_has_seen_the_end_knows_them_at_once(job):
     job.begin()
     job.end()

@@ -283,7 +283,7 @@ class CompareHandler(Api):
         states = await asyncio.gather(
             *(self.of(job, lambda backend, name: backend.snapshot(name)) for job in jobs)
         )
-        self.finish(page.comparison(states, time.time()))
+        self.finish(await self.ask("comparisons", lambda: page.comparison(states, time.time())))
 
 
 class CardHandler(Api):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import pickle
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -19,6 +20,7 @@ from nbtorchjob.frontends.server.app import ROUTES
 from nbtorchjob.frontends.server.routes.jobs import window
 from nbtorchjob.frontends.server.routes.logs import LogsSocket
 from nbtorchjob.state import Phase
+from nbtorchjob.ui import page
 from tests.backends.kubernetes.stage import until
 from tests.frontends.server.conftest import error, jobs
 from tests.patience import LIMIT
@@ -162,6 +164,22 @@ async def test_jobs_are_compared(server, ended):
     assert titles[-5:] == ["Options", "Code", "Captured data", "Packages", "Hosts"]
     assert error(refusal) == (400, "job: got 1, but it must be 2 to 8 jobs")
     assert error(not_found)[0] == 404
+
+
+async def test_a_comparison_is_made_beside_the_event_loop(server, ended, monkeypatch):
+    threads, compare = [], page.comparison
+
+    def comparison(*arguments):
+        threads.append(threading.current_thread())
+        return compare(*arguments)
+
+    monkeypatch.setattr(page, "comparison", comparison)
+    query = f"job={quote(local(ended))}"
+
+    assert (await server.get(f"nbtorchjob/api/compare?{query}&{query}")).code == 200
+
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
 
 
 async def test_a_card_is_html_that_no_browser_opens_as_a_page(server, ended, hanging):
