@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from nbtorchjob.capture.model import Call
 from nbtorchjob.environment import interpreter, requirements, wheels
 from nbtorchjob.environment.interpreter import Need
 from nbtorchjob.environment.requirements import Installation, PackageRequest, names
-from nbtorchjob.environment.wheels import Wheel
 from nbtorchjob.spec.jobspec import JobSpec
 
 _CELL = "the cell's script block"
@@ -72,7 +71,11 @@ def _like_here(call: Call, packages: Installation) -> Call:
     origins = interpreter.origins()
     places = {name: interpreter.reference(origins[name])[0] for name in every if name in origins}
     references = tuple(f"{name} @ {url}" for name, url in places.items() if url)
-    copies = tuple(_copy(name, projects) for name, url in places.items() if not url)
+    copies = []
+    for name in (name for name, url in places.items() if not url):
+        # Installed in place it has no modules; those of ``projects`` travel, with their metadata alone.
+        folder = "" if name in projects else interpreter.project(name)
+        copies.append(wheels.wheel(Path(folder)) if folder else wheels.installed(name))
     lines = requirements.pins(name for name in wanting if name not in places)
     beneath = requirements.pins(name for name in every if name not in {*places, *wanting})
     exactly: tuple[str, ...] = ()
@@ -97,15 +100,6 @@ def _like_here(call: Call, packages: Installation) -> Call:
         ),
         files=(*call.files, *(file for file in files if file.path not in present)),
     )
-
-
-def _copy(name: str, projects: Collection[str]) -> Wheel:
-    """Return a wheel of a distribution that is from no index: as it is installed, or of its project's folder.
-
-    Installed in place it has no modules. Those of ``projects`` travel otherwise: their metadata is enough.
-    """
-    folder = "" if name in projects else interpreter.project(name)
-    return wheels.wheel(Path(folder)) if folder else wheels.installed(name)
 
 
 def _lines(text: str, spec: JobSpec, request: PackageRequest) -> tuple[str, ...]:
