@@ -11,6 +11,7 @@ every Job, and a group whose job doesn't ask for more has the policy ``basic``: 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
@@ -372,7 +373,15 @@ class _Pod:
         ends = ((entry, (entry.get("state") or {}).get("terminated") or {}) for entry in inits)
         failed = next((entry for entry, ended in ends if ended.get("exitCode")), None)
         if failed is not None:
-            code = failed["state"]["terminated"]["exitCode"]
+            terminated = failed["state"]["terminated"]
+            target = reading.condition(self._pod, "DisruptionTarget")
+            times = [reading.deleted(self._pod), None if target is None else reading.since(target)]
+            finished = seconds(terminated.get("finishedAt")) or math.inf
+            # A pod that is evicted, preempted or deleted ends its init container, whose code says nothing.
+            if self._status.get("reason") or any(time is not None and time <= finished for time in times):
+                failed = None
+        if failed is not None:
+            code = terminated["exitCode"]
             text = f"its init container {failed['name']} exited with code {code}"
             yield ev.NodeExited(
                 end.time, end.node, code, None, self._uid, failure.INIT_FAILED, text, self._run

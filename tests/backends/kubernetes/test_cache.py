@@ -371,3 +371,15 @@ def test_what_a_node_tells_by_itself_does_not_say_that_its_ranks_move(tmp_path):
 
     assert [event.time for event in moved if isinstance(event, ev.Wrote)] == [1767225601.0]
     assert reader.events(Lines.of([line(4, used)])) == [used]
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [b"2026-01-01T02:00:01.5+02:00", b"2025-12-31T19:00:01.500000000-05:00", b"2026-01-01T00:00:01.5Z"],
+)
+def test_lines_have_the_same_times_whatever_zone_their_host_is_in(tmp_path, stamp):
+    (line,) = frames.log(0, 0, 0, b"one\n").splitlines()
+
+    events = Reader(Pod(0, "ffff"), JobCache(tmp_path / "job")).events(Lines.of([(stamp, line)]))
+
+    assert ev.Wrote(1767225601.5) in events

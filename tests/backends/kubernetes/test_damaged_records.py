@@ -10,7 +10,7 @@ from nbtorchjob.backends.kubernetes.backend import KubernetesBackend
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling
-from nbtorchjob.backends.kubernetes.payload import package
+from nbtorchjob.backends.kubernetes.payload import package, shared
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import DamagedError
 from nbtorchjob.spec.config import Elastic
@@ -208,3 +208,16 @@ def test_a_job_of_which_no_state_can_be_made_keeps_no_tender_from_others(stage, 
         ]
     )
     tending.stop()
+
+
+def test_a_wrong_annotation_keeps_nothing_else_from_being_tidied(stage, tmp_path):
+    shared.remember(str(tmp_path))
+    good, bad = stage.submit("begin()"), stage.submit("begin()", cell="2")
+    assert good.wait(LIMIT)
+    assert bad.wait(LIMIT)
+    (obj,) = (obj for obj in stage.objects("apis/batch/v1/{}/jobs") if obj["metadata"]["name"] == bad.name)
+    record = json.loads(obj["metadata"]["annotations"][labelling.INFO])
+
+    for spec in SPECS.values():
+        annotate(stage, bad, {**record, "spec": spec})
+        assert {leftover.name for leftover in KubernetesBackend().leftovers()} >= {good.name, bad.name}

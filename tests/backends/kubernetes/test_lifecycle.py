@@ -149,6 +149,36 @@ def test_an_init_container_that_failed_is_named():
     assert (exited.code, exited.text) == (5, "its init container wait exited with code 5")
 
 
+@pytest.mark.parametrize(
+    ("more", "reason", "text"),
+    [
+        ({"reason": "Evicted", "message": "too much disk."}, "Evicted", "too much disk."),
+        ({"reason": "DeadlineExceeded", "message": "too long"}, "DeadlineExceeded", "too long"),
+        ({"conditions": [condition("DisruptionTarget", reason="PreemptionByScheduler")]}, "", ""),
+        (
+            {"metadata": {"deletionTimestamp": "1970-01-01T00:00:34Z", "deletionGracePeriodSeconds": 30}},
+            "",
+            "",
+        ),
+    ],
+)
+def test_an_init_container_that_was_killed_with_its_pod_isnt_to_blame(more, reason, text):
+    init, waiting = [{"name": "wait", "state": ended(137)}], {"waiting": {"reason": "PodInitializing"}}
+
+    (exited,) = of(ev.NodeExited, pod(waiting, phase="Failed", initContainerStatuses=init, **more))
+
+    assert (exited.code, exited.reason, exited.text) == (None, reason, text)
+
+
+def test_an_init_container_that_failed_before_its_pod_was_deleted_is_to_blame():
+    init, waiting = [{"name": "wait", "state": ended(5)}], {"waiting": {"reason": "PodInitializing"}}
+    deleted = {"deletionTimestamp": "1970-01-01T00:00:40Z", "deletionGracePeriodSeconds": 30}
+
+    (exited,) = of(ev.NodeExited, pod(waiting, phase="Failed", initContainerStatuses=init, metadata=deleted))
+
+    assert exited.code == 5
+
+
 def test_the_code_of_a_container_that_nobody_saw_isnt_taken_for_its_own():
     (exited,) = of(ev.NodeExited, pod(ended(137, "ContainerStatusUnknown", start=0, end=0)))
 

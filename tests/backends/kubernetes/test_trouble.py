@@ -12,6 +12,7 @@ from nbtorchjob import api
 from nbtorchjob.backends import backend_of
 from nbtorchjob.backends.kubernetes.api import connection
 from nbtorchjob.backends.kubernetes.control import follow
+from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.submit import submitter
 from nbtorchjob.errors import JobCancelledError, ResultError
 from nbtorchjob.machine import folders, loop, processes
@@ -291,3 +292,14 @@ def test_what_a_killed_kernel_left_long_ago_is_replaced_by_the_same_cell(stage, 
     subprocess.run(again, check=True, timeout=LIMIT)
     [job] = api.jobs()
     assert f"{job.name}-claim" == orphan
+
+
+@pytest.mark.parametrize("copy", [b"", b"half"])
+def test_a_damaged_copy_of_a_value_is_read_again(stage, copy):
+    job = stage.submit("begin()\nvalue(1)")
+    assert job.result(LIMIT) == 1
+    (folder,) = Scope("", stage.namespace).folders(job.name)
+    (path,) = folder.glob("value-*")
+    path.write_bytes(copy)
+
+    assert api.attach(job.name).result(LIMIT) == 1

@@ -70,14 +70,19 @@ async def _unused() -> list[tuple[shared.Unused, Collection[str] | None]]:
         except ClusterError:  # already reported
             whole = False
     alive = {state.info.run for state in states} if whole else None
+    readable = [state for state in states if state.info.cluster and not state.info.unreadable]
+    # What a job takes whose spec can't be read is unknown.
+    hidden = any(state.info.unreadable and state.ended is None for state in states)
     pairs: list[tuple[shared.Unused, Collection[str] | None]] = []
     for storage in stores_:
-        of = [
-            state for state in states if state.info.cluster and state.info.jobspec.cluster.storage == storage
-        ]
-        installs = not whole or any(
-            state.ended is None and (state.info.jobspec.package or state.info.jobspec.requirements)
-            for state in of
+        of = [state for state in readable if state.info.jobspec.cluster.storage == storage]
+        installs = (
+            not whole
+            or hidden
+            or any(
+                state.ended is None and (state.info.jobspec.package or state.info.jobspec.requirements)
+                for state in of
+            )
         )
         try:
             batch = await asyncio.to_thread(shared.unused, storage, alive, installs=installs)

@@ -177,13 +177,18 @@ async def fetch(name: str, sent: Sent) -> FetchedValue:
 
 
 async def of(job: JobRef, sent: Sent) -> FetchedValue:
-    """Return what a job sent; see :func:`fetch`."""
-    cache = job.cache
+    """Return what a job sent; see :func:`fetch`. A damaged copy here is fetched once more."""
+    cache, path = job.cache, job.cache.sent(sent)
+    is_cached = await asyncio.to_thread(path.exists)
     try:
         key = await job.key()
         cache.put_key(key)
-        in_log = sent.ref.startswith(f"{store.LOG}#")
-        if in_log and not await asyncio.to_thread(cache.sent(sent).exists):
+        if is_cached:
+            try:
+                return await _checked(await job.whole_info(), cache, key, sent)
+            except ValueLostError:  # after a power failure a file may lack its content
+                path.unlink(missing_ok=True)
+        if sent.ref.startswith(f"{store.LOG}#"):
             await log(job, [])  # reading it also caches what was sent in it (``cache.py``)
     except ClusterError as exc:
         raise ResultError(f"{_subject(sent, job.info)} can't be fetched: {exc}") from exc
@@ -223,7 +228,7 @@ def _subject(sent: Sent, info: JobInfo) -> str:
 
 
 def _from_store(subject: str, sent: Sent, path: Path, key: bytes) -> None:
-    if path.exists():
+    if path.exists() and path.stat().st_size == sent.size:
         return
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

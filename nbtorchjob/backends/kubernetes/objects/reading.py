@@ -18,9 +18,11 @@ def seconds(stamp: str | None) -> float:
     try:
         # Python 3.10 reads neither "Z" nor fractions other than of three or six digits.
         if stamp:
-            whole, _, digits = stamp.rstrip("Z").partition(".")
-            plain = f"{whole}.{digits[:6]:0<6}+00:00" if digits else f"{whole}+00:00"
-            return datetime.fromisoformat(plain).timestamp()
+            whole, rest = stamp[:19], stamp[19:].rstrip("Z")
+            # containerd stamps the lines of a log in its host's zone.
+            sign = max(rest.find("+"), rest.find("-"))
+            digits, zone = (rest[:sign], rest[sign:]) if sign >= 0 else (rest, "+00:00")
+            return datetime.fromisoformat(f"{whole}.{digits[1:7]:0<6}{zone}").timestamp()
         return 0.0
     except ValueError:  # something else may answer in place of an API server
         return 0.0

@@ -36,7 +36,7 @@ from nbtorchjob.backends.kubernetes.objects import labelling
 from nbtorchjob.backends.kubernetes.payload import stores
 from nbtorchjob.capture import identity
 from nbtorchjob.errors import DamagedError, SubmitError
-from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.frozen import FrozenDataclass, replace
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.facts.injected import RUN_FILE
 from nbtorchjob.runtime.start import boot
@@ -93,7 +93,11 @@ def sharing(
 
 def _own(info: JobInfo, key: bytes) -> dict[str, bytes]:
     """Return the data of a single run; a node compares the run with its pod's (``runtime/start/node``)."""
-    return {KEY: key, RUN: info.run.encode(), EXTRA: labelling.extra(info)}
+    extra, sources = labelling.extra(info), dict(info.sources)
+    while len(extra) > SECRET_BYTES - _ROOM and sources:  # all are in the cache of the machine that sends it
+        del sources[max(sources, key=lambda name: len(sources[name][1]))]
+        extra = labelling.extra(replace(info, sources=sources))
+    return {KEY: key, RUN: info.run.encode(), EXTRA: extra}
 
 
 def _holding(
