@@ -174,7 +174,12 @@ class Encoder:
         return {_TAG: "complex", "parts": [value.real, value.imag]}
 
     def _array(self, value: Any) -> Any:
-        if value.dtype.hasobject or value.dtype.names or value.dtype.kind not in _NUMBERS:
+        if (
+            value.dtype.hasobject
+            or value.dtype.names
+            or value.dtype.kind not in _NUMBERS
+            or value.dtype.metadata
+        ):
             return self._other(value)
         if not value.flags.c_contiguous or not value.flags.writeable:
             return self._other(value)

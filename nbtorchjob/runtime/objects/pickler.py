@@ -41,6 +41,8 @@ _MAPPINGS = (
     *(dict, collections.OrderedDict, collections.defaultdict),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),
 )
+_ATOMS = {type(None), bool, int, float, complex, str, bytes}
+_FILLED_APART = (type, types.FunctionType, types.ModuleType, types.CodeType)  # these wait by themselves
 _COLLECTIONS = (list, tuple, set, frozenset, collections.deque, weakref.WeakSet)
 _FUNCTION = ("__name__", "__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__")
 
@@ -506,20 +508,23 @@ class _Late:
 
 def _is_late(value: Any) -> bool:
     """Whether a value has to wait for a class pickled by value: it is, or holds, an instance of one."""
-    waiting = [value]
+    waiting = collections.deque([value])
     for _ in range(_LOOKED):
         if not waiting:
             break
-        value = waiting.pop()
+        value = waiting.popleft()  # not the last one: a long list would hide the keys beside it
         type_ = type(value)
+        if issubclass(type_, _FILLED_APART):
+            continue
         if type_ in _MAPPINGS:
-            waiting += itertools.chain.from_iterable(itertools.islice(value.items(), _LOOKED))
+            parts: Any = itertools.chain.from_iterable(value.items())
         elif type_ in _COLLECTIONS:
-            waiting += itertools.islice(value, _LOOKED)
-        elif type_ is types.MethodType:
-            waiting.append(value.__self__)
-        elif type_.__flags__ & _HEAP and not issubclass(type_, type) and not by_name(type_):
+            parts = value
+        elif type_.__flags__ & _HEAP and not by_name(type_):
             return True
+        else:
+            parts = gc.get_referents(value)  # an object of a library may hash what it holds
+        waiting += [part for part in itertools.islice(parts, _LOOKED) if type(part) not in _ATOMS]
     return False
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import io
 import pickle
 import sys
@@ -86,6 +87,15 @@ class _Loader(pickle.Unpickler):
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
+_WRAPPERS = (
+    functools.partial,
+    functools.partialmethod,
+    functools.cached_property,
+    functools.singledispatchmethod,
+)
+_CACHED = type(functools.lru_cache()(len))
+
+
 def class_cells(values: Any, cls: Any) -> Iterator[Any]:
     """Yield the closure variables of a class's methods that hold the class itself."""
     waiting, seen = list(values), set()
@@ -98,6 +108,10 @@ def class_cells(values: Any, cls: Any) -> Iterator[Any]:
             waiting.append(member.__func__)
         elif isinstance(member, property):
             waiting += [member.fget, member.fset, member.fdel]
+        elif isinstance(member, _WRAPPERS):
+            waiting.append(member.func)
+        elif isinstance(member, _CACHED):
+            waiting.append(member.__wrapped__)
         elif isinstance(member, FunctionType):
             for cell in member.__closure__ or ():
                 with suppress(ValueError):  # it is empty

@@ -161,7 +161,8 @@ class Change:
         for name, (old, new) in pairs.items():
             if isinstance(old, type) and _is_mine(old):
                 _check_class(name, old, new, stays)
-        _adopt([new for _, new in pairs.values() if isinstance(stays.get(id(new)), type)], stays)
+        adopted = tuple(new for _, new in pairs.values() if isinstance(stays.get(id(new)), type))
+        _adopt(adopted, stays, self._new)
         for name, new in self._new.items():
             if name not in self._kept:
                 self._new[name] = stays.get(id(new), new)  # another name for the object that stays
@@ -291,10 +292,10 @@ def _can_become(old: Any, new: Any) -> bool:
     return _interchangeable(_behind(old), new)
 
 
-def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
-    """Move instances and subclasses of ``classes`` to the classes that stay.
+def _adopt(classes: Tuple[Any, ...], stays: Dict[int, Any], new_names: Dict[str, Any]) -> None:
+    """Move instances and subclasses of ``classes`` to the classes that stay, which registries hold then, too.
 
-    Raises ``CannotSwapError`` if Python can't.
+    What the cell sets, ``new_names``, is left as it is. Raises ``CannotSwapError`` if Python can't.
     """
     try:
         for new in classes:
@@ -307,6 +308,15 @@ def _adopt(classes: List[Any], stays: Dict[int, Any]) -> None:
                 # Not through the class, which may forbid it, as one that is frozen does.
                 base: Any = type if isinstance(value, type) else object
                 base.__setattr__(value, "__class__", stays[id(type(value))])
+        for new in classes:
+            old = stays[id(new)]
+            for holder in gc.get_referrers(new):
+                # As ``@MODELS.register`` or ``__init_subclass__`` fill it; a class's own namespace stays.
+                if type(holder) is list:
+                    holder[:] = [old if value is new else value for value in holder]
+                elif isinstance(holder, dict) and holder is not new_names and "__module__" not in holder:
+                    for key in [key for key, value in holder.items() if value is new]:
+                        holder[key] = old
     except TypeError as exc:
         text = "the cell's subclasses and objects of a changed class can't use the existing class: %s"
         raise CannotSwapError(text % exc) from exc

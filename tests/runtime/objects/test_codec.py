@@ -225,3 +225,9 @@ def test_a_state_dict_keeps_its_modules_versions():
 
 def test_an_integer_too_long_for_text_comes_home():
     assert home({"n": 10**5000}) == ({"n": 10**5000}, 1)
+
+
+def test_the_metadata_of_an_arrays_dtype_stays():
+    array = np.zeros(2, np.dtype("i1", metadata={"enum": {"A": 1}}))
+
+    assert home(array)[0].dtype.metadata == {"enum": {"A": 1}}

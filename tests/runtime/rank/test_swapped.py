@@ -666,3 +666,23 @@ def test_a_script_without_swaps_is_what_it_was():
     assert [type(node) for node in tree.body if not isinstance(node, ast.Expr)] == [
         type(node) for node in ast.parse(SCRIPT).body if not isinstance(node, ast.Expr)
     ]
+
+
+def test_a_registry_holds_the_class_that_stays(space, pack):
+    exec("def register(cls):\n    known[cls.__name__] = cls\n    every.append(cls)\n    return cls\n", space)
+    space["known"], space["every"], net = {"Net": space["Net"]}, [space["Net"]], space["Net"]
+    text = "@register\nclass Net(Base):\n    def who(self):\n        return 'new of ' + super().who()"
+    changed(space, pack(text, assumes=["register", "Base"]))
+
+    assert space["known"] == {"Net": net}
+    assert space["every"] == [net, net]
+    assert space["known"]["Net"]().who() == "new of base"
+
+
+@pytest.mark.parametrize(("wrapper", "call"), [("cached_property", "size"), ("lru_cache", "size()")])
+def test_super_works_in_methods_that_functools_wraps(space, pack, wrapper, call):
+    space["net"] = space["Net"]()
+    method = f"    @functools.{wrapper}\n    def size(self):\n        return 'new ' + super().who()"
+    changed(space, pack(f"import functools\nclass Net(Base):\n{method}", assumes=["Base"]))
+
+    assert eval(f"net.{call}", space) == "new base"
