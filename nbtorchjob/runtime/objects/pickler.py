@@ -27,7 +27,7 @@ import sys
 import types
 import typing
 import weakref
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import cloudpickle
 
@@ -162,6 +162,10 @@ class Pickler(pickle.Pickler):
                 return lambda obj: (getattr, sentinels[id(obj)]) if id(obj) in sentinels else NotImplemented
         elif issubclass(type_, enum.Enum):
             return _reduce_member
+        else:
+            refill = _refilling(type_)
+            if refill is not None:
+                return refill
         if torch is not None and issubclass(type_, torch.nn.Module):
             return self.reduce_net
         if type_ in self.dispatch_table:
@@ -769,6 +773,35 @@ def _reduce_container(container: Any) -> Any:
     else:
         own = container.__getstate__()
     return (maker, args, own or None, *items[1:])
+
+
+def _refilling(type_: Any) -> Optional[Callable[[Any], Any]]:
+    """Return what reduces a container whose class has its own ways to put items in; None for any other.
+
+    pickle would put in what these have changed already, and before the container has its attributes.
+    """
+    base: Any = next(
+        (base for base in (collections.OrderedDict, dict, list) if issubclass(type_, base)), None
+    )
+    if base is None:
+        return None
+    puts = ["__setitem__", "append", "extend"]
+    if base is collections.OrderedDict:  # it is made by a call without arguments
+        puts.append("__init__")
+    own = any(getattr(type_, name, None) is not getattr(base, name, None) for name in puts)
+    says = getattr(type_, "__getstate__", None)
+    plain = (type_.__reduce__, type_.__reduce_ex__) == (base.__reduce__, object.__reduce_ex__)
+    if not own or not plain or type_.__new__ is not base.__new__ or hasattr(type_, "__setstate__"):
+        return None
+    if says not in (None, getattr(object, "__getstate__", None)) or hasattr(type_, "__getnewargs__"):
+        return None
+
+    def reduce(obj: Any) -> Any:
+        items = [*list.__iter__(obj)] if base is list else [*base.items(obj)]
+        state = (_attributes(obj), base, items)
+        return copyreg.__newobj__, (type_,), state, None, None, rebuilt.fill_container  # type: ignore[attr-defined]
+
+    return reduce
 
 
 _WRAPPER = "DistributedDataParallel"  # making it again would need the ranks' process group

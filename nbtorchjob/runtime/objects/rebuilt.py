@@ -362,6 +362,17 @@ def fill_object(instance: Any, state: Any) -> None:
         object.__setattr__(instance, name, value)
 
 
+def fill_container(container: Any, state: Any) -> None:
+    """Set attributes, then put items in as the base class does: the class's own methods were there before."""
+    own, base, items = state
+    fill_object(container, own)
+    if base is list:
+        list.extend(container, items)
+    else:
+        for key, value in items:
+            base.__setitem__(container, key, value)
+
+
 def fill_plainly(instance: Any, state: Dict[str, Any]) -> None:
     """Set attributes as they are, in an object whose class checks what is set on it."""
     vars(instance).update(state)

@@ -175,7 +175,8 @@ class Follower:
         self._logs: dict[str, asyncio.Task[None]] = {}  # by the pod's uid
         self._read = -math.inf  # when the log of an ended pod last grew
         self._unlisted = {kind.api.plural, PODS.plural}
-        self._rounds = _Rounds(in_order=in_order, listed=self._pods_listed)
+        pods = (kind.api.plural, PODS.plural)
+        self._rounds = _Rounds(in_order=in_order, listed=lambda: self._unlisted.isdisjoint(pods))
         self._seen: set[str] | None = set()  # uids of pods; None once the missing ones were reported
         self._workloads = Workloads(info.name)
         self._queued = False  # whether Kueue's Workloads are watched
@@ -298,9 +299,6 @@ class Follower:
                             looks = True
                             self._waits.append(asyncio.ensure_future(self._look_at_queue()))
         await self._listed(WORKLOADS)
-
-    def _pods_listed(self) -> bool:
-        return self._unlisted.isdisjoint((self._kind.api.plural, PODS.plural))
 
     async def _listed(self, api: Api, facts: Sequence[ev.Event] = ()) -> None:
         """Record that all objects of an API are known, or can't be: nothing is concluded before that."""
