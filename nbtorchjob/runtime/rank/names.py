@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import gc
 import io
 import pickle
 import sys
@@ -16,7 +17,7 @@ import traceback
 from contextlib import suppress
 from itertools import chain
 from types import CodeType, FunctionType
-from typing import Any, Dict, Iterable, Iterator, List, Set
+from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 
 from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.store.payload import Payload
@@ -119,6 +120,32 @@ def class_cells(values: Any, cls: Any) -> Iterator[Any]:
                         yield cell
                     else:
                         waiting.append(cell.cell_contents)
+
+
+def adopt(classes: Tuple[Any, ...], stays: Dict[int, Any], new_names: Dict[str, Any]) -> None:
+    """Move instances and subclasses of ``classes`` to the classes that stay, which registries hold then, too.
+
+    What the cell sets, ``new_names``, is left as it is. Raises ``TypeError`` if Python can't.
+    """
+    for new in classes:
+        for derived in new.__subclasses__():
+            if id(derived) not in stays:
+                derived.__bases__ = tuple(stays.get(id(base), base) for base in derived.__bases__)
+    of = {id(new) for new in classes}
+    for value in gc.get_objects() if classes else ():  # wherever they are held
+        if id(type(value)) in of:
+            # Not through the class, which may forbid it, as one that is frozen does.
+            base: Any = type if isinstance(value, type) else object
+            base.__setattr__(value, "__class__", stays[id(type(value))])
+    for new in classes:
+        old = stays[id(new)]
+        for holder in gc.get_referrers(new):
+            # As ``@MODELS.register`` or ``__init_subclass__`` fill it; a class's own namespace stays.
+            if type(holder) is list:
+                holder[:] = [old if value is new else value for value in holder]
+            elif isinstance(holder, dict) and holder is not new_names and "__module__" not in holder:
+                for key in [key for key, value in holder.items() if value is new]:
+                    holder[key] = old
 
 
 class Snapshot:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
-import gc
 import importlib
 import os
 import re
@@ -31,7 +30,7 @@ from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers
-from nbtorchjob.runtime.rank.names import Names, Snapshot, class_cells
+from nbtorchjob.runtime.rank.names import Names, Snapshot, adopt, class_cells
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
 _COMPILED = "_torchdynamo_orig_callable"
@@ -161,8 +160,12 @@ class Change:
         for name, (old, new) in pairs.items():
             if isinstance(old, type) and _is_mine(old):
                 _check_class(name, old, new, stays)
-        adopted = tuple(new for _, new in pairs.values() if isinstance(stays.get(id(new)), type))
-        _adopt(adopted, stays, self._new)
+        classes = tuple(new for _, new in pairs.values() if isinstance(stays.get(id(new)), type))
+        try:
+            adopt(classes, stays, self._new)
+        except TypeError as exc:
+            text = "the cell's subclasses and objects of a changed class can't use the existing class: %s"
+            raise CannotSwapError(text % exc) from exc
         for name, new in self._new.items():
             if name not in self._kept:
                 self._new[name] = stays.get(id(new), new)  # another name for the object that stays
@@ -290,36 +293,6 @@ def _can_become(old: Any, new: Any) -> bool:
     if isinstance(old, type) and isinstance(new, type):
         return _is_mine(old) and _is_mine(new) and old is not new
     return _interchangeable(_behind(old), new)
-
-
-def _adopt(classes: Tuple[Any, ...], stays: Dict[int, Any], new_names: Dict[str, Any]) -> None:
-    """Move instances and subclasses of ``classes`` to the classes that stay, which registries hold then, too.
-
-    What the cell sets, ``new_names``, is left as it is. Raises ``CannotSwapError`` if Python can't.
-    """
-    try:
-        for new in classes:
-            for derived in new.__subclasses__():
-                if id(derived) not in stays:
-                    derived.__bases__ = tuple(stays.get(id(base), base) for base in derived.__bases__)
-        of = {id(new) for new in classes}
-        for value in gc.get_objects() if classes else ():  # wherever they are held
-            if id(type(value)) in of:
-                # Not through the class, which may forbid it, as one that is frozen does.
-                base: Any = type if isinstance(value, type) else object
-                base.__setattr__(value, "__class__", stays[id(type(value))])
-        for new in classes:
-            old = stays[id(new)]
-            for holder in gc.get_referrers(new):
-                # As ``@MODELS.register`` or ``__init_subclass__`` fill it; a class's own namespace stays.
-                if type(holder) is list:
-                    holder[:] = [old if value is new else value for value in holder]
-                elif isinstance(holder, dict) and holder is not new_names and "__module__" not in holder:
-                    for key in [key for key, value in holder.items() if value is new]:
-                        holder[key] = old
-    except TypeError as exc:
-        text = "the cell's subclasses and objects of a changed class can't use the existing class: %s"
-        raise CannotSwapError(text % exc) from exc
 
 
 def _modules(files: Iterable[str]) -> Dict[str, str]:
