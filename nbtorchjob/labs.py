@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from nbtorchjob import capture
 from nbtorchjob.backends import resending, turns_of
 from nbtorchjob.backends.base import Backend, Numbers, Signs, Talks, able
-from nbtorchjob.backends.resending import OutOfTurn, ResendFolder, TakenTurn
+from nbtorchjob.backends.resending import OutOfTurnError, ResendFolder, TakenTurn
 from nbtorchjob.backends.talk import MOST
 from nbtorchjob.capture import RankNames, cells, identity
 from nbtorchjob.capture.cells.lookup import NOTHING
@@ -388,7 +388,7 @@ class Lab:
         try:
             began, announced = time.monotonic(), False
             while True:
-                with suppress(OutOfTurn):
+                with suppress(OutOfTurnError):
                     before, reply = self._sent(question, file.getbuffer(), say)
                     break
                 if not announced and time.monotonic() > began + _QUIET_S:
@@ -504,7 +504,7 @@ class Lab:
     ) -> tuple[JobState, dict[str, Any]]:
         """Send a turn; return the lab's state before that, and the answer.
 
-        Raises ``OutOfTurn`` if other jobs of a pool go first.
+        Raises ``OutOfTurnError`` if other jobs of a pool go first.
         """
         left, began, announced = _TRIES, time.monotonic(), False
         while left:
@@ -514,7 +514,7 @@ class Lab:
             if self.info.is_pool:
                 # A job that was sent by an older version has no number.
                 if resending.is_behind(self.info.run, question.get("number", 0), state.round):
-                    raise OutOfTurn
+                    raise OutOfTurnError
                 full_question = {**question, "base": state.round}
             try:
                 with self._nodes.talk(self.info.address, self._lead(state), full_question, _ASKED_S) as talk:

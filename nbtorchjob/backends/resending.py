@@ -79,7 +79,7 @@ _MOST_WHY = 300  # characters of why one of them ended
 _PATIENCE_S = 30.0
 
 
-class OutOfTurn(Exception):
+class OutOfTurnError(Exception):
     """Another job, which was sent earlier, has to be sent to its pool again first."""
 
 
@@ -515,7 +515,7 @@ class SentTurn:
                     and (turns.lead(state) is not None or state.phase.terminal)
                     and not await asyncio.to_thread(self._is_behind, state)
                 ):
-                    with suppress(OutOfTurn):
+                    with suppress(OutOfTurnError):
                         await asyncio.to_thread(self._send_now, lost, plan, facts, lab)
                         return
                 await asyncio.sleep(_LOOK_S)
@@ -540,7 +540,7 @@ class SentTurn:
     def _send_now(
         self, lost: TakenTurn, plan: Plan, facts: Sequence[Event], lab: Callable[[], JobState]
     ) -> None:
-        """Send it, unless another process has; raise ``OutOfTurn`` if other jobs go first."""
+        """Send it, unless another process has; raise ``OutOfTurnError`` if other jobs go first."""
         again, attempt = self._again, plan.attempt
         if again is None or self._over or self.cancelled:  # another follower may have found it to be over
             return

@@ -351,7 +351,7 @@ def test_jobs_that_are_sent_again_keep_their_order_whoever_sends_them(kept, how)
     def sends(number):
         def again(times, attempt):
             if resending.is_behind(POOL.run, number, 7):
-                raise resending.OutOfTurn
+                raise resending.OutOfTurnError
             order.append(number)
             return TakenTurn(LAB, 8 + number, SendMoment(None, None))
 

@@ -101,7 +101,10 @@ def test_a_pod_of_its_own_looks_after_everybodys_jobs_with_no_more_rights_than_i
 
 
 def test_its_pod_is_one_that_a_restricted_namespace_takes(team):
-    template = written(team.namespace)["Deployment"]["spec"]["template"]
+    manifests = written(team.namespace)
+    template = manifests["Deployment"]["spec"]["template"]
+    accounts = f"/api/v1/namespaces/{team.namespace}/serviceaccounts"
+    team.cluster.request("POST", accounts, manifests["ServiceAccount"])
     body = {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "tender"}}
     team.cluster.request("POST", f"/api/v1/namespaces/{team.namespace}/pods?dryRun=All", body)
 
