@@ -1,7 +1,6 @@
 // @vitest-environment jsdom
 import { MessageLoop } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
-import type { ReactElement } from 'react';
 import { afterEach, expect, it, vi } from 'vitest';
 
 import { FileView } from '../../src/files/view';
@@ -10,20 +9,7 @@ import { aJob, english } from '../jobs';
 
 // The real ones need a browser.
 vi.mock('@jupyterlab/apputils', () => ({ Clipboard: {} }));
-vi.mock('@jupyterlab/ui-components', async () => {
-  const { Widget } = await import('@lumino/widgets');
-  const { createRoot } = await import('react-dom/client');
-  class ReactWidget extends Widget {
-    private readonly root = createRoot(this.node);
-    protected override onUpdateRequest(): void {
-      this.root.render((this as unknown as { render: () => ReactElement }).render());
-    }
-    protected override onAfterAttach(): void {
-      this.update();
-    }
-  }
-  return { ReactWidget };
-});
+vi.mock('@jupyterlab/ui-components', () => import('../widget'));
 vi.hoisted(() => vi.stubGlobal('DragEvent', class extends MouseEvent {}));
 
 URL.revokeObjectURL = vi.fn(); // jsdom has none

@@ -3,7 +3,6 @@ import { CommandRegistry } from '@lumino/commands';
 import { MessageLoop } from '@lumino/messaging';
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
-import type { ReactElement } from 'react';
 import { afterEach, expect, it, vi } from 'vitest';
 
 import { CommandIDs } from '../../src/ids';
@@ -14,20 +13,7 @@ import { aJob, english } from '../jobs';
 
 // The real ones need a browser.
 vi.mock('@jupyterlab/apputils', () => ({ Clipboard: {} }));
-vi.mock('@jupyterlab/ui-components', async () => {
-  const { Widget } = await import('@lumino/widgets');
-  const { createRoot } = await import('react-dom/client');
-  class ReactWidget extends Widget {
-    private readonly root = createRoot(this.node);
-    protected override onUpdateRequest(): void {
-      this.root.render((this as unknown as { render: () => ReactElement }).render());
-    }
-    protected override onAfterAttach(): void {
-      this.update();
-    }
-  }
-  return { ReactWidget };
-});
+vi.mock('@jupyterlab/ui-components', () => import('../widget'));
 vi.hoisted(() => vi.stubGlobal('DragEvent', class extends MouseEvent {}));
 
 let shown: JobsPage;

@@ -137,15 +137,15 @@ def adopt(classes: Tuple[Any, ...], stays: Dict[int, Any], new_names: Dict[str, 
             # Not through the class, which may forbid it, as one that is frozen does.
             base: Any = type if isinstance(value, type) else object
             base.__setattr__(value, "__class__", stays[id(type(value))])
-    for new in classes:
-        old = stays[id(new)]
-        for holder in gc.get_referrers(new):
-            # As ``@MODELS.register`` or ``__init_subclass__`` fill it; a class's own namespace stays.
-            if type(holder) is list:
-                holder[:] = [old if value is new else value for value in holder]
-            elif isinstance(holder, dict) and holder is not new_names and "__module__" not in holder:
-                for key in [key for key, value in holder.items() if value is new]:
-                    holder[key] = old
+    for holder in gc.get_referrers(*classes) if classes else ():
+        # As ``@MODELS.register`` or ``__init_subclass__`` fill it. Not by its own methods, which may refuse a
+        # name that is taken. A class's own namespace stays.
+        if type(holder) is list:
+            holder[:] = [stays[id(value)] if id(value) in of else value for value in holder]
+        elif isinstance(holder, dict) and holder is not new_names and "__module__" not in holder:
+            for key, value in [*dict.items(holder)]:
+                if id(value) in of:
+                    dict.__setitem__(holder, key, stays[id(value)])
 
 
 class Snapshot:

@@ -679,6 +679,18 @@ def test_a_registry_holds_the_class_that_stays(space, pack):
     assert space["known"]["Net"]().who() == "new of base"
 
 
+def test_a_registry_that_refuses_a_name_twice_holds_the_class_that_stays(space, pack):
+    registry = "class Registry(dict):\n    def __setitem__(self, name, cls):\n        raise KeyError(name)\n"
+    exec(
+        f"{registry}def register(cls):\n    dict.__setitem__(known, cls.__name__, cls)\n    return cls\n",
+        space,
+    )
+    space["known"], net = space["Registry"](), space["Net"]
+    changed(space, pack("@register\nclass Net(Base):\n    pass", assumes=["register", "Base"]))
+
+    assert dict(space["known"]) == {"Net": net}
+
+
 @pytest.mark.parametrize(("wrapper", "call"), [("cached_property", "size"), ("lru_cache", "size()")])
 def test_super_works_in_methods_that_functools_wraps(space, pack, wrapper, call):
     space["net"] = space["Net"]()

@@ -19,7 +19,7 @@ def seconds(stamp: str | None) -> float:
         # Python 3.10 reads neither "Z" nor fractions other than of three or six digits.
         if stamp:
             whole, rest = stamp[:19], stamp[19:].rstrip("Z")
-            # containerd stamps the lines of a log in its host's zone.
+            # The lines of a log may be stamped in the zone of their host.
             sign = max(rest.find("+"), rest.find("-"))
             digits, zone = (rest[:sign], rest[sign:]) if sign >= 0 else (rest, "+00:00")
             return datetime.fromisoformat(f"{whole}.{digits[1:7]:0<6}{zone}").timestamp()
