@@ -173,6 +173,8 @@ class Pickler(pickle.Pickler):
         if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
             return _reduce_trapped
         plain = (type_.__reduce__, type_.__reduce_ex__) == (object.__reduce__, object.__reduce_ex__)
+        if plain and isinstance(type_.__hash__, types.FunctionType) and type_.__new__ is object.__new__:
+            return _leave if _has_own_state(type_) else _reduce_hashed
         return _leave if plain else _reduced
 
     def reduce_tensor(self, tensor: Any) -> Any:
@@ -761,18 +763,47 @@ def _reduce_trapped(obj: Any) -> Any:
     return (*reduced, *(None,) * (5 - len(reduced)), fill)
 
 
+def _reduce_hashed(obj: Any) -> Any:
+    """Reduce an object that hashes itself: it is made with what it may be hashed by.
+
+    Whatever holds it as a key, perhaps an attribute of its own, is filled before it has all its attributes.
+    """
+    own, slots = _attributes(obj)
+    early = [{name: names.pop(name) for name in [*names] if _is_plain(names[name])} for names in (own, slots)]
+    return rebuilt.make_hashed, (type(obj), *early), (own, slots), None, None, rebuilt.fill_hashed
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is hashed by itself alone, and can't refer to anything."""
+    type_ = type(value)
+    if type_ in (tuple, frozenset):
+        return all(map(_is_plain, value))
+    if issubclass(type_, enum.Enum):
+        return _is_plain(value._value_)
+    return type_ in _ATOMS or type_.__module__.partition(".")[0] in _OF_VALUES
+
+
+# Python's modules whose objects are values.
+_OF_VALUES = {"datetime", "decimal", "fractions", "pathlib", "uuid"}
 # Python's own reductions, which leave out attributes set on an instance.
 _WITHOUT_ATTRIBUTES = (collections.Counter.__reduce__, collections.defaultdict.__reduce__)
 
 
 def _reduce_container(container: Any) -> Any:
     maker, args, *items = container.__reduce__()
-    says = getattr(type(container), "__getstate__", None)
-    if says is None or says is getattr(object, "__getstate__", None):  # the latter since Python 3.11
-        own = getattr(container, "__dict__", None)
-    else:
-        own = container.__getstate__()
+    own = container.__getstate__() if _says_state(type(container)) else getattr(container, "__dict__", None)
     return (maker, args, own or None, *items[1:])
+
+
+def _says_state(type_: Any) -> bool:
+    """Whether a class defines ``__getstate__``, which ``object`` has since Python 3.11."""
+    return getattr(type_, "__getstate__", None) not in (None, getattr(object, "__getstate__", None))
+
+
+def _has_own_state(type_: Any) -> bool:
+    """Whether a class defines with which arguments, or to which state, its objects are made again."""
+    own = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
+    return _says_state(type_) or any(hasattr(type_, name) for name in own)
 
 
 def _refilling(type_: Any) -> Optional[Callable[[Any], Any]]:
@@ -789,11 +820,8 @@ def _refilling(type_: Any) -> Optional[Callable[[Any], Any]]:
     if base is collections.OrderedDict:  # it is made by a call without arguments
         puts.append("__init__")
     own = any(getattr(type_, name, None) is not getattr(base, name, None) for name in puts)
-    says = getattr(type_, "__getstate__", None)
     plain = (type_.__reduce__, type_.__reduce_ex__) == (base.__reduce__, object.__reduce_ex__)
-    if not own or not plain or type_.__new__ is not base.__new__ or hasattr(type_, "__setstate__"):
-        return None
-    if says not in (None, getattr(object, "__getstate__", None)) or hasattr(type_, "__getnewargs__"):
+    if not own or not plain or type_.__new__ is not base.__new__ or _has_own_state(type_):
         return None
 
     def reduce(obj: Any) -> Any:

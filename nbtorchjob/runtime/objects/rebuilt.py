@@ -362,6 +362,21 @@ def fill_object(instance: Any, state: Any) -> None:
         object.__setattr__(instance, name, value)
 
 
+def make_hashed(cls: Any, own: Dict[str, Any], slots: Dict[str, Any]) -> Any:
+    """Make an object that hashes itself, with the attributes that are plain values, and those in slots."""
+    instance = cls.__new__(cls)
+    fill_hashed(instance, (own, slots))
+    return instance
+
+
+def fill_hashed(instance: Any, state: Tuple[Dict[str, Any], Dict[str, Any]]) -> None:
+    """Fill in attributes as they are, past properties of their names, and those in slots."""
+    own, slots = state
+    if own:
+        vars(instance).update(own)
+    fill_object(instance, slots)
+
+
 def fill_container(container: Any, state: Any) -> None:
     """Set attributes, then put items in as the base class does: the class's own methods were there before."""
     own, base, items = state
