@@ -32,6 +32,7 @@ from nbtorchjob.spec.overlay import (
     chosen_at,
     dashed,
     flags_near,
+    layered,
     named,
     overlay,
     pair,
@@ -262,7 +263,7 @@ def parse(line: str, base: JobSpec) -> tuple[JobSpec, CellOptions]:
         with named([_RANKS], _flag):
             spec[_RANKS] = ranks_of(word, overlay(base, {**spec, _RANKS: 1}, _flag))
         notes.append(f"{_flag(_RANKS)} {word} is {spec[_RANKS]} here")
-    result = overlay(base, spec, _flag)
+    result = layered(base, spec, _flag)
     return result, replace(cell_options, notes=tuple(notes))
 
 
@@ -324,6 +325,9 @@ def magic_line(spec: JobSpec, cell: CellOptions | None = None, base: JobSpec | N
         else:
             specs = (spec, JobSpec(), base or JobSpec())
             value, *others = (chosen_at(o, s, in_pool=spec.pool is not None) for s in specs)
+            if o.key == "secret-env":  # a line that names a secret means this process's value, not the base's
+                values, base_values = spec.hidden, specs[2].hidden
+                value = tuple(n for n in value if n not in base_values or base_values[n] != values.get(n))
         if value is not None and any(value != other for other in others):
             if o.takes == "switch":
                 as_words = [_flag(o)] if value else []

@@ -73,6 +73,22 @@ def overlay(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option
         return replace(base, launch=launch, cluster=cluster, retry=retry, **parts[SPEC])
 
 
+def layered(base: JobSpec, values: Mapping[Option, Any], where: Callable[[Option], str]) -> JobSpec:
+    """Return :func:`overlay` of a layer that counts more than ``base``, such as a line over its profile.
+
+    A secret that the layer names has this process's value, also where ``base`` has one of its own.
+    """
+    secrets = next((value for o, value in values.items() if o.key == "secret-env"), ())
+    if isinstance(secrets, list | tuple):  # anything else is left for the field to refuse
+        env, hidden = (
+            {name: text for name, text in pairs.items() if name not in secrets}
+            for pairs in (base.env, base.hidden)
+        )
+        others = [name for name in base.secret_env if name not in secrets]
+        base = replace(base, env=env, hidden=hidden, secret_env=others)
+    return overlay(base, values, where)
+
+
 def value_at(o: Option, spec: JobSpec) -> Any:
     """Return the value of the option's field; None where this kind of launch has no such field.
 

@@ -48,7 +48,17 @@ from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import Option, toml
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, CellOptions
-from nbtorchjob.spec.overlay import CLUSTER, ELASTIC, POLICY, RETRY, WORKER, chosen_at, overlay, value_at
+from nbtorchjob.spec.overlay import (
+    CLUSTER,
+    ELASTIC,
+    POLICY,
+    RETRY,
+    WORKER,
+    chosen_at,
+    layered,
+    overlay,
+    value_at,
+)
 from nbtorchjob.spec.policies import UNLIMITED, Retry
 from nbtorchjob.spec.toml import FILE, File, near
 
@@ -259,12 +269,12 @@ def _load(name: str, cwd: Path | None, environ: Mapping[str, str], base: JobSpec
     where = f"{file.path} [profiles.{name}]"
     values = toml.values(file.profiles[name], where)
     base = Site.installed(environ).base if base is None else base
-    spec = overlay(base, values, lambda option: f"{where} {option.key}")
+    spec = layered(base, values, lambda option: f"{where} {option.key}")
     return _over(spec, environ)
 
 
 def _over(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    return overlay(spec, toml.environment(environ), lambda option: option.variable)
+    return layered(spec, toml.environment(environ), lambda option: option.variable)
 
 
 def save(name: str, spec: JobSpec, *, cwd: Path | None = None) -> Path:

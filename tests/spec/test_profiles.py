@@ -417,6 +417,15 @@ def test_an_entry_that_means_the_same_stays_as_it_is_written(folder):
     assert file.read_text() == f"{OWN}grace = 9\n"
 
 
+def test_a_secret_that_a_nearer_layer_names_is_this_processs(folder, monkeypatch):
+    write(folder, '[profiles.mine]\nenv = {HF_TOKEN = "of the file"}\n')
+    monkeypatch.setenv("HF_TOKEN", "mine")
+
+    environ = {"NBTORCHJOB_SECRET_ENV": "HF_TOKEN"}
+    assert profiles.load("mine", cwd=folder, environ={}).secrets() == {"HF_TOKEN": "of the file"}
+    assert profiles.load("mine", cwd=folder, environ=environ).secrets() == {"HF_TOKEN": "mine"}
+
+
 def test_the_value_of_a_secret_stays_in_the_file_beside_what_changes(folder):
     file = write(folder, OWN)
     spec = profiles.load("mine", cwd=folder)

@@ -56,6 +56,26 @@ def test_a_plain_value_laid_over_a_secret_one_is_plain():
     assert (dict(spec.env), spec.secret_env, spec.secrets()) == ({"DB": "sqlite://"}, (), {})
 
 
+@pytest.mark.parametrize("name", ["HF_TOKEN", "PLAIN"])
+def test_a_line_that_names_a_secret_means_this_processs_value(name, monkeypatch):
+    profile = JobSpec(env={name: "the profile's", "OTHER_TOKEN": "abc"})
+
+    spec, _ = parse(f"--secret-env {name}", profile)
+
+    with pytest.raises(SpecError, match=rf"{name}.*a variable that is set"):
+        spec.secrets()
+    monkeypatch.setenv(name, VALUE)
+    assert (dict(spec.env), spec.secrets()) == ({}, {name: VALUE, "OTHER_TOKEN": "abc"})
+    assert parse(magic_line(spec, base=profile), profile)[0] == spec
+
+
+def test_a_line_over_a_profile_leaves_its_secrets_to_it():
+    profile = JobSpec(env={"HF_TOKEN": "abc"})
+    spec, _ = parse("--nnodes 2", profile)
+
+    assert magic_line(spec, base=profile) == "--nnodes 2"
+
+
 @pytest.mark.torch
 def test_a_secret_value_reaches_the_ranks_here_and_is_in_no_record_of_the_job(monkeypatch):
     monkeypatch.setenv("MINE", f"mine-{VALUE}")
