@@ -241,8 +241,21 @@ describe('the log viewer', () => {
     await wrote('0.0.9000', 'newest\n');
     expect(rows()[0]).toBe('line 0');
     expect(rows().length).toBeLessThan(60);
+    button('↓ 1 new line').focus();
     await press('↓ 1 new line');
     expect(rows().at(-1)).toBe('newest');
+    expect(document.activeElement).toBe(all('[role=log]')[0]);
+  });
+
+  it('keeps the keys when a long line is shown', async () => {
+    open();
+    await knows({});
+    await wrote('0.0.0', `${'x'.repeat(50_000)}\n`);
+    const more = button('…');
+    more.focus();
+    await press('…');
+    expect(more.isConnected).toBe(false);
+    expect(document.activeElement).toBe(all('[role=log]')[0]);
   });
 
   it('keeps following when it is the layout that moves the scroll bar', async () => {

@@ -317,7 +317,11 @@ export class Pane {
     this.empty.hidden = this.rows.length > 0 || !looked;
     this.empty.textContent = rows.length ? trans.__('No matching lines.') : nothing();
     const fresh = this.scroll.rows - this.seen;
-    this.jump.hidden = this.followed || this.scroll.range === 0;
+    const needless = this.followed || this.scroll.range === 0;
+    if (needless && document.activeElement === this.jump) {
+      this.scroller.focus({ preventScroll: true }); // a hidden button takes no keys
+    }
+    this.jump.hidden = needless;
     this.jump.textContent =
       fresh > 0
         ? trans._n('↓ %2 new line', '↓ %2 new lines', fresh, fresh.toLocaleString())

@@ -58,6 +58,7 @@ function drawText(text: string | null, { trans, pattern }: Look): HTMLElement {
     const show = trans.__('Show more of this line');
     node.append(
       button(trans.__('… %1 more', more.toLocaleString()), show, () => {
+        node.closest<HTMLElement>('[role=log]')?.focus({ preventScroll: true }); // the button goes
         fill(node, text, LONG, pattern);
         if (text.length > LONG) {
           const left = (text.length - LONG).toLocaleString();
