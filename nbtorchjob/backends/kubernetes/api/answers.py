@@ -155,10 +155,11 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     reading.REVIEWS.plural: {"status!": {}},
     reading.WHO.plural: {"status!": {"userInfo!": {"username": str}}},
 }
+_PATCHED: Shape = {"spec": {"replicatedJobs": [{"name!": str}]}}  # of a TrainJob's runtime
 # All other objects are jobs, of any kind.
 _JOB: Mapping[str, Shape] = {
     "metadata!": _OWN,
-    "spec": {},
+    "spec": {"runtimePatches": [{"manager": str, "trainingRuntimeSpec": {"template": _PATCHED}}]},
     "status": {
         "conditions": _CONDITIONS,
         "state": dict.fromkeys(("phase", "reason", "message", "lastTransitionTime"), str),
@@ -233,7 +234,9 @@ def slim(obj: Object, api: Api) -> Object:
 def _prune(part: Any) -> None:
     if isinstance(part, dict):
         for key in _BULK & part.keys():
-            del part[key]
+            spec = part[key].get("spec") if isinstance(part[key], dict) else None
+            if "replicatedJobs" not in (spec or ()):  # there a TrainJob names the job of its runtime
+                del part[key]
         for value in part.values():
             _prune(value)
     elif isinstance(part, list):

@@ -146,12 +146,11 @@ class Troubles:
         elif uid in self._objects:
             is_ours = True
         else:
-            child = self._kind.children.get(about.get("kind") or "", "")
-            is_ours = any(
+            child_name = self._kind.children.get(about.get("kind") or "")
+            is_ours = child_name is not None and any(
                 # An event from before the job is about an earlier object of that name.
-                name == child.format(name=obj["metadata"]["name"], uid=owner)
-                and created(event) >= created(obj)
-                for owner, obj in self._objects.items()
+                name == child_name(obj) and created(event) >= created(obj)
+                for obj in self._objects.values()
             )
         if not is_ours:
             self._early = [*self._early[-_EARLY:], event]

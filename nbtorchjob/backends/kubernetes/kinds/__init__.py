@@ -93,7 +93,7 @@ class Kind(FrozenDataclass):
     refused (``fit.py``). ``owns_retries`` returns whether its operator can enforce a
     spec's budgets on a server of that version (``fit.py``). ``notes`` state how run policies are met,
     or why they can't be. ``children`` are the objects that its operator makes for a job besides its pods, and
-    reports events about: each one's name, by the ``{name}`` and ``{uid}`` of the job object. ``restarts``
+    reports events about: each one's kind, and its name by the job object. ``restarts``
     reads from a pod how often its operator had started all nodes again before; None where it isn't recorded.
 
     ``complaints`` are how its operator reports that something can't be made. ``cautions`` warn of what works
@@ -124,7 +124,7 @@ class Kind(FrozenDataclass):
     runtimes: Runtimes | None = None
     owns_retries: Callable[[JobSpec, int], bool] = lambda spec, minor: False
     notes: Mapping[str, str] = field(default_factory=dict)
-    children: Mapping[str, str] = field(default_factory=dict)
+    children: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     restarts: Callable[[Mapping[str, Any]], int | None] = lambda pod: None
     complaints: Complaints = field(default_factory=Complaints)
     cautions: Callable[[JobSpec, int], Iterable[str]] = lambda spec, minor: ()

@@ -209,7 +209,8 @@ KIND = Kind(
     ended={"spec": {"runPolicy": {"activeDeadlineSeconds": 1, "cleanPodPolicy": "Running"}}},
     cautions=cautions,
     unrestricted=unrestricted,
-    children={"PodGroup": "{name}"},  # where the operator is configured to schedule gangs
+    # Where the operator is configured to schedule gangs.
+    children={"PodGroup": lambda obj: str(obj["metadata"]["name"])},
     complaints=Complaints(
         plain=plain,
         forbidden={

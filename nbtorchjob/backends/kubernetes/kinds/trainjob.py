@@ -214,6 +214,16 @@ def manifests(sub: Submission) -> list[dict[str, Any]]:
     ]
 
 
+def trainers_job(obj: Mapping[str, Any]) -> str:
+    """Return the name of the Job that runs a TrainJob's nodes: the runtime determines its second part."""
+    patches = (obj.get("spec") or {}).get("runtimePatches") or ()
+    jobs: Any = next((patch for patch in patches if patch.get("manager") == _MANAGER), None)
+    for name in ("trainingRuntimeSpec", "template", "spec", "replicatedJobs"):
+        jobs = (jobs or {}).get(name)
+    job = jobs[0]["name"] if jobs else OURS.default.job
+    return f"{obj['metadata']['name']}-{job}-0"
+
+
 def check(spec: JobSpec) -> None:
     """Raise ``SpecError`` for what neither ``trainer`` nor ``runtimePatches`` can express."""
     if spec.cluster.env_from:
@@ -267,7 +277,7 @@ KIND = Kind(
     runtimes=OURS,
     adopts=((SERVICES, "{name}"),),  # by JobSet 0.12; a Service for other pods resolves no node's name
     stubborn=True,  # the JobSet's default restartPolicy is OnFailure, six times (JobSet 0.12)
-    children={"JobSet": "{name}", "Job": "{name}-node-0"},
+    children={"JobSet": lambda obj: str(obj["metadata"]["name"]), "Job": trainers_job},
     complaints=Complaints(
         # Trainer's about a JobSet, and JobSet's about a Job.
         refusals=dict.fromkeys(

@@ -223,7 +223,7 @@ KIND = Kind(
         "at once": "always",
     },
     commands=Commands(COMMANDS, command),
-    children={"PodGroup": "{name}-{uid}"},
+    children={"PodGroup": lambda obj: "{name}-{uid}".format_map(obj["metadata"])},
     complaints=Complaints(
         refusals={"PodGroupError": "Volcano's own webhook refuses them; ask an administrator"}, plain=plain
     ),

@@ -2,8 +2,11 @@
 
 import pytest
 
+from nbtorchjob.backends.kubernetes.api.answers import slim
 from nbtorchjob.backends.kubernetes.control.selection import Troubles
 from nbtorchjob.backends.kubernetes.kinds import KINDS
+from nbtorchjob.backends.kubernetes.objects.submission import Runtime
+from tests.backends.kubernetes.kinds.test_manifests import CASES, submission
 from tests.backends.kubernetes.stage import until, waits
 
 HANG = "begin(); wait('never')"
@@ -83,6 +86,17 @@ def test_what_an_operator_made_for_the_job_is_known_by_its_name_and_age(kind, ab
 
     assert len(heard(kind, told(about, reason=reason))) == 1
     assert heard(kind, told(about, BEFORE, reason), told(neighbour, reason=reason)) == []
+
+
+def test_a_trainjobs_job_is_named_as_its_runtime_names_it():
+    kind, runtime = KINDS["trainjob"], Runtime("of-us", "TrainingRuntime", "trainer")
+    obj = kind.manifests(submission(CASES["trainjob-fixed"], labels={}, runtime=runtime))[0]
+    obj["metadata"].update(JOB["metadata"])
+    troubles = Troubles(kind, "sta")
+    troubles.know(slim(obj, kind.api))
+
+    assert len(troubles.read(told({"kind": "Job", "name": "sta-trainer-0", "uid": "j-1"}))) == 1
+    assert troubles.read(told({"kind": "Job", "name": "sta-node-0", "uid": "j-2"})) == []
 
 
 def test_what_was_said_first_is_heard_once_it_is_known_of_whom():
