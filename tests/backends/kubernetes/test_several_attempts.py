@@ -111,21 +111,24 @@ def test_what_an_attempt_was_paid_from_is_known_when_its_pods_are_gone(stage, at
         assert "evicted" in run.state.attempts[0].failure.reason.line
 
 
-# Ranks swap their nodes between the attempts.
+# Ranks swap their nodes between the attempts. The pod of node 1 ends first: the Job's failure would delete
+# it, with its log, if it still ran.
 MOVES = """
 from nbtorchjob.runtime.store import frames
 begin(2)
 say(frames.log((NODE + LIFE) % 2, LIFE, 0, f"attempt {ATTEMPT}\\n".encode()))
 sign(f"wrote-{NODE}")
 wait(f"wrote-{1 - NODE}")
-if ATTEMPT == 1: fail(recoverable=True)
-value(ATTEMPT)
+if ATTEMPT == 2: value(ATTEMPT)
+elif NODE == 0: wait("ended"); fail(recoverable=True)
 """
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_whoever_follows_a_log_hears_an_attempt_after_the_one_before_it(stage, attach, late):
     job = stage.submit(MOVES, kind="indexedjob", retry=QUICK, launch=Elastic(2))
+    until(lambda: "Succeeded" in [pod["status"].get("phase") for pod in stage.pods()])
+    stage.sign("ended")
     assert job.result(LIMIT) == 2
     info = attach(job).info
     stage.cluster.trouble(500, f"/{job.name}-{late}-[^-]+/log")  # requested again, after all others
