@@ -358,6 +358,7 @@ class SentTurn:
         self._again = again
         self._kept = kept
         self._times = 1
+        self._recorded = 0  # the round of the newest record that was read here
         self._problem = ""
         self._cancelled = False
         self._overdue: TakenTurn | None = None  # the attempt whose loss others have had enough time to handle
@@ -462,13 +463,14 @@ class SentTurn:
                 self.acceptance = TakenTurn.elsewhere(state, turn.fact.round)
                 self._hear(turn.fact)
         with suppress(OSError):
-            if self._kept is not None and not self._over:
+            # What was read first, of the record and of the pool's state, may be older.
+            if self._kept is not None and not (self._over and self.acceptance.round == self._recorded):
                 self._renew(self._kept.record, self.acceptance, lab)
 
     def _renew(self, record: Mapping[str, Any], acceptance: TakenTurn, lab: Callable[[], JobState]) -> bool:
         """Take over what another process has recorded since: that it sent the job, or found it to be over."""
         sent = record["round"] != acceptance.round
-        if sent or "end" in record:
+        if sent or "end" in record or record["round"] != self._recorded:
             before = lab()
             self._take_up(record)
             self.acceptance = TakenTurn.elsewhere(before, record["round"]) if sent else self.acceptance
@@ -564,6 +566,7 @@ class SentTurn:
                 self._times, self.attempt, self.past, self.acceptance = times, attempt, past, sent_turn
                 try:
                     self._kept.note({**record, **changed})
+                    self._recorded = sent_turn.round
                 except OSError:  # a full disk: a reader of the older record sends the same attempt once more
                     self._kept = None
                 _LOG.info("%s: sent to its pool again, as attempt %d", self.info.address, attempt)
@@ -571,7 +574,7 @@ class SentTurn:
             raise NBTorchJobError(f"the job's payload isn't kept any more ({exc.strerror})") from exc
 
     def _take_up(self, record: Mapping[str, Any]) -> None:
-        self._times, self.attempt = record["times"], record["attempt"]
+        self._times, self.attempt, self._recorded = record["times"], record["attempt"], record["round"]
         self.past = tuple(map(from_json, record["past"]))
         if "end" in record:
             self._over, self._again = True, None

@@ -251,6 +251,44 @@ def test_of_two_processes_one_sends_and_who_cannot_follows_what_was_sent(kept):
     assert [state.tries for state in states] == [2] * 3
 
 
+def test_who_reads_the_pools_state_before_a_retry_and_the_record_after_it_follows_the_retry(kept):
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, sends(backend), kept(info))
+    other = TurnBackend(backend.inner)
+    states = [backend.inner.brief_state("")]
+    followed(backend, info)
+
+    def brief_state(name):
+        return states.pop() if states else type(backend.inner).brief_state(backend.inner, name)
+
+    backend.inner.brief_state = brief_state
+    assert reduce(apply, followed(other, info), JobState(info)).phase is Phase.SUCCEEDED
+
+
+def test_who_reads_the_pools_state_after_a_retry_and_the_record_before_it_counts_its_attempts(
+    kept, monkeypatch
+):
+    backend, info = of_pool(), job()
+    backend.sent(info, BEFORE, sends(backend), kept(info))
+    other, note = TurnBackend(backend.inner), ResendFolder.note
+    newest: Any = ResendFolder.record
+    attempts = []
+
+    def read_while_noted(folder, record):
+        note(folder, record)
+        if record["round"] == 7 and "end" not in record:
+            older = [RECORD]
+            with monkeypatch.context() as patch:
+                read = property(lambda folder: older.pop() if older else newest.fget(folder))
+                patch.setattr(ResendFolder, "record", read)
+                sent = other.sent_by_user(info.address)
+            attempts.append(sent and sent.attempt)
+
+    monkeypatch.setattr(ResendFolder, "note", read_while_noted)
+    followed(backend, info)
+    assert attempts == [2]
+
+
 def test_a_job_that_was_sent_again_goes_on_though_that_cannot_be_written_down(kept, monkeypatch):
     backend, info = of_pool(), job()
     backend.sent(info, BEFORE, sends(backend), kept(info))
