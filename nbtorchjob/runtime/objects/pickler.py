@@ -154,18 +154,17 @@ class Pickler(pickle.Pickler):
             return lambda wrapper: (rebuilt.unwrapped, (wrapper.module, _WRAPPER))
         if issubclass(type_, BaseException):
             return _reduce_exception
+        notebooks = not by_name(type_)
+        refill = _refilling(type_) if notebooks else None
+        if refill is not None:
+            return refill
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
             return _leave if type_ in self.dispatch_table else _reduce_container
-        if by_name(type_):
-            sentinels = importable.sentinels(type_)
-            if sentinels:
-                return lambda obj: (getattr, sentinels[id(obj)]) if id(obj) in sentinels else NotImplemented
-        elif issubclass(type_, enum.Enum):
+        if notebooks and issubclass(type_, enum.Enum):
             return _reduce_member
-        else:
-            refill = _refilling(type_)
-            if refill is not None:
-                return refill
+        sentinels = {} if notebooks else importable.sentinels(type_)
+        if sentinels:
+            return lambda obj: (getattr, sentinels[id(obj)]) if id(obj) in sentinels else NotImplemented
         if torch is not None and issubclass(type_, torch.nn.Module):
             return self.reduce_net
         if type_ in self.dispatch_table:
@@ -795,6 +794,18 @@ def _reduce_container(container: Any) -> Any:
     return (maker, args, own or None, *items[1:])
 
 
+# Containers, and which methods of theirs pickle uses to make and to fill them.
+_PUTTING: Dict[Any, Tuple[str, ...]] = {
+    collections.OrderedDict: ("__init__", "__setitem__"),
+    collections.Counter: ("__init__", "update"),
+    collections.defaultdict: ("__init__", "__setitem__"),
+    dict: ("__setitem__",),
+    list: ("append", "extend"),
+    set: ("__init__",),
+    collections.deque: ("__init__", "append", "extend"),
+}
+
+
 def _says_state(type_: Any) -> bool:
     """Whether a class defines ``__getstate__``, which ``object`` has since Python 3.11."""
     return getattr(type_, "__getstate__", None) not in (None, getattr(object, "__getstate__", None))
@@ -811,22 +822,22 @@ def _refilling(type_: Any) -> Optional[Callable[[Any], Any]]:
 
     pickle would put in what these have changed already, and before the container has its attributes.
     """
-    base: Any = next(
-        (base for base in (collections.OrderedDict, dict, list) if issubclass(type_, base)), None
-    )
+    base: Any = next((base for base in _PUTTING if issubclass(type_, base)), None)
     if base is None:
         return None
-    puts = ["__setitem__", "append", "extend"]
-    if base is collections.OrderedDict:  # it is made by a call without arguments
-        puts.append("__init__")
-    own = any(getattr(type_, name, None) is not getattr(base, name, None) for name in puts)
+    own = any(getattr(type_, name) is not getattr(base, name) for name in _PUTTING[base])
     plain = (type_.__reduce__, type_.__reduce_ex__) == (base.__reduce__, object.__reduce_ex__)
     if not own or not plain or type_.__new__ is not base.__new__ or _has_own_state(type_):
         return None
 
     def reduce(obj: Any) -> Any:
-        items = [*list.__iter__(obj)] if base is list else [*base.items(obj)]
-        state = (_attributes(obj), base, items)
+        items = [*dict.items(obj)] if issubclass(base, dict) else [*base.__iter__(obj)]
+        args: Tuple[Any, ...] = ()
+        if base is collections.deque:
+            args = ((), obj.maxlen)
+        elif base is collections.defaultdict:
+            args = (obj.default_factory,)
+        state = (_attributes(obj), base, args, items)
         return copyreg.__newobj__, (type_,), state, None, None, rebuilt.fill_container  # type: ignore[attr-defined]
 
     return reduce

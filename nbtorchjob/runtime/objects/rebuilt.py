@@ -379,13 +379,17 @@ def fill_hashed(instance: Any, state: Tuple[Dict[str, Any], Dict[str, Any]]) -> 
 
 def fill_container(container: Any, state: Any) -> None:
     """Set attributes, then put items in as the base class does: the class's own methods were there before."""
-    own, base, items = state
+    own, base, args, items = state
     fill_object(container, own)
-    if base is list:
-        list.extend(container, items)
-    else:
+    if args:
+        base.__init__(container, *args)
+    if issubclass(base, dict):
         for key, value in items:
             base.__setitem__(container, key, value)
+    elif base is set:
+        set.update(container, items)
+    else:
+        base.extend(container, items)
 
 
 def fill_plainly(instance: Any, state: Dict[str, Any]) -> None:
