@@ -183,7 +183,7 @@ def _bad_ends(node: Node, facts: Facts) -> Iterator[_End]:
                 loss = _at(node, life, life.disruption.time, failure.of_queue(evicted.reason, evicted.text))
             else:
                 # The kubelet says what ran short in the pod's own reason, but not in the condition.
-                explained = life.exit is not None and failure.tells(life.exit)
+                explained = life.exit is not None and failure.explains(life.exit)
                 loss_reason = (
                     failure.of_end(life.exit)
                     if explained and life.exit

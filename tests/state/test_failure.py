@@ -53,6 +53,12 @@ ENDS = [
     (taken("PreemptionByScheduler"), Cause.INFRA, "higher priority", "run it again"),
     (taken("DeletionByTaintManager"), Cause.INFRA, "host that was lost or tainted", "run it again"),
     (taken("EvictionByEvictionAPI", ENDED), Cause.INFRA, "a host is drained", "run it again"),
+    (
+        taken("PreemptionByScheduler", *told("ContainerStatusUnknown", LOST, None)),
+        Cause.INFRA,
+        "higher priority",
+        "run it again",
+    ),
     (taken("DeletionByPodGC", ev.NodeGone(3.0, 0, "a")), Cause.INFRA, "no longer exists", "run it again"),
     (
         taken("TerminationByKubelet"),

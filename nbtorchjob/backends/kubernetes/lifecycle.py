@@ -210,8 +210,12 @@ def _failed(message: str) -> tuple[str, str] | None:
     text = message.removeprefix("Error: ")
     if " " not in text:  # only names a reason, such as ImagePullBackOff
         return None
-    unfit = "not found" in text or "runAsNonRoot" in text
-    return ("CreateContainerConfigError" if unfit else "RunContainerError"), text
+    return ("CreateContainerConfigError" if _UNFIT.search(text) else "RunContainerError"), text
+
+
+# A Secret, a ConfigMap or a key of one that doesn't exist, and an image that runs as root. What doesn't exist
+# may also be a program in the image.
+_UNFIT = re.compile(r"^(secret|configmap) .* not found|find key .* in (Secret|ConfigMap)|runAsNonRoot")
 
 
 _PLACED = ("PodGroupScheduled", "PodGroupInitiallyScheduled")  # in 1.36, and from 1.37 on
@@ -341,14 +345,14 @@ class _Pod:
         text = "\n".join(rest).strip()
         reason = str(state.get("reason") or "")
         code: int | None = state["exitCode"]
-        if reason == "ContainerStatusUnknown":
-            code = None  # the kubelet reports 137 for an end that it never saw
+        if reason == failure.UNSEEN:
+            code = None
         if reason == "OOMKilled":
             text = f"its limit was {self._memory}" if self._memory else failure.NO_LIMIT
         time = seconds(state.get("finishedAt")) or self._latest
         signal = code - 128 if code is not None and 128 < code <= 192 else None
         fact = ev.NodeExited(time, self._node, code, signal, self._uid, reason, text, run)
-        yield fact if failure.tells(fact) or run != self._run else self._with_pods_reason(fact)
+        yield fact if failure.explains(fact) or run != self._run else self._with_pods_reason(fact)
 
     def _with_pods_reason(self, end: ev.NodeExited) -> ev.NodeExited:
         reason = self._status.get("reason") if self._status.get("phase") == "Failed" else None

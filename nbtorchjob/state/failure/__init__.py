@@ -34,8 +34,10 @@ __all__ = [
     "NEVER_STARTED",
     "NO_LIMIT",
     "PODS_REFUSED",
+    "UNSEEN",
     "Cause",
     "Reason",
+    "explains",
     "of_agent",
     "of_agent_error",
     "of_deadline",
@@ -55,6 +57,9 @@ __all__ = [
 
 # Reasons of containers and pods that add nothing to the exit code.
 _SAY_NOTHING = ("", "Completed", "Error")
+# What the kubelet writes for an end that it never saw, with exit code 137. The pod's own reason, such as
+# Evicted, says why.
+UNSEEN = "ContainerStatusUnknown"
 # Exit codes that mean that a signal ended a process; higher ones are those of nbtorchjob's agent.
 _SIGNAL_CODES = range(129, 193)
 
@@ -62,6 +67,11 @@ _SIGNAL_CODES = range(129, 193)
 def tells(event: ev.NodeExited) -> bool:
     """Whether the cluster said more about an end than the exit code does."""
     return event.reason not in _SAY_NOTHING
+
+
+def explains(event: ev.NodeExited) -> bool:
+    """Whether the cluster said why it ended, rather than that it lost sight of the container."""
+    return tells(event) and event.reason != UNSEEN
 
 
 def of_end(event: ev.NodeExited) -> Reason:

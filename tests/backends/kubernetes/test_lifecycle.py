@@ -129,6 +129,14 @@ def test_a_pods_reason_tells_more_than_its_containers():
     assert (exited.reason, exited.text) == ("Evicted", "too much disk.")
 
 
+@pytest.mark.parametrize("reason", ["Evicted", "DeadlineExceeded"])
+def test_a_pods_reason_tells_more_than_that_the_kubelet_lost_sight_of_its_container(reason):
+    unseen = ended(137, "ContainerStatusUnknown", start=0, end=0)
+    (exited,) = of(ev.NodeExited, pod(unseen, phase="Failed", reason=reason, message="why"))
+
+    assert (exited.code, exited.reason, exited.text) == (None, reason, "why")
+
+
 def test_a_refused_pod_ended_without_ever_starting():
     refused = pod(phase="Failed", reason="OutOfcpu", message="no cpu", startTime="1970-01-01T00:00:03Z")
     (exited,) = of(ev.NodeExited, refused)
@@ -330,6 +338,7 @@ def test_volcanos_reason_for_a_gang_is_told_in_plain_words():
         ("Failed", 'Failed to pull image "x": not there', Cause.CONFIG),
         ("Failed", 'Failed to pull image "x": 429 Too Many Requests', Cause.INFRA),
         ("Failed", 'Error: secret "absent" not found', Cause.CONFIG),
+        ("Failed", "Error: couldn't find key env.TOKEN in Secret ns/absent", Cause.CONFIG),
         ("InspectFailed", "invalid reference format", Cause.CONFIG),
         ("FailedMount", 'secret "absent" not found', Cause.CONFIG),
         ("Pulling", 'Pulling image "x"', Cause.WAIT),
@@ -343,6 +352,12 @@ def test_trouble_before_the_start_is_told_with_what_to_do(reason, message, cause
     assert (wait.node, wait.pod, wait.time) == (0, "u", 5.0)
     assert diagnosis.cause is cause
     assert bool(diagnosis.hint) == (cause is not Cause.WAIT)
+
+
+def test_a_program_that_the_image_lacks_is_no_missing_secret():
+    (wait,) = read("Failed", 'Error: exec: "python": executable file not found in $PATH')
+
+    assert failure.of_waiting(wait).hint == "Is there a python in the image?"
 
 
 def test_a_pull_that_is_tried_again_leaves_the_failure_of_the_first():
