@@ -336,8 +336,12 @@ os.register_at_fork(after_in_child=shared.cache_clear)  # its connections are it
 
 
 def _turned_away(error: ClusterError) -> bool:
-    """Whether the server didn't even look at the request."""
-    return isinstance(error, ApiError) and error.too_many
+    """Whether the server refused the request for now, and has done nothing."""
+    if not isinstance(error, ApiError):
+        return False
+    # The admission by a quota gives up once others have changed the quota's status too often meanwhile, as
+    # when many objects are created at once (kubernetes/kubernetes#67761).
+    return error.too_many or (error.conflict and "cannot be fulfilled on resourcequotas" in error.said)
 
 
 def _parsed(body: bytes) -> Object:

@@ -81,6 +81,15 @@ async def test_what_was_refused_is_not_asked_again(server, client):
 
 
 @scripted
+async def test_a_lost_race_for_a_quota_is_run_again(server, client):
+    lost = 'Operation cannot be fulfilled on resourcequotas "gke": the object has been modified; please apply'
+    server.on(PODS_PATH, status(409, lost, "Conflict"), Reply(body=pod("a")))
+
+    assert (await client.create(PODS, "ns", pod("a")))["metadata"]["name"] == "a"
+    assert client.requests == 2
+
+
+@scripted
 async def test_a_login_page_is_no_cluster(server, client):
     server.on(POD_PATH, Reply(body=b"<html>Please sign in"))
 
