@@ -43,25 +43,52 @@ from nbtorchjob.text.hints import hint
 
 async def save_logs(job: JobRef) -> None:
     """Cache the logs of the job's pods on this machine, unless a follower here does so anyway."""
-    async with _saving(job):
+    async with _saving(job, whole=True):
         pass
 
 
+_SAVED_WITHIN_S = 30.0
+_AT_ONCE = 8
+
+
 @asynccontextmanager
-async def _saving(job: JobRef) -> AsyncGenerator[list[_Log]]:
+async def _saving(job: JobRef, *, whole: bool) -> AsyncGenerator[list[_Log]]:
     """Cache the logs of the job's pods and yield them; meanwhile nothing else here may write the cache.
 
-    Yields none if a follower here caches them anyway.
+    Yields none if a follower here caches them anyway. Unless ``whole``, what can't be had in time is left
+    out: a job must end although a host is dead, a disk full, or its user may not read logs.
     """
     cache, logs = job.cache, list[_Log]()
-    if not cache.claim(await job.whole_info()):
+    missing = () if whole else (ClusterError, OSError)
+    try:
+        claimed = cache.claim(await job.whole_info())
+    except missing:
+        claimed = False
+    if not claimed:
         yield logs
         return
     try:
-        for node, pod in await job.pods():
-            log = _Log(job, node, pod, cache)
-            await log.save()
-            logs.append(log)
+        with suppress(*missing):
+            logs = [_Log(job, node, pod, cache) for node, pod in await job.pods()]
+        some = asyncio.Semaphore(_AT_ONCE)
+
+        async def save(log: _Log) -> None:
+            async with some:
+                with suppress(*missing):
+                    await log.save()
+
+        saving = [asyncio.ensure_future(save(log)) for log in logs]
+        try:
+            if saving:
+                within = None if whole else _SAVED_WITHIN_S
+                await asyncio.wait(saving, timeout=within, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in saving:
+                task.cancel()
+            ends = await asyncio.gather(*saving, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
         yield logs
     finally:
         cache.release()
@@ -162,8 +189,8 @@ async def cancel(job: JobRef, early: str = "") -> None:
         has_ended = False
     if has_ended:
         return
-    with suppress(OSError):  # a full disk only means that they aren't cached
-        await save_logs(job)
+    async with _saving(job, whole=False):
+        pass
     when = labelling.wish(job.session.client.now(), early)
     await holding.halt(
         job.session,
@@ -211,7 +238,7 @@ async def suspend(job: JobRef) -> None:
     Raises ``SpecError`` for a job that has ended.
     """
     await _check_alive(job, "suspend")
-    async with _saving(job) as logs:
+    async with _saving(job, whole=False) as logs:
         await _set(job, suspended=True)
         within = _PODS_GONE_S + max((log.grace_s for log in logs), default=0.0)
         rest = [asyncio.ensure_future(log.save_rest()) for log in logs]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from nbtorchjob import api, capture, submission
+from nbtorchjob.backends import backend
 from nbtorchjob.backends.kubernetes.cache import JobCache
 from nbtorchjob.backends.kubernetes.control import actions
 from nbtorchjob.backends.kubernetes.kinds import KINDS
@@ -61,6 +62,23 @@ def test_a_full_disk_keeps_no_job_from_being_cancelled_and_followed(stage, monke
     job.cancel()
     assert job.wait(LIMIT)
     assert job.state.phase is Phase.CANCELLED
+
+
+@pytest.mark.parametrize("verb", ["cancel", "suspend"])
+@pytest.mark.parametrize("trouble", ["a dead host", "no right"])
+def test_a_log_that_cannot_be_read_keeps_no_job_from_its_end(stage, monkeypatch, trouble, verb):
+    stage.submit("begin()\nwait('never')")
+    until((stage.signs / "life-0-0").exists)
+    if trouble == "no right":
+        stage.become(("get", "pods/log"))
+    else:
+        monkeypatch.setattr(actions, "_SAVED_WITHIN_S", 0.1)
+        monkeypatch.setattr(actions, "_PODS_GONE_S", 0.5)
+        stage.cluster.trouble(500, f"pods/{stage.pod()}/log", times=10**6)
+
+    getattr(backend("kubernetes"), verb)(stage.objects(JOBS)[0]["metadata"]["name"])
+    stage.admin()
+    assert stage.objects(JOBS)[0]["spec"]["suspend"]
 
 
 def test_the_same_cell_finds_its_suspended_volcano_job(stage, suspended):
