@@ -26,7 +26,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -264,9 +264,9 @@ class PackedPayload(FrozenDataclass):
             return manifests(info, labels, self.key, bytes(self.data), self.limit)
         return reference(info, labels, self.key, url, self.sha256)
 
-    def store(self, url: str) -> None:
-        """Write the payload to a store. Raises ``SubmitError``."""
-        stores.put(self.data, url)
+    def store(self, url: str, stopped: Callable[[], bool]) -> None:
+        """Write the payload to a store, until ``stopped``. Raises ``SubmitError``."""
+        stores.put(self.data, url, stopped)
 
 
 class StoredPayload(FrozenDataclass):
@@ -288,9 +288,12 @@ class StoredPayload(FrozenDataclass):
         """Return the Secret that its pods mount."""
         return reference(info, labels, self.key, self.url if self.stays else url, self.sha256)
 
-    def store(self, url: str) -> None:
-        """Copy it within the store, as the original is removed with its job. Raises ``SubmitError``."""
-        stores.copy(self.url, url, self.sha256)
+    def store(self, url: str, stopped: Callable[[], bool]) -> None:
+        """Copy it within the store, until ``stopped``: the original is removed with its job.
+
+        Raises ``SubmitError``.
+        """
+        stores.copy(self.url, url, self.sha256, stopped)
 
 
 def pack(call: Call, spec: JobSpec) -> PackedPayload:

@@ -119,15 +119,20 @@ def resumed(
     return new
 
 
-def put(data: memoryview, url: str) -> None:
-    """Write ``data`` to ``url``. Raises ``SubmitError``."""
+def put(data: memoryview, url: str, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Write ``data`` to ``url``, up to the piece at which writing is ``stopped``. Raises ``SubmitError``."""
     with submit_errors(url), _new(url) as file, activity("storing the payload", len(data)) as storing:
         for begin in range(0, len(data), PIECE):
+            if stopped():
+                break
             storing.done += file.write(data[begin : begin + PIECE])
 
 
-def copy(url: str, to: str, sha256: str) -> None:
-    """Copy the payload at ``url``, a piece at a time. Raises ``SubmitError``, also if it has changed."""
+def copy(url: str, to: str, sha256: str, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Copy the payload at ``url``, up to the piece at which copying is ``stopped``.
+
+    Raises ``SubmitError``, also if the payload has changed.
+    """
     with submit_errors(url):
         files, path = reached(url)
         exists = files.exists(path)
@@ -137,11 +142,11 @@ def copy(url: str, to: str, sha256: str) -> None:
     digest = hashlib.sha256()
     with submit_errors(to), store.opened(url) as source, _new(to) as file:
         # No more than its size so far: somebody may write to it without end.
-        while left > 0 and (piece := source.read(min(PIECE, left))):
+        while left > 0 and not stopped() and (piece := source.read(min(PIECE, left))):
             digest.update(piece)
             file.write(piece)
             left -= len(piece)
-    if digest.hexdigest() != sha256:
+    if digest.hexdigest() != sha256 and not stopped():
         with submit_errors(to):
             files, path = reached(to)
             files.rm_file(path)

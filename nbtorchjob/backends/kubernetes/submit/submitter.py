@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.kubernetes import namespaces
@@ -50,6 +51,7 @@ from nbtorchjob.state.facts.events import AWAITED
 from nbtorchjob.text.hints import hint
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _TRIES = 5
 _DIGITS = 12  # of a digest, in a file's name
@@ -123,7 +125,7 @@ class Submitter:
             try:
                 await self._await_collection(draft)
                 if not self._packed.travels:
-                    await asyncio.to_thread(self._packed.store, self._url(draft.info))
+                    await self._store(draft.info)
                 uid = await self._create(draft)
             except AlreadyExistsError as exc:
                 others = await self._others(draft)
@@ -244,26 +246,31 @@ class Submitter:
         return stores.payload(str(self._spec.cluster.storage), info, self._packed.sha256)
 
     async def _create(self, draft: Draft) -> str:
-        """Create everything; return the job's uid. All or nothing, even if it is cancelled on the way."""
+        """Create everything; return the job's uid."""
         targets: list[tuple[Target, str]] = []  # with their uids
-        # Never cancelled: it is unknown what a cancelled request has made.
-        making = asyncio.ensure_future(self._make(draft, targets))
+
+        async def unmake() -> None:
+            for target, uid in targets:
+                await _deleted(self._session, target, uid)
+            if not self._packed.travels:
+                await self._unstore(draft.info)
+
+        return await _all_or_nothing(self._make(draft, targets), unmake)
+
+    async def _store(self, info: JobInfo) -> None:
+        stopped = threading.Event()
+
+        async def unstore() -> None:
+            await self._unstore(info)
+
+        writing = asyncio.to_thread(self._packed.store, self._url(info), stopped.is_set)
+        await _all_or_nothing(writing, unstore, stopped.set)
+
+    async def _unstore(self, info: JobInfo) -> None:
         try:
-            return await asyncio.shield(making)
-        except BaseException:
-
-            async def unmake() -> None:
-                await asyncio.wait([making])
-                for target, uid in targets:
-                    await _deleted(self._session, target, uid)
-                if not self._packed.travels:
-                    try:
-                        await asyncio.to_thread(stores.remove, self._url(draft.info))
-                    except SubmitError as exc:
-                        _log.warning("a payload is left in the store: %s", exc)
-
-            await asyncio.shield(unmake())
-            raise
+            await asyncio.to_thread(stores.remove, stores.folder(str(self._spec.cluster.storage), info))
+        except SubmitError as exc:
+            _log.warning("a payload is left in the store: %s", exc)
 
     async def _make(self, draft: Draft, targets: list[tuple[Target, str]]) -> str:
         """Create everything; the job's claim to its name owns the Secrets, and the job owns the claim."""
@@ -378,6 +385,27 @@ async def sharing(
     except BaseException as exc:
         if uid or not isinstance(exc, AlreadyExistsError):  # else it is somebody else's
             await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))
+        raise
+
+
+async def _all_or_nothing(
+    making: Coroutine[Any, Any, _T],
+    undo: Callable[[], Awaitable[None]],
+    stop: Callable[[], None] = lambda: None,
+) -> _T:
+    """Return what ``making`` returns; if it fails, or this is cancelled, ``undo`` what it has made."""
+    # Never cancelled: a thread only ends by itself, and it is unknown what a cancelled request has made.
+    task = asyncio.ensure_future(making)
+    try:
+        return await asyncio.shield(task)
+    except BaseException:
+        stop()
+
+        async def undone() -> None:
+            await asyncio.gather(task, return_exceptions=True)
+            await undo()
+
+        await asyncio.shield(undone())
         raise
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import yaml
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 
 from nbtorchjob import JobCancelledError, JobNotFoundError, SpecError, SubmitError, api, capture, submission
 from nbtorchjob.backends.kubernetes.objects import labelling, reading
@@ -137,6 +137,40 @@ def test_an_interrupt_ends_the_copying_of_checkpoints_and_nothing_is_left(stage,
         job.retry(resume=True)
     assert len(copied) == 1
     assert [*kept.iterdir()] == before
+
+
+@pytest.fixture
+def big(monkeypatch):
+    """Make each payload too big for the API."""
+    monkeypatch.setattr(package, "LIMIT_BYTES", 10)
+
+
+def test_an_interrupt_ends_the_storing_of_a_payload_and_nothing_is_left(stage, tmp_path, monkeypatch, big):
+    store, stopped = tmp_path / "store", []
+
+    def put(data, url, stops):
+        stopped.append(stops)
+        put_all(data, url)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        until(stops)
+
+    put_all = stores.put
+    monkeypatch.setattr(stores, "put", put)
+    with pytest.raises(KeyboardInterrupt, match="Interrupted"):
+        stage.submit(storage=f"file://{store}")
+    until(lambda: not [*store.iterdir()])
+    assert len(stopped) == 1
+    assert stage.left() == []
+
+
+def test_a_payload_that_the_store_has_no_room_for_leaves_nothing(stage, tmp_path, monkeypatch, big):
+    def full(file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(LocalFileOpener, "write", full)
+    with pytest.raises(SubmitError, match="No space left"):
+        stage.submit(storage=f"file://{tmp_path}/store")
+    assert [*(tmp_path / "store").iterdir()] == []
 
 
 def test_a_job_resumes_only_once_no_pod_of_it_may_save_any_more(stage, tmp_path):
