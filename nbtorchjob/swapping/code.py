@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from itertools import chain, takewhile
+from itertools import chain, repeat, takewhile
 from types import CodeType
 from typing import Any, TypeAlias
 
@@ -47,8 +47,8 @@ def of(state: JobState) -> JobCode:
 def may_swap(state: JobState) -> bool:
     """Whether a running job is likely to reach a call at which its code can change."""
     texts = [text for _, text in of(state).sources]
-    reports = bool(state.spoken.points)
-    return bool(texts) and (reports or any(point in text for text in texts for point in _POINTS))
+    passes = state.spoken.points or any(point in text for text in texts for point in _POINTS)
+    return bool(texts and passes)
 
 
 @lru_cache(maxsize=16)  # a card asks each time it is drawn
@@ -98,7 +98,7 @@ class JobCode:
         """The names that it looks up again in each function call or loop iteration."""
         names: set[str] = set()
         for _, _, tree, code in self._parsed:
-            functions = [inner for inner in _nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
+            functions = [inner for inner in codenames.nested(code) if inner.co_flags & inspect.CO_OPTIMIZED]
             names.update(*map(codenames.names_read, functions))
             for loop in chain.from_iterable(map(loops_in, tree.body)):
                 again = [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [])]
@@ -167,19 +167,18 @@ class JobCode:
                     f"line {statement.lineno} of the cell ({line[:60]}) isn't what {job} runs, and does more "
                     "than define something: a swap takes functions, classes, imports, and values of names"
                 )
-        # The definitions that differ from all those of their names in the newest source that has any.
-        keep = [
-            span
-            for statement, span in zip(tree.body, cells.spans(text, tree.body), strict=True)
-            if cells.defines(statement)
-            and any(ast.dump(statement) not in self._dumps.get(name, ()) for name in set_by(statement))
-        ]
-        if not keep:
+        kept, at, differ = "", 0, False
+        for statement, span in zip(tree.body, cells.spans(text, tree.body), strict=True):
+            # Whether it differs from all definitions of its names in the newest source that has any
+            differs = cells.defines(statement) and any(
+                ast.dump(statement) not in self._dumps.get(name, ()) for name in set_by(statement)
+            )
+            differ |= differs
+            if differs or _is_future(statement):  # the latter says how the rest is compiled
+                kept += "\n" * text.count("\n", at, span.start) or ("; " if at else "")
+                kept, at = kept + text[span], span.stop
+        if not differ:
             raise SwapError(f"{job} runs this cell as it is: there is nothing to swap")
-        kept, at = "", 0
-        for span in keep:
-            kept += "\n" * text.count("\n", at, span.start) or ("; " if at else "")
-            kept, at = kept + text[span], span.stop
         return kept + "\n" * text.count("\n", at)
 
     @cached_property
@@ -222,7 +221,7 @@ class JobCode:
         if name in self._looked_up | new._looked_up or name in self.definitions:
             return
         for label, *_, whole in (*self._parsed, *new._parsed):
-            for code in _nested(whole):
+            for code in codenames.nested(whole):
                 if code is not whole and name in (*code.co_varnames, *code.co_cellvars):
                     raise SwapError(
                         f"{name} is a local variable of {code.co_name}() ({label}, line "
@@ -255,10 +254,8 @@ class JobCode:
 
     def _is_certain(self, base: ast.expr) -> bool:
         """Whether a base is written with its class's own name, not with an alias."""
-        if isinstance(base, ast.Attribute):
-            return True
         if not isinstance(base, ast.Name):
-            return False
+            return isinstance(base, ast.Attribute)
         _, statement, _ = self.definitions.get(base.id, ("", None, ""))
         if isinstance(statement, ast.ImportFrom):
             return all(alias.asname is None for alias in statement.names)
@@ -297,18 +294,25 @@ def as_swapped(text: str, swaps: Sequence[str]) -> str:
         tree = ast.parse(text)
     except SyntaxError:  # a magic or a shell command: the statements' places can't be told
         return f"{text}\n{new}"
-    futures = [n for n, s in enumerate(tree.body, 1) if getattr(s, "module", "") == "__future__"]
-    head = max([int(ast.get_docstring(tree) is not None), *futures])
+    firsts = [ast.get_docstring(tree) is not None, *(n for n, s in enumerate(tree.body, 1) if _is_future(s))]
+    head = max(map(int, firsts))
     last = max((n for n, s in enumerate(tree.body) if any(loops_in(s))), default=len(tree.body))
     after: dict[str, int] = {}  # by name, how many of the cell's statements come before it is set
     for at, statement in enumerate(tree.body[:last], 1):
         after.update(dict.fromkeys(set_by(statement), at))
     places: dict[int, list[str]] = {}
     added = ast.parse(new).body
-    for statement, span in zip(added, cells.spans(new, added), strict=True):
+    called: dict[str, set[str]] = {}  # by a new function or class, what may be read when it is called
+    pairs = zip(added, cells.spans(new, added), strict=True)
+    for statement, span in sorted(pairs, key=lambda pair: not _is_future(pair[0])):
         # A star import may set any name.
-        at = max([head, *(after.get(name, 0) for name in ("*", *read_by(statement)))])
+        reads = {"*", *read_by(statement)}
+        reads = reads.union(*(called.get(name, ()) for name in reads))
+        at = max([head, *(after.get(name, 0) for name in reads)])
         after.update(dict.fromkeys(set_by(statement), at))
+        if isinstance(statement, (ast.ClassDef, *FUNCTIONS)):
+            inner = loaded_in(statement)
+            called |= dict.fromkeys(set_by(statement), inner.union(*map(called.get, inner, repeat(()))))
         places.setdefault(at, []).append(new[span])
     spans = [*cells.spans(text, tree.body)]
     for at, rows in sorted(places.items(), reverse=True):
@@ -336,6 +340,10 @@ def _replaced(text: str, names: set[str], definition: str) -> str | None:
     for span, rows in reversed(places):
         text = cells.spliced(text, span, rows)
     return text if places else None
+
+
+def _is_future(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
 
 
 def _is_swap(label: str) -> bool:
@@ -374,13 +382,6 @@ def _plain(text: str) -> Any:
     return value if type(value) in PLAIN and len(str(value)) <= _MOST_TEXT else None
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
-
-
 def _refuse_class(name: str, old: ast.stmt, new: ast.stmt, certain: Any) -> None:
     """Refuse a class that can't replace the old one, as ``runtime/rank/swapped`` does, if text shows it."""
     if not isinstance(old, ast.ClassDef):
@@ -390,7 +391,7 @@ def _refuse_class(name: str, old: ast.stmt, new: ast.stmt, certain: Any) -> None
         raise SwapError(f"{name} is an enum, whose members can't be changed: {other}")
     if not isinstance(new, ast.ClassDef):
         raise SwapError(f"{name} is a class, and can't become anything else: {other}")
-    before, after = old.bases, new.bases
+    before, after = ([base for base in cls.bases if _last(base) != "object"] for cls in (old, new))
     sure = len(before) != len(after) or any(
         _last(was) != _last(now) and certain(was) and certain(now)
         for was, now in zip(before, after, strict=True)

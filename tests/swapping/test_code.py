@@ -181,6 +181,16 @@ def test_a_diff_of_a_name_shows_no_other_statement_of_its_line():
     assert job_code.diff("lr = 1e-4; wd = 1").splitlines()[3:5] == ["-lr = 0.1", "+lr = 1e-4"]
 
 
+def test_a_cells_future_imports_stay_with_what_differs():
+    cell = "from __future__ import annotations\ndef f(x: Later): return 1\nrun(f)"
+    job_code = code.of(job(cell))
+
+    new = job_code.definitions_in(cell.replace("1", "2"), "train")
+    assert new == "from __future__ import annotations\ndef f(x: Later): return 2\n"
+    with pytest.raises(SwapError, match="nothing to swap"):
+        job_code.definitions_in(cell, "train")
+
+
 def test_a_cell_as_it_was_swapped_has_the_newest_definitions_in_their_places():
     cell = '"""About."""\nlr = 1\n@cached\ndef loss():\n    return lr\nfor x in y:\n    loss()\n'
     swaps = ["def loss():\n    return lr * by\nby = 2\noptimizer.lr = 3", "by = 4\nlr = 5"]
@@ -239,6 +249,21 @@ def test_a_cell_as_it_was_swapped_keeps_what_else_it_does(cell, swaps, swapped):
             "from __future__ import annotations\ngo()",
             ["lr = 2"],
             "from __future__ import annotations\nlr = 2\ngo()",
+        ),
+        (
+            "go()",
+            ["by = 2", "from __future__ import annotations\ndef f(): pass"],
+            "from __future__ import annotations\nby = 2\ndef f(): pass\ngo()",
+        ),
+        (
+            "import torch\ngo()",
+            ["def f(n) -> torch.Tensor: pass"],
+            "import torch\ndef f(n) -> torch.Tensor: pass\ngo()",
+        ),
+        (
+            "import torch\ngo()",
+            ["def by(): return torch.ones(2)\nw = by()"],
+            "def by(): return torch.ones(2)\nimport torch\nw = by()\ngo()",
         ),
     ],
 )

@@ -64,21 +64,24 @@ def _texts_among(constants: Iterable[Any]) -> Iterator[str]:
             yield from _texts_among(constant)
 
 
+def nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield ``code``, and the code of the functions and classes in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested(constant)
+
+
 def instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
     """Yield the instructions of ``code`` and of its nested code."""
-    yield from dis.get_instructions(code)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from instructions(inner)
+    for inner in nested(code):
+        yield from dis.get_instructions(inner)
 
 
 def all_names(code: types.CodeType) -> Iterator[str]:
     """Yield the names in ``code`` and its nested code, including those that it may pass to ``getattr``."""
-    yield from code.co_names
-    if "getattr" in code.co_names:
-        yield from (
-            text for constant in code.co_consts if isinstance(constant, str) for text in constant.split(".")
-        )
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from all_names(inner)
+    for inner in nested(code):
+        yield from inner.co_names
+        if "getattr" in inner.co_names:
+            texts = (constant for constant in inner.co_consts if isinstance(constant, str))
+            yield from (name for text in texts for name in text.split("."))

@@ -6,6 +6,7 @@ Also the functions and classes that these names hold.
 from __future__ import annotations
 
 import ast
+import collections
 import dis
 import functools
 import gc
@@ -16,7 +17,7 @@ import threading
 import traceback
 from contextlib import suppress
 from itertools import chain
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 
 from nbtorchjob.runtime.objects import memory, rebuilt
@@ -95,6 +96,7 @@ _WRAPPERS = (
     functools.singledispatchmethod,
 )
 _CACHED = type(functools.lru_cache()(len))
+CellType = type(rebuilt.make_cell())
 
 
 def class_cells(values: Any, cls: Any) -> Iterator[Any]:
@@ -137,32 +139,109 @@ def adopt(classes: Tuple[Any, ...], stays: Dict[int, Any], new_names: Dict[str, 
             # Not through the class, which may forbid it, as one that is frozen does.
             base: Any = type if isinstance(value, type) else object
             base.__setattr__(value, "__class__", stays[id(type(value))])
-    for holder in gc.get_referrers(*classes) if classes else ():
-        # As ``@MODELS.register`` or ``__init_subclass__`` fill it. Not by its own methods, which may refuse a
-        # name that is taken. A class's own namespace stays.
-        if type(holder) is list:
-            holder[:] = [stays[id(value)] if id(value) in of else value for value in holder]
-        elif isinstance(holder, dict) and holder is not new_names and "__module__" not in holder:
-            for key, value in [*dict.items(holder)]:
-                if id(value) in of:
-                    dict.__setitem__(holder, key, stays[id(value)])
+    # What the cell has put a class into: a registry, defaults, a partial. The discarded class is broken, as
+    # ``super()`` in its methods looks for the class that stays. Tuples and bound methods are made anew, and
+    # then replaced in what holds these.
+    becomes = {id(new): stays[id(new)] for new in classes}
+    waiting = list(classes)
+    alive: List[Any] = []  # so that no id is given away
+    while waiting:
+        alive.append(waiting.pop())
+        for holder in gc.get_referrers(alive[-1]):
+            if any(holder is own for own in (waiting, alive, classes)):
+                continue
+            if holder is new_names:
+                _hold(holder, {key: value for key, value in becomes.items() if key not in of})
+                continue
+            anew: Any = None
+            if type(holder) in (tuple, frozenset):
+                anew = type(holder)(becomes.get(id(value), value) for value in holder)
+            elif isinstance(holder, MethodType):
+                anew = MethodType(holder.__func__, becomes.get(id(holder.__self__), holder.__self__))
+            if anew is None:
+                _hold(holder, becomes)
+            elif id(holder) not in becomes:
+                becomes[id(holder)] = anew
+                waiting.append(holder)
+
+
+def _hold(holder: Any, becomes: Dict[int, Any]) -> None:
+    """Have an object hold other values, by the ids of those that it holds.
+
+    Not by its own methods: those of a registry may refuse a name that is taken.
+    """
+
+    def now(value: Any) -> Any:
+        return becomes.get(id(value), value)
+
+    if isinstance(holder, (list, collections.deque)):
+        base: Any = list if isinstance(holder, list) else collections.deque
+        for index, value in enumerate([*base.__iter__(holder)]):
+            if id(value) in becomes:
+                base.__setitem__(holder, index, now(value))
+    elif isinstance(holder, set):
+        old = [value for value in set.__iter__(holder) if id(value) in becomes]
+        set.difference_update(holder, old)
+        set.update(holder, map(now, old))
+    elif isinstance(holder, dict):
+        if isinstance(holder, collections.defaultdict):
+            holder.default_factory = now(holder.default_factory)
+        if "__module__" in holder:
+            for owner in gc.get_referrers(holder):  # the class with this namespace
+                if isinstance(owner, type) and vars(owner).get("__module__") is holder["__module__"]:
+                    for name, value in [*holder.items()]:
+                        if id(value) in becomes:
+                            type.__setattr__(owner, name, now(value))
+            return
+        items = [*dict.items(holder)]
+        owned = any(type(value).__name__ == "_lru_list_elem" for _, value in items)  # by C: a cache
+        if any(id(key) in becomes for key, _ in items) and not owned:
+            dict.clear(holder)
+            dict.update(holder, [(now(key), now(value)) for key, value in items])
+        else:
+            for key, value in items:
+                if id(value) in becomes:
+                    dict.__setitem__(holder, key, now(value))
+    elif isinstance(holder, CellType):
+        holder.cell_contents = now(holder.cell_contents)
+    elif isinstance(holder, FunctionType):
+        holder.__defaults__ = now(holder.__defaults__)
+    elif isinstance(holder, functools.partial):
+        state = (now(holder.func), now(holder.args), holder.keywords, vars(holder))
+        holder.__setstate__(state)  # type: ignore[attr-defined]
+    elif not isinstance(holder, type):
+        with suppress(AttributeError):  # it has none, or Python keeps them elsewhere (before 3.11)
+            own = object.__getattribute__(holder, "__dict__")
+            for name, value in [*own.items()]:
+                if id(value) in becomes:
+                    own[name] = now(value)
+
+
+def _metaclasses(metaclass: Any) -> Iterator[Any]:
+    yield metaclass
+    for derived in type.__subclasses__(metaclass):
+        yield from _metaclasses(derived)
 
 
 class Snapshot:
     """A namespace before a cell runs there whose text sets the names ``sets``.
 
     Names that other threads set stay theirs meanwhile, unless the cell sets them: ``others`` are these.
+    ``makes`` says that a statement makes what it sets, so that objects elsewhere don't matter.
     """
 
-    def __init__(self, space: Dict[str, Any], sets: Iterable[str]) -> None:
+    def __init__(self, space: Dict[str, Any], sets: Iterable[str], *, makes: bool = False) -> None:
         self.values = dict(space)
-        self.objects: List[Any] = []  # the functions and classes there, also in dictionaries and classes
+        self.objects: List[Any] = []  # the functions and classes
         for value in self.values.values():
             inner = dict.values(value) if issubclass(type(value), dict) else ()
             if issubclass(type(value), type):
                 inner = vars(value).values()
             parts = (value, *list(inner))
             self.objects += (part for part in parts if issubclass(type(part), (FunctionType, type)))
+        # And wherever else they are, as in a list, or a static method's: ``gc.freeze()`` hides those above.
+        kinds = {FunctionType, *_metaclasses(type)}
+        self.objects += () if makes else (part for part in gc.get_objects() if type(part) in kinds)
         self.others = _set_by_threads(space) - set(sets)
         self._space = space
 
@@ -231,7 +310,9 @@ def read_by(part: ast.AST) -> Set[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             names.add(node.id)
         elif isinstance(node, FUNCTIONS):
-            names.update(*map(read_by, (node.args, *getattr(node, "decorator_list", ()))))
+            returns = getattr(node, "returns", None)
+            parts = (node.args, *getattr(node, "decorator_list", ()), *([returns] if returns else []))
+            names.update(*map(read_by, parts))
     return names
 
 

@@ -145,7 +145,9 @@ class Change:
         self._new = {
             name: value
             for name, value in dict(self._space).items()
-            if not (name.startswith("__") or name in before.others or values.get(name, _GONE) is value)
+            if not (
+                name[:2] == "__" == name[-2:] or name in before.others or values.get(name, _GONE) is value
+            )
         }
         pairs = {name: (values[name], new) for name, new in self._new.items() if name in values}
         stays: Dict[int, Any] = {}  # by the id of the object that is discarded
@@ -153,7 +155,9 @@ class Change:
         for name, (old, new) in pairs.items():
             own = new.__name__ if isinstance(new, _CODE) else name
             renamed = own != name and self._new.get(own) is new  # as in `def smooth(): ...; loss = smooth`
-            if not (renamed or id(new) in old_ids or id(old) in used) and _can_become(old, new):
+            # As in `def loss(): ...` where it was another name for `mse`, which stays as it is
+            alias = isinstance(old, _CODE) and old.__name__ != own == name and values.get(old.__name__) is old
+            if not (renamed or alias or id(new) in old_ids or id(old) in used) and _can_become(old, new):
                 stays.setdefault(id(new), old)
                 used.add(id(old))
         self._kept = {name for name, (old, new) in pairs.items() if stays.get(id(new)) is old}
@@ -250,6 +254,9 @@ class Change:
                 self.functions.append(TriedSwap(new, old, {}))
 
     def _change_function(self, old: Any, new: Any) -> None:
+        alike = False
+        with suppress(Exception):  # whatever a comparison of the user's objects raises
+            alike = bool(_content(old) == _content(new))
         saved = {name: getattr(old, name) for name in _COPIED}
         own = dict(vars(old))
 
@@ -261,7 +268,8 @@ class Change:
         self._undo.append(put_back)
         _give(old, {name: getattr(new, name) for name in _COPIED})
         vars(old).update(vars(new))
-        self.functions.append(TriedSwap(old, old, saved))
+        if not alike:  # its calls would try nothing
+            self.functions.append(TriedSwap(old, old, saved))
 
     def _set(self, cls: Any, name: str, value: Any) -> None:
         previous = vars(cls).get(name, _GONE)

@@ -310,7 +310,8 @@ class Replay:
             reads |= set_by(statement)
 
     def _make(self, statement: ast.stmt, content: Dict[str, Any]) -> None:
-        change, before = Change(self._space), Snapshot(self._space, set_by(statement))
+        makes = isinstance(statement, (ast.ClassDef, ast.FunctionDef)) and not statement.decorator_list
+        change, before = Change(self._space), Snapshot(self._space, set_by(statement), makes=makes)
         try:
             tree = ast.Module([statement], [])
             call.execute(tree, content["filename"], content["flags"], self._space)

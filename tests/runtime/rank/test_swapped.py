@@ -344,6 +344,13 @@ class Small:
 class Big:
     def who(self):
         return "big"
+class Losses:
+    @staticmethod
+    def mae():
+        return "mae"
+def inside():
+    return [lambda: "in a list"]
+kept = {"nested": {"loss": inside()}}
 loss_fn, Model, big = plain, Small, Big()
 """
 
@@ -356,6 +363,10 @@ loss_fn, Model, big = plain, Small, Big()
         ("Model = Big", "plain plain smooth big"),
         ("def smooth():\n    return 'new'\nloss_fn = smooth", "new plain new small"),
         ("def focal():\n    return 'focal'\nloss_fn = focal", "focal plain smooth small"),
+        ("loss_fn = Losses.mae", "mae plain smooth small"),
+        ("loss_fn = kept['nested']['loss'][0]", "in a list plain smooth small"),
+        ("def loss_fn():\n    return 'new'", "new plain smooth small"),
+        ("class Model:\n    def who(self):\n        return 'new'", "plain plain smooth new"),
     ],
 )
 def test_a_name_that_stands_for_another_function_leaves_its_old_one_alone(
@@ -365,9 +376,11 @@ def test_a_name_that_stands_for_another_function_leaves_its_old_one_alone(
 
     def seen(space):
         functions = space["loss_fn"], space["plain"], space["smooth"], space["Model"]().who
+        assert (space["Losses"].mae(), space["kept"]["nested"]["loss"][0]()) == ("mae", "in a list")
+        assert space["Small"]().who() == "small"
         return " ".join(function() for function in functions)
 
-    before, assumes = seen(space), ["smooth", "plain", "Big", "kinds"]
+    before, assumes = seen(space), ["smooth", "plain", "Big", "kinds", "Losses", "kept"]
     change = changed(space, pack(text, assumes=[name for name in assumes if name in text]))
 
     assert seen(space) == values
@@ -379,6 +392,13 @@ def test_a_name_that_stands_for_another_function_leaves_its_old_one_alone(
     replay = Replay(earlier(str(tmp_path / "swaps")), later)
     call.act({"cell": RIVALS, "filename": "<script>", "flags": 0, "entry": None}, later, replay)
     assert seen(later) == values
+
+
+def test_a_private_name_is_swapped_as_any_other(space, pack):
+    space["__by"] = 1
+    changed(space, pack("__by = 2"))
+
+    assert space["__by"] == 2
 
 
 def test_two_functions_trade_their_names(space, pack):
@@ -689,6 +709,48 @@ def test_a_registry_that_refuses_a_name_twice_holds_the_class_that_stays(space, 
     changed(space, pack("@register\nclass Net(Base):\n    pass", assumes=["register", "Base"]))
 
     assert dict(space["known"]) == {"Net": net}
+
+
+@pytest.mark.parametrize(
+    ("holder", "use"),
+    [
+        ("import functools\nmake = functools.partial(Net)", "make().who()"),
+        ("kinds = (Net,)", "kinds[0]().who()"),
+        ("kinds = {'a': [(Net, 3)]}", "kinds['a'][0][0]().who()"),
+        ("def make(cls=Net): return cls()", "make().who()"),
+        ("def make(*, cls=Net): return cls()", "make().who()"),
+        ("class Whole:\n    part = Net", "Whole().part().who()"),
+        (
+            "class Whole:\n    def __init__(self, part): self.part = part\nwhole = Whole(Net)",
+            "whole.part().who()",
+        ),
+        (
+            "import dataclasses\n@dataclasses.dataclass\nclass Whole:\n    cls: type = Net",
+            "Whole().cls().who()",
+        ),
+        ("def outer(cls):\n    return lambda: cls()\nmake = outer(Net)", "make().who()"),
+        ("import collections\nmade = collections.defaultdict(Net)", "made[1].who()"),
+        ("import collections\nmade = collections.deque([Net])", "made[0]().who()"),
+        ("kinds = {Net}", "'new base' if type(old) in kinds else 0"),
+        ("kinds = frozenset([Net])", "'new base' if type(old) in kinds else 0"),
+        ("kinds = {Net: 'new base'}", "kinds[type(old)]"),
+        ("kinds = (Net, int)", "'new base' if isinstance(old, kinds) else 0"),
+        ("make = Net.made", "make().who()"),
+        (
+            "import functools\n@functools.singledispatch\ndef size(x): return 0\n"
+            "@size.register(Net)\ndef _(x): return 'new base'",
+            "size(old)",
+        ),
+    ],
+)
+def test_what_the_cell_makes_of_a_class_has_the_class_that_stays(space, pack, holder, use):
+    space["old"] = space["Net"]()
+    methods = (
+        "def who(self): return 'new ' + super().who()\n    @classmethod\n    def made(cls): return cls()"
+    )
+    changed(space, pack(f"class Net(Base):\n    {methods}\n{holder}", assumes=["Base"]))
+
+    assert eval(use, space) == "new base"
 
 
 @pytest.mark.parametrize(("wrapper", "call"), [("cached_property", "size"), ("lru_cache", "size()")])

@@ -120,6 +120,19 @@ def test_a_function_on_trial_that_exits_is_put_back(node):
     assert node.space["answer"] == "old"
 
 
+def test_a_function_that_stays_as_it_is_tries_nothing(node):
+    exec("def helper():\n    return 1", node.space)
+    node.offer(1, "def helper():\n    return 1\ndef f():\n    return 1 / 0", or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.start(lambda: node.space.update(answer=(node.space["helper"](), node.space["f"]())))
+    node.wait(1, RAISED)
+    node.decide(1, BACK)
+    node.join()
+
+    assert node.space["answer"] == (1, "old")
+
+
 def test_what_was_on_trial_is_settled_before_another_swap(node):
     node.offer(1, "def f():\n    return 'new'\nlr = 5", or_back=True)
     node.decide(1, GO)
