@@ -125,7 +125,15 @@ class Site:
             none = {option: None for option in ambient if option.home == POLICY}
             spec = overlay(replace(spec, cluster=replace(spec.cluster, **cluster)), none, self._default)
         open_ = {
-            option: {**_unnamed(option, value, spec), **value_at(option, spec)}
+            # Without the variables that the spec names as secrets of its own
+            option: {
+                **{
+                    name: text
+                    for name, text in value.items()
+                    if option != _ENV or name not in spec.secret_env
+                },
+                **value_at(option, spec),
+            }
             if option.takes == "pairs"
             else value
             for option, value in self._defaults.items()
@@ -151,11 +159,6 @@ class Site:
 
 
 _ENV = KEYS["env"]
-
-
-def _unnamed(option: Option, pairs: Mapping[str, str], spec: JobSpec) -> dict[str, str]:
-    """Return an option's default pairs without the variables that a spec names as its own secrets."""
-    return {name: text for name, text in pairs.items() if option != _ENV or name not in spec.secret_env}
 
 
 def _counts(option: Option, spec: JobSpec) -> bool:

@@ -73,14 +73,20 @@ def renew(cls: Any, attributes: Dict[str, Any]) -> None:
                 cls.__callable_proto_members_only__ = methods_only
         if attributes.get("_is_runtime_protocol"):
             typing.runtime_checkable(cls)
-    elif absent and "__dataclass_params__" in attributes:
+        return
+    if "__subclasshook__" in absent and typing.Protocol in cls.__mro__:
+        # It implements a protocol: typing gives it a hook of its own, as the inherited one asks the protocol.
+        type.__delattr__(cls, "__subclasshook__")
+        absent.remove("__subclasshook__")
+        typing.Protocol.__init_subclass__.__func__(cls)  # type: ignore[attr-defined]
+    if absent and "__dataclass_params__" in attributes:
         for name in absent:
             type.__delattr__(cls, name)
         _renew_dataclass(cls, attributes)
     elif absent and _is_namedtuple(cls, attributes):
         defaults = attributes["_field_defaults"].values()
         fields = attributes["_fields"]
-        new_class: Any = collections.namedtuple(cls.__name__, fields, defaults=defaults)  # type: ignore[misc]
+        new_class: Any = collections.namedtuple(cls.__name__, fields, rename=True, defaults=defaults)  # type: ignore[misc]
         for name in _NAMEDTUPLE:
             if name in vars(new_class) and (name in absent or name not in attributes):
                 type.__setattr__(cls, name, vars(new_class)[name])

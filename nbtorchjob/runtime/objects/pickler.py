@@ -158,6 +158,9 @@ class Pickler(pickle.Pickler):
         refill = _refilling(type_) if notebooks else None
         if refill is not None:
             return refill
+        remake = _remaking(type_) if notebooks else None
+        if remake is not None:
+            return remake
         if type_.__reduce__ in _WITHOUT_ATTRIBUTES and type_.__reduce_ex__ is object.__reduce_ex__:
             return _leave if type_ in self.dispatch_table else _reduce_container
         if notebooks and issubclass(type_, enum.Enum):
@@ -657,6 +660,38 @@ def _reduce_loader(loader: Any) -> Any:
     return copyreg.__newobj__, (type(loader),), state, None, None, rebuilt.fill_plainly  # type: ignore[attr-defined]
 
 
+@_reduces("numpy", "ndarray")
+def _reduce_own_array(array: Any) -> Any:
+    reduced, own = array.__reduce_ex__(5), dict(getattr(array, "__dict__", ()))
+    numpy = sys.modules["numpy"]
+    # numpy's own reduction leaves attributes out. Those of a memmap are its file.
+    left_out = own and type(array).__reduce__ is numpy.ndarray.__reduce__ and not by_name(type(array))
+    if not left_out or isinstance(array, numpy.memmap):
+        return reduced
+    return (*reduced[:2], (reduced[2], own), None, None, rebuilt.fill_with_attributes)
+
+
+@_reduces("numpy", "finfo")
+def _reduce_limits(limits: Any) -> Any:
+    return type(limits), (limits.dtype,)
+
+
+@_reduces("torch", "finfo")
+@_reduces("torch", "iinfo")
+def _reduce_torch_limits(limits: Any) -> Any:
+    return type(limits), (getattr(sys.modules["torch"], limits.dtype),)
+
+
+@_reduces("torch.nn.parameter", "Parameter")
+def _reduce_own_parameter(parameter: Any) -> Any:
+    # Of another class than torch's: its own reduction would make one of that.
+    torch, type_ = sys.modules["torch"], type(parameter)
+    if type_.__reduce_ex__ is not torch.nn.Parameter.__reduce_ex__:
+        return NotImplemented
+    args = (type_, parameter.data.as_subclass(torch.Tensor), parameter.requires_grad)
+    return rebuilt.own_parameter, args, vars(parameter) or None, None, None, rebuilt.fill_plainly
+
+
 @_reduces("torch.optim.lr_scheduler", "LRScheduler")
 def _reduce_scheduler(scheduler: Any) -> Any:
     # It marks its optimizer, to know whether that steps; the optimizer leaves the mark out of its own state.
@@ -731,6 +766,28 @@ _OF_LIBRARIES.update(
 )
 
 
+@_reduces("builtins", "property")
+@_reduces("builtins", "classmethod")
+@_reduces("builtins", "staticmethod")
+def _reduce_descriptor(obj: Any) -> Any:
+    type_: Any = type(obj)
+    base = next(base for base in (property, classmethod, staticmethod) if isinstance(obj, base))
+    if type_ is base or by_name(type_) or type_.__reduce__ is not object.__reduce__:
+        return NotImplemented
+    args = (obj.fget, obj.fset, obj.fdel, obj.__doc__) if base is property else (obj.__func__,)
+    call = (rebuilt.make_descriptor, (type_, base, args))
+    return (*call, _attributes(obj), None, None, rebuilt.fill_hashed)
+
+
+@_reduces("_io", "TextIOWrapper")
+def _reduce_stream(stream: Any) -> Any:
+    # cloudpickle would make a copy of a file's text instead.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is stream:
+            return getattr, (sys, name)
+    raise pickle.PicklingError("cannot pickle an open file")
+
+
 def _reduce_exception(exc: Any) -> Any:
     type_: Any = type(exc)
     if by_name(type_) or type_.__reduce__ is not BaseException.__reduce__:
@@ -772,6 +829,37 @@ def _reduce_hashed(obj: Any) -> Any:
     return rebuilt.make_hashed, (type(obj), *early), (own, slots), None, None, rebuilt.fill_hashed
 
 
+_VALUES = (
+    *(object, int, float, complex, str, bytes, tuple, frozenset),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
+)
+
+
+def _remaking(type_: Any) -> Optional[Callable[[Any], Any]]:
+    """Return what reduces objects of a class with a ``__new__`` of its own; None for any other.
+
+    pickle would call that with the finished value, or without the arguments that it requires.
+    """
+    new = type_.__new__
+    if not isinstance(new, types.FunctionType) or new.__globals__.get("__name__", "").startswith(
+        "namedtuple_"
+    ):
+        return None
+    base = next(base for base in type_.__mro__ if isinstance(vars(base).get("__new__"), type(len)))
+    names = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__", "__setstate__")
+    methods = [getattr(type_, name, None) for name in names]
+    # A named tuple has a ``__getnewargs__`` that Python wrote.
+    own = [m for m in methods if isinstance(m, types.FunctionType) and m.__globals__ is not vars(collections)]
+    if base not in _VALUES or own or _says_state(type_):
+        return None
+
+    def reduce(obj: Any) -> Any:
+        args = (type_, *_maker(obj))
+        return rebuilt.make_past_own, args, _attributes(obj), None, None, rebuilt.fill_hashed
+
+    return reduce
+
+
 def _is_plain(value: Any) -> bool:
     """Whether a value is hashed by itself alone, and can't refer to anything."""
     type_ = type(value)
@@ -794,15 +882,15 @@ def _reduce_container(container: Any) -> Any:
     return (maker, args, own or None, *items[1:])
 
 
-# Containers, and which methods of theirs pickle uses to make and to fill them.
-_PUTTING: Dict[Any, Tuple[str, ...]] = {
-    collections.OrderedDict: ("__init__", "__setitem__"),
-    collections.Counter: ("__init__", "update"),
-    collections.defaultdict: ("__init__", "__setitem__"),
-    dict: ("__setitem__",),
-    list: ("append", "extend"),
-    set: ("__init__",),
-    collections.deque: ("__init__", "append", "extend"),
+# Containers, and which methods of theirs pickle uses to make, to fill and to read them.
+_CONTAINERS: Dict[Any, Tuple[str, ...]] = {
+    collections.OrderedDict: ("__init__", "__setitem__", "items"),
+    collections.Counter: ("__init__", "update", "__iter__", "keys", "__getitem__"),
+    collections.defaultdict: ("__init__", "__setitem__", "items"),
+    dict: ("__setitem__", "items"),
+    list: ("append", "extend", "__iter__"),
+    set: ("__init__", "__iter__"),
+    collections.deque: ("__init__", "append", "extend", "__iter__"),
 }
 
 
@@ -822,10 +910,10 @@ def _refilling(type_: Any) -> Optional[Callable[[Any], Any]]:
 
     pickle would put in what these have changed already, and before the container has its attributes.
     """
-    base: Any = next((base for base in _PUTTING if issubclass(type_, base)), None)
+    base: Any = next((base for base in _CONTAINERS if issubclass(type_, base)), None)
     if base is None:
         return None
-    own = any(getattr(type_, name) is not getattr(base, name) for name in _PUTTING[base])
+    own = any(getattr(type_, name) is not getattr(base, name) for name in _CONTAINERS[base])
     plain = (type_.__reduce__, type_.__reduce_ex__) == (base.__reduce__, object.__reduce_ex__)
     if not own or not plain or type_.__new__ is not base.__new__ or _has_own_state(type_):
         return None

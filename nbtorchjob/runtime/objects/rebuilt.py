@@ -362,6 +362,30 @@ def fill_object(instance: Any, state: Any) -> None:
         object.__setattr__(instance, name, value)
 
 
+def make_past_own(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
+    """Make an object as the class in C below its class does.
+
+    A complete class that makes plain objects is asked first: it may have only one of them.
+    """
+    if base is object and cls not in _unfilled:
+        with contextlib.suppress(TypeError):  # it requires arguments
+            return cls.__new__(cls)
+    return base.__new__(cls, *args)
+
+
+def make_descriptor(cls: Any, base: Any, args: Tuple[Any, ...]) -> Any:
+    """Make a descriptor as the class of Python's below its class does."""
+    descriptor = base.__new__(cls)
+    base.__init__(descriptor, *args)
+    return descriptor
+
+
+def fill_with_attributes(instance: Any, state: Tuple[Any, Dict[str, Any]]) -> None:
+    """Set what a library's own ``__setstate__`` takes, then the attributes that its reduction leaves out."""
+    instance.__setstate__(state[0])
+    vars(instance).update(state[1])
+
+
 def make_hashed(cls: Any, own: Dict[str, Any], slots: Dict[str, Any]) -> Any:
     """Make an object that hashes itself, with the attributes that are plain values, and those in slots."""
     instance = cls.__new__(cls)
@@ -436,6 +460,13 @@ def inference_parameter(data: Any, requires_grad: bool) -> Any:
 
     with torch.inference_mode():
         return torch.nn.Parameter(data, requires_grad)
+
+
+def own_parameter(cls: Any, data: Any, requires_grad: bool) -> Any:
+    """Make a parameter of a class below torch's."""
+    import torch
+
+    return torch.nn.Parameter.__new__(cls, data, requires_grad)
 
 
 def of_torch(name: str) -> Any:

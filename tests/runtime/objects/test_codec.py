@@ -1,5 +1,6 @@
 import json
 import pickle
+import sys
 from collections import OrderedDict
 
 import numpy as np
@@ -231,3 +232,12 @@ def test_the_metadata_of_an_arrays_dtype_stays():
     array = np.zeros(2, np.dtype("i1", metadata={"enum": {"A": 1}}))
 
     assert home(array)[0].dtype.metadata == {"enum": {"A": 1}}
+
+
+def test_an_open_file_is_lost_by_its_path_and_a_stream_is_the_other_processs(tmp_path):
+    encoder = codec.Encoder(dump)
+    with (tmp_path / "log").open("w") as file:
+        encoder.encode({"log": file, "loss": 1})
+
+    assert [path for path, *_ in encoder.lost] == ["['log']"]
+    assert home({"out": sys.stdout})[0]["out"] is sys.stdout
