@@ -188,6 +188,13 @@ def positional(fn: Callable[..., Any], many: int) -> list[str]:
     return names[:many]
 
 
+def check_apart(run_values: Iterable[str], call_values: Container[str], source: str) -> None:
+    """Raise ``CaptureError`` for a name that both ``--each`` and the call set: one would be lost silently."""
+    for name in run_values:
+        if name in call_values:
+            raise CaptureError(f"{name} is given twice, by --each and by {source}: leave one of them out")
+
+
 def check_taken(fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise ``CaptureError`` if a function doesn't take these arguments, or needs more."""
     try:

@@ -65,6 +65,7 @@ def from_cell(
         cells.check_defines(cell)
         cell = replace(cell, entry=None)
     if run_values:
+        arguments.check_apart(run_values, args, "--arg")
         entry = arguments.names(cell.entry) if cell.entry is not None else []
         arguments.check_read(
             run_values,
@@ -229,6 +230,7 @@ def from_function(
     """
     if not callable(fn):
         raise CaptureError(f"{fn!r} can't be called: give a function, then its arguments")
+    arguments.check_apart(run_values, kwargs, "the call")
     args, kwargs = tuple(args), {**kwargs, **run_values}
     if run_values:
         arguments.check_taken(fn, args, kwargs)

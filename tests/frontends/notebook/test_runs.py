@@ -93,6 +93,11 @@ def test_a_metric_that_no_run_reports_is_told_in_a_note(notebook):
         ("%%torchjob --each rate=1,2\nratio = 3\nratio", "doesn't read rate"),
         ("%%torchjob --each lr=1,2\nlr = 3\nlr", "the cell sets lr itself"),
         ("%torchjob run --each rate=1 max_(3)", "unexpected keyword argument 'rate'"),
+        ("%torchjob run --each x=1,2 max_(x=3)", "x is given twice, by --each and by the call: leave one"),
+        (
+            "%%torchjob --each lr=1,2 --arg lr=5\ndef train(lr): return lr",
+            "lr is given twice, by --each and by --arg: leave one of them out",
+        ),
     ],
 )
 def test_a_name_that_is_not_read_is_told_before_anything_is_sent(notebook, cell, reason):
