@@ -127,13 +127,13 @@ class Terminal:
         output.beside(text)
 
     def show(self, answer: Answer) -> None:
-        """Write an answer to stdout, an aside to stderr."""
+        """Write an answer to stdout, an aside to stderr; with ``json`` also the aside's data, to stdout."""
         self.good &= answer.good
         if answer.aside:
             self.say(answer.text)
-        elif self._json:
+        if self._json and not (answer.aside and answer.data is None):
             output.data(answer.data() if callable(answer.data) else answer.data)
-        elif answer.text:
+        elif answer.text and not answer.aside:
             output.answer(answer.text)
 
     def log(self, job: Job[Any], request: LogRequest) -> None:

@@ -292,6 +292,17 @@ def test_several_jobs_are_deleted_at_once(command):
 
 
 @pytest.mark.usefixtures("apart")
+def test_an_empty_list_is_a_document_too(command):
+    Acted("bare").end()
+
+    listed = command("artifacts", "bare", "--json")
+    assert listed.data == {"artifacts": []}
+    assert listed.err == "bare has no artifacts\n"
+    assert command("files", "bare", "--json").data == {"files": [], "trouble": {}, "more": False}
+    assert command("artifacts", "bare").out == command("files", "bare").out == ""
+
+
+@pytest.mark.usefixtures("apart")
 def test_what_is_left_over_is_listed_and_then_removed(command):
     Acted("left-over").end()
     listed, removed, after = command("gc"), command("gc", "--yes", "--json"), command("gc")
