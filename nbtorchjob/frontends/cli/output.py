@@ -38,7 +38,7 @@ def data(document: Any) -> None:
 
 def beside(text: str) -> None:
     """Write lines to stderr; failures are ignored, as nobody is there to read them."""
-    with suppress(UnwritableError):
+    with _unread():
         _write(sys.stderr, f"{text}\n")
 
 
@@ -48,8 +48,20 @@ def log(piece: bytes) -> None:
 
 
 def log_beside(piece: bytes) -> None:
-    """Write a log's bytes to stderr."""
-    _write_bytes(sys.stderr, piece)
+    """Write a log's bytes to stderr; failures are ignored, as above."""
+    with _unread():
+        _write_bytes(sys.stderr, piece)
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Ignore that stderr can't be written: the answer on stdout may still have a reader."""
+    try:
+        yield
+    except UnwritableError:
+        pass
+    except BrokenPipeError:
+        nowhere(sys.stderr)
 
 
 def settle() -> None:

@@ -1,6 +1,7 @@
 """``nbtorchjob run``, ``attach``, ``result`` and ``logs``, with real jobs on this machine."""
 
 import io
+import os
 import signal
 import zipfile
 from pathlib import Path
@@ -341,6 +342,25 @@ def test_a_reader_that_goes_leaves_the_job_to_itself(process):
     )
     assert running.wait(LIMIT) == 141
     assert nbtorchjob.attach("unread").result(LIMIT) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out"),
+    [
+        (("run", "train.py:train", "--", "1"), 0, "rank 0 step 0\nrank 0 step 1\n{'loss': 10, "),
+        (("run", "--json", "train.py:train", "--", "1"), 0, '{"job": '),
+        (("status", "nowhere"), 3, ""),
+    ],
+)
+def test_what_nobody_reads_on_stderr_keeps_no_answer_back(process, words, code, out):
+    read, write = os.pipe()
+    os.close(read)
+    running = process(*words, stderr=write)
+    os.close(write)
+
+    answer, _ = running.communicate()
+    assert running.returncode == code
+    assert answer.startswith(out)
 
 
 def test_pdb_on_a_rank_of_a_script(command, monkeypatch):
