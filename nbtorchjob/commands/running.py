@@ -112,21 +112,25 @@ def attach_runs(args: ParsedArgs, front: Front) -> Any:
     return _watch_runs(runs, CellOptions(**options), front, Output())
 
 
-def matching(names: Sequence[str], find: Find) -> list[Job[Any]]:
-    """Return the jobs of these names, where a group's name stands for its runs, the last one first."""
+def matching(
+    names: Sequence[str], find: Find, unknown: list[NBTorchJobError] | None = None
+) -> list[Job[Any]]:
+    """Return the jobs of these names, where a group's name stands for its runs, the last one first.
+
+    Raises ``JobNotFoundError`` and ``ClusterError``, or appends these to ``unknown``.
+    """
     jobs: list[Job[Any]] = []
     for name in names:
         try:
             jobs.append(find(name))
-        except (JobNotFoundError, ClusterError):  # a group on this machine needs no cluster
+        except (JobNotFoundError, ClusterError) as exc:  # a group on this machine needs no cluster
             try:
                 # Otherwise each run that ends would let the next one start.
                 jobs += reversed(api.grouped(name))
             except (JobNotFoundError, ClusterError):
-                pass
-            else:
-                continue
-            raise
+                if unknown is None:
+                    raise exc from None
+                unknown.append(exc)
     return jobs
 
 

@@ -116,11 +116,8 @@ def lock(args: ParsedArgs, find: Find) -> Answers:
     if packages is None:
         yet = "" if state.phase.terminal else " yet"
         raise ResultError(f"{state.name}: no node has reported its packages{yet}")
-    data = {
-        "python": packages.python,
-        "platform": packages.platform,
-        "requirements": requirements.lock_requirements(packages),
-    }
+    pins = requirements.lock_requirements(packages)
+    data = {"python": packages.python, "platform": packages.platform, "requirements": pins}
     yield Answer(requirements.lock_text(state, packages, facts.origins(state)), data)
 
 
@@ -181,13 +178,8 @@ def files(args: ParsedArgs, find: Find) -> Answers:
     for node, why in listing.trouble.items():
         yield Answer(f"Node {node} didn't answer: {why}", aside=True)
     rows = [
-        (
-            words.size(file.size),
-            f"{words.about(max(0.0, now - file.modified))} ago",
-            f"node {file.node}",
-            file.path,
-        )
-        for file in listing.files
+        (words.size(f.size), f"{words.about(max(0.0, now - f.modified))} ago", f"node {f.node}", f.path)
+        for f in listing.files
     ]
     data = {
         "files": [asdict(file) for file in listing.files],
@@ -244,9 +236,10 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
     """Cancel jobs, and show their final status."""
     gently = "gently" in args.options
     cancelled: list[Job[Any]] = []
+    unknown: list[NBTorchJobError] = []  # raised at the end: a misspelt name must leave no other job running
     for name in args.words:
         try:
-            jobs = running.matching([name], find)
+            jobs = running.matching([name], find, unknown)
         except DamagedError as exc:
             backend(exc.backend).cancel(exc.name, gently=gently)
             yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
@@ -256,6 +249,8 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
         cancelled += jobs
     for job in cancelled:
         yield _cancelled(job, _END_S + (job.info.grace_s if gently else 0))
+    if unknown:
+        raise unknown[0]
 
 
 def _cancelled(job: Job[Any], timeout: float) -> Answer:
@@ -274,9 +269,10 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
 
 def delete(args: ParsedArgs, find: Find) -> Answers:
     """Delete jobs, with their records."""
+    unknown: list[NBTorchJobError] = []  # raised at the end, as above
     for name in args.words:
         try:
-            jobs = running.matching([name], find)
+            jobs = running.matching([name], find, unknown)
         except DamagedError as exc:
             backend(exc.backend).delete(exc.name)
             yield Answer(f"{name} deleted", {"name": name})
@@ -286,6 +282,8 @@ def delete(args: ParsedArgs, find: Find) -> Answers:
             front.forget(job)
             shown = name if len(jobs) == 1 else job.name
             yield Answer(f"{shown} deleted", {"name": shown})
+    if unknown:
+        raise unknown[0]
 
 
 def note(args: ParsedArgs, find: Find) -> Answers:

@@ -292,6 +292,19 @@ def test_several_jobs_are_deleted_at_once(command):
 
 
 @pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_an_unknown_name_keeps_no_other_job_from_being_ended(command, verb):
+    for name in ("first", "second"):
+        Acted(name).end()
+
+    done = command(verb, "first", "typo", "second", "oversight")
+
+    assert [line.split()[0] for line in done.out.splitlines()] == ["first", "second"]
+    assert done.err.startswith("nbtorchjob: there is no job named 'typo'; ")
+    assert done.code == 3
+
+
+@pytest.mark.usefixtures("apart")
 def test_an_empty_list_is_a_document_too(command):
     Acted("bare").end()
 
