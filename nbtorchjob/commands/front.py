@@ -5,9 +5,10 @@ Also what this session remembers: the spec that a bare ``%%torchjob`` uses, and 
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
@@ -65,13 +66,25 @@ class LogRequest(FrozenDataclass):
 
     def of(self, job: Job[Any]) -> Iterator[bytes]:
         """Return the log so far, in pieces; as lines unless it is shown as written."""
-        if self.as_written and self.tail is None and self.rank is not None:
-            return job.read_log(self.rank, self.stream)
-        if self.as_written:
-            return iter([job.logs(self.rank or 0, self.tail, stream=self.stream).encode()])
+        if self.as_written and self.rank is not None:
+            pieces = job.read_log(self.rank, self.stream)
+            return pieces if self.tail is None else iter(deque(_lines(pieces), self.tail))
         lines = job.lines(self.rank, node=self.node, stream=self.stream)
         shown = map(self.shown, filter(self.selection.has, lines))
         return shown if self.tail is None else iter(deque(shown, self.tail))
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a log's lines, of which a piece may have many, or only a part."""
+    line: list[bytes] = []
+    for piece in pieces:
+        for part in io.BytesIO(piece):  # bytes.splitlines takes a progress bar's \r for a new line
+            line.append(part)
+            if part.endswith(b"\n"):
+                yield b"".join(line)
+                line.clear()
+    if line:
+        yield b"".join(line)
 
 
 class Answer(FrozenDataclass):

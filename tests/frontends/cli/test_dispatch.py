@@ -429,6 +429,24 @@ def test_a_log_reaches_files_as_it_is_and_a_terminal_as_text(command, process):
         os.close(end)
 
 
+@pytest.mark.parametrize(
+    ("tail", "end"),
+    [
+        ("1", b"10%\r20%\xff"),
+        ("2", b"caf\xe9\n10%\r20%\xff"),
+        ("9", b"one\ncaf\xe9\n10%\r20%\xff"),
+    ],
+)
+def test_the_end_of_a_log_reaches_files_as_it_is_too(process, tail, end):
+    job = Acted()
+    job.begin()
+    for piece in (b"one\nca", b"f\xe9", b"\n10%\r", b"20%\xff"):
+        job.log(piece)
+    job.end()
+
+    assert process("logs", job.name, "--tail", tail, text=False).communicate() == (end, b"")
+
+
 def test_a_message_reaches_a_terminal_as_text(monkeypatch):
     monkeypatch.setattr(sys, "stderr", screen := Screen())  # Python's, which pytest has replaced
     output.error(UnreachableError("the cluster says: \x1b]0;root@host\x07\x1b[2J"))
