@@ -90,8 +90,6 @@ class Terminal:
                 raise LineError(
                     f"--{key} is for notebook cells; pass arguments after --, the value goes to stdout"
                 )
-        if self._json and options.dry_run:
-            raise LineError("--json and --dry-run are mutually exclusive")
         from nbtorchjob.frontends.cli.script import Target  # late: only `run` reads a script
 
         target = Target.parse(alone[0])
@@ -307,6 +305,8 @@ def _verb(name: str, words: list[str]) -> int:
         return 0
     json = JSON in verb.options and "--json" in ahead
     if json:
+        if verb.any_option and {"--dry-run", "--dry_run"}.intersection(ahead):  # which prints manifests
+            raise LineError("--json and --dry-run are mutually exclusive")
         words.remove("--json")
     if verb.name == "completion":
         output.answer(commands.script(words))
