@@ -189,6 +189,13 @@ def values(name: str, text: str, look_up: LookUp) -> list[Any]:
         parts = [part.strip() for part in text.split(",") if part.strip()]
     if any(part.startswith("{") for part in parts):
         raise SpecError(f"--each {name}", text, "one expression in braces, such as {[a, b]}")
+    brackets = [*zip("([{", ")]}", strict=True)]
+    if any(part.count(opening) != part.count(closing) for part in parts for opening, closing in brackets):
+        # A comma within brackets has split a value.
+        advice = (
+            """Python where it has brackets: quote the texts, as in '["adam", "sgd"]' or '(1, 2), "none"'"""
+        )
+        raise SpecError(f"--each {name}", text, advice)
     return [_literal(part) for part in parts]
 
 

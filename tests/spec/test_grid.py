@@ -119,6 +119,8 @@ def test_a_sample_may_be_of_more_combinations_than_a_machine_counts():
         ("--each lr=$nowhere", "NameError: name 'nowhere' is not defined"),
         ("--each lr=$one", "a list of values; it is of type int"),
         ("--each lr={one},2", "one expression in braces, such as {.a, b.}"),
+        ("--each opt=[adam,sgd]", r"--each opt: got '\[adam,sgd\]', but it .* brackets: quote the texts"),
+        ("--each 'b=(1,2),none'", r"--each b: got '\(1,2\),none', but it .* brackets: quote the texts"),
         ("--each lr=$text", "it is of type str"),
         ("--each lr=$space", "it is of type dict"),
         ("--each lr=1 --at-once 0", "at-once.*1 or more"),
