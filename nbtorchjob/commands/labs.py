@@ -39,7 +39,7 @@ _NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing worth rep
 def end(args: ParsedArgs, find: Find) -> Answers:
     """End labs, once the turns that they have taken are run."""
     for name in args.words:
-        lab = _lab(find, name)
+        lab = _lab(find, name, "end", f"a lab or a pool; {hint('cancel', name)} ends a job")
         if lab.state.phase.terminal:
             yield Answer(f"{lab.name} has already ended", record(lab.state, time.time()))
             continue
@@ -100,7 +100,7 @@ def promote(args: ParsedArgs, front: Front) -> Any:
     with interrupts.message(interrupts.NOTHING):
         name, numbers, flagged = _promoted(args.words)
         options.check_read(flagged, _OF_PROMOTED, hint("promote"))
-        lab = _lab(front.find, name)
+        lab = _lab(front.find, name, "promote", "a lab, started with --keep NAME; this is an ordinary job")
         if lab.info.is_pool:
             raise SpecError("promote", lab.name, "a lab; what ran in this pool already was a job")
         state = lab.state
@@ -207,8 +207,14 @@ def _some(turn: Turn, state: JobState) -> tuple[int, ...]:
     return turn.fact.ranks if {*turn.fact.ranks} < every else ()
 
 
-def _lab(find: Find, name: str) -> Lab:
+def _lab(find: Find, name: str, verb: str, allowed: str) -> Lab:
+    """Return the lab of that name, or that of a turn; raises a ``SpecError`` about the verb for a job."""
     job = find(name)
-    if job.info.of_lab:
-        return api.lab(job.info.id.rpartition(MARK)[0])
-    return api.lab(job.info.id if not name or job.info.name != name else name)
+    try:
+        if job.info.of_lab:
+            return api.lab(job.info.id.rpartition(MARK)[0])
+        return api.lab(job.info.id if not name or job.info.name != name else name)
+    except SpecError as exc:
+        if exc.field != "on":  # about the name itself
+            raise
+        raise SpecError(verb, name, allowed) from None

@@ -110,6 +110,12 @@ def nowhere(tmp_path, monkeypatch):
         ("run train.py:train --arg lr=1", 2, "--arg is for notebook cells"),
         ("run train.py:train -o x -- 1", 2, "--out is for notebook cells"),
         ("run train.py:train --dry-run --json -- 1", 2, "--json and --dry-run are mutually exclusive"),
+        (
+            "end known",
+            2,
+            "end: got 'known', but it must be a lab or a pool; nbtorchjob cancel known ends a job",
+        ),
+        ("promote known", 2, "promote: got 'known', but it must be a lab, started with --keep NAME; this is"),
         ("pool warm --dry_run --json", 2, "nbtorchjob: --json and --dry-run are mutually exclusive"),
         ("promote known --json --dry-run", 2, "nbtorchjob: --json and --dry-run are mutually exclusive"),
         ("map train.py:train --each lr=1,2 -- --lr 4", 2, "nbtorchjob: lr is given twice, by --each and by"),
