@@ -113,6 +113,9 @@ class Verb(FrozenDataclass):
             if not word.startswith("-"):
                 parsed.words.append(word)
                 continue
+            if word == "--":  # a note or a path may begin with "-"
+                parsed.words.extend(rest)
+                break
             declared = by_flag.get(word.partition("=")[0])
             if declared is None:
                 available = ", ".join(by_flag) or "none"

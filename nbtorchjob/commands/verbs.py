@@ -292,6 +292,8 @@ def note(args: ParsedArgs, find: Find) -> Answers:
     clears = "clear" in args.options
     if clears and words:
         raise LineError(f"{hint('note')}: --clear and a note are mutually exclusive")
+    if words and not "".join(words).strip():  # from an unset variable
+        raise LineError(f"{hint('note')} {name} expects a text; --clear removes the note")
     for job in running.matching([name], find):
         if words or clears:
             job.note(" ".join(words))

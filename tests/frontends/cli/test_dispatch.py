@@ -116,6 +116,7 @@ def nowhere(tmp_path, monkeypatch):
             "end: got 'known', but it must be a lab or a pool; nbtorchjob cancel known ends a job",
         ),
         ("promote known", 2, "promote: got 'known', but it must be a lab, started with --keep NAME; this is"),
+        ("note known ''", 2, "nbtorchjob note known expects a text; --clear removes the note"),
         ("pool warm --dry_run --json", 2, "nbtorchjob: --json and --dry-run are mutually exclusive"),
         ("promote known --json --dry-run", 2, "nbtorchjob: --json and --dry-run are mutually exclusive"),
         ("map train.py:train --each lr=1,2 -- --lr 4", 2, "nbtorchjob: lr is given twice, by --each and by"),
@@ -310,6 +311,14 @@ def test_an_unknown_name_keeps_no_other_job_from_being_ended(command, verb):
     assert [line.split()[0] for line in done.out.splitlines()] == ["first", "second"]
     assert done.err.startswith("nbtorchjob: there is no job named 'typo'; ")
     assert done.code == 3
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_note_may_begin_with_a_dash(command):
+    Acted("noted").end()
+
+    assert command("note", "noted", "--json", "--", "-5", "%", "--json").data["note"] == "-5 % --json"
+    assert command("note", "--clear", "--", "noted").out == "noted: no note, no tags\n"
 
 
 @pytest.mark.usefixtures("apart")
