@@ -307,7 +307,12 @@ def _send_runs_to(
 
 def checked_rows(values: Iterable[Mapping[str, Any]], at_once: int | None = None) -> list[dict[str, Any]]:
     """Return the values of each run of a group, all with the same names; raises ``SpecError``."""
-    rows = [dict(row) for row in values]
+    rows: list[dict[str, Any]] = []
+    for row in values:
+        try:
+            rows.append(dict(row))
+        except (TypeError, ValueError):
+            raise SpecError("given", row, "a mapping of names to values for each run") from None
     if not rows:
         raise SpecError("given", rows, "one mapping of names to values per run")
     if not all(rows):

@@ -169,6 +169,8 @@ def test_halving_stops_who_comes_as_far_and_is_worse(folder):
     ("points", "more", "error", "reason"),
     [
         ([], {}, SpecError, "one mapping of names"),
+        ([1], {}, SpecError, "given: got 1, but it must be a mapping of names to values for each run"),
+        (["lr"], {}, SpecError, "given: got 'lr', but it must be a mapping of names to values"),
         ([{}], {}, SpecError, "at least one name"),
         ([{"lr": 1}, {"seed": 1}], {}, SpecError, "the same names in each run: lr"),
         ([{"rate": 1}], {}, CaptureError, r"train\(rate=1\): missing a required argument: 'lr'"),
