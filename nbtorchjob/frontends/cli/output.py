@@ -128,7 +128,11 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
         if isinstance(value, float):
             return value if math.isfinite(value) else None
         if isinstance(value, Mapping):
-            return {text(name): plain(item, within) for name, item in value.items()}
+            names = [text(name) for name in value]
+            if len({*names}) < len(names):  # 1 and "1" would share a name, and one of their items be lost
+                names = [repr(name) for name in value]
+            items = [plain(item, within) for item in value.values()]
+            return dict(zip(names, items, strict=True))
         if isinstance(value, list | tuple | set | frozenset):
             return [plain(item, within) for item in value]
         if hasattr(value, "tolist"):  # arrays and tensors

@@ -233,6 +233,12 @@ def test_a_cluster_that_can_not_be_reached_is_an_exit_code_of_its_own(command):
     assert done.err.count("\n") == 1
 
 
+def test_names_of_the_same_text_keep_their_items_apart(capsys):
+    output.data([{1: "a", "1": "b"}, {1: "a", "2": "b"}])
+
+    assert json.loads(capsys.readouterr().out) == [{"1": "a", "'1'": "b"}, {"1": "a", "2": "b"}]
+
+
 def test_what_to_ask_an_administrator_for_stands_below_the_error(capsys):
     output.error(ClusterError("you may not", grant="kind: Role\n"))
 
