@@ -115,7 +115,7 @@ def attach_runs(args: ParsedArgs, front: Front) -> Any:
 def matching(
     names: Sequence[str], find: Find, unknown: list[NBTorchJobError] | None = None
 ) -> list[Job[Any]]:
-    """Return the jobs of these names, where a group's name stands for its runs, the last one first.
+    """Return the jobs of these names, where a group's name stands for its runs.
 
     Raises ``JobNotFoundError`` and ``ClusterError``, or appends these to ``unknown``.
     """
@@ -124,8 +124,7 @@ def matching(
         try:
             jobs.append(find(name))
         except (JobNotFoundError, ClusterError) as exc:  # a group on this machine needs no cluster
-            try:
-                # Otherwise each run that ends would let the next one start.
+            try:  # the last one first: otherwise each run that ends would let the next one start
                 jobs += reversed(api.grouped(name))
             except (JobNotFoundError, ClusterError):
                 if unknown is None:
@@ -137,11 +136,11 @@ def matching(
 def _watch_runs(runs: Runs[Any], options: CellOptions, front: Front, output: Output) -> Any:
     with interrupts.message(f"Stopped waiting for {runs.name}: {hint('attach', runs.name)} follows it."):
         if options.detach:
-            again = hint("attach", runs.name)
+            only = f"only while you follow the group: {hint('attach', runs.name)}"
             if runs.unstarted:
-                front.say(f"Note: the next runs start only while you follow the group: {again}")
+                front.say(f"Note: the next runs start {only}")
             if runs.stops_early:
-                front.say(f"Note: runs are stopped early only while you follow the group: {again}")
+                front.say(f"Note: runs are stopped early {only}")
             return front.give_runs(runs, options.out, ended=False)
         from nbtorchjob.ui.runs import view as runs_view  # late: most of what the command does draws no runs
 
