@@ -16,6 +16,7 @@ from typing import (
     Any,
     ContextManager,
     Dict,
+    Generator,
     Iterable,
     Iterator,
     List,
@@ -37,6 +38,7 @@ _LEAVING_S = 10.0  # for all ranks to leave a loop and save: a rank that raises 
 _TOGETHER_S = 1800.0  # for all ranks to call ``save``, as torch waits in a collective operation
 # The position in the loops: outside of them, in an epoch before its batches, in a step, or after the batches.
 _OUTSIDE, _EPOCH, _STEP, _TAIL = range(4)
+_created: "List[weakref.ref[ResumableTraining]]" = []  # in their order, which is the same on all ranks
 
 
 class ResumableTraining:
@@ -99,6 +101,9 @@ class ResumableTraining:
         self._weighs = sampler.is_even  # whether the loop uses weights, or needs none
         self._stepped = False  # whether an optimizer has stepped on the current batch
         self._where = _OUTSIDE
+        # The newest loops. After a ``break`` they stay open if the code holds their iterator, as a bar does.
+        self._epochs: Optional[Generator[int, None, None]] = None
+        self._batches: Optional[Generator[Any, None, None]] = None
         self._saves_next = False  # whether to save once the step, or the epoch, is over
         self._saved: Dict[str, Any] = {}  # the position at which the newest checkpoint was saved
         for optimizer in self._optimizers:
@@ -121,6 +126,7 @@ class ResumableTraining:
             newest = self._checkpoints.newest()
             if newest is not None:
                 self._load(self._checkpoints, newest)
+        _created.append(weakref.ref(self))
         expect()
 
     @property
@@ -138,15 +144,23 @@ class ResumableTraining:
         An epoch is over when the next one is requested. After a ``break``, the state is saved only if
         :meth:`save` was called.
         """
+        self._leave_loops()
+        self._epochs = loop = self._epochs_up_to(total)
+        yield from loop
+
+    def _epochs_up_to(self, total: int) -> Generator[int, None, None]:
         while self._sampler.epoch < total:
             self._where = _EPOCH
             try:
                 yield self._sampler.epoch
             except GeneratorExit:  # a break, or an exception
+                self._leave_batches()
                 if self._saves_next and self._sampler.position == self._sampler.length:
                     self._sampler.set_epoch(self._sampler.epoch + 1)
                 self._leave(_LEAVING_S)
                 raise
+            self._where = _TAIL  # a save that was requested behind batches that are still open comes below
+            self._leave_batches()
             self._sampler.set_epoch(self._sampler.epoch + 1)
             self._leave()
         self.save()
@@ -166,6 +180,11 @@ class ResumableTraining:
                 "batches(loader): the loader doesn't have the training's sampler, or isn't in order: pass "
                 "DataLoader(dataset, batch_sampler=sampler)"
             )
+        self._leave_batches()
+        self._batches = loop = self._batches_of(loader)
+        yield from loop
+
+    def _batches_of(self, loader: Iterable[Any]) -> Generator[Any, None, None]:
         outside = self._where = _OUTSIDE if self._where == _OUTSIDE else _TAIL
         for batch, share in zip(loader, self._sampler.shares()):
             self._weight, self.accumulated = share.weight, share.last
@@ -175,10 +194,10 @@ class ResumableTraining:
                 with self._gradients_of(share):
                     yield batch
             except GeneratorExit:  # a break, or an exception: which of them is unknown here
-                self._where = outside
+                in_step, self._where = self._where == _STEP, outside
                 if self._stepped:
                     self._count(share)
-                if self._saves_next:
+                if in_step and self._saves_next:
                     self._save_now(_LEAVING_S)
                 raise
             self._where = outside
@@ -206,6 +225,8 @@ class ResumableTraining:
         Within a step, it saves once the step is over; after an epoch's batches, once the epoch is over: when
         the next one is requested, or the loop is left. All ranks call it together, and leave a loop within
         10 s of each other: an exception in a single rank waits for the others that long, and saves nothing.
+        A loop whose iterator has a name, as in ``bar = tqdm(training.epochs(10))``, counts as left once the
+        next one begins or the job's call, or a lab's cell, has ended.
         """
         if self._where in (_STEP, _TAIL):
             self._saves_next = True
@@ -217,6 +238,16 @@ class ResumableTraining:
         if self._checkpoints is not None and self._checkpoints.meet(self.step, within):
             self._begin_to_save()
             self._checkpoints.finish()
+
+    def _leave_loops(self) -> None:
+        """Leave loops that are still open, as their iterator has a name: they don't notice a ``break``."""
+        if self._epochs is not None:
+            self._epochs.close()
+        self._leave_batches()
+
+    def _leave_batches(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
 
     def _leave(self, within: float = _TOGETHER_S) -> None:
         """Leave an epoch, and save if that was requested after its batches."""
@@ -290,6 +321,13 @@ class ResumableTraining:
                 own.state.pop(parameter, None)
         for name, other in self._others.items():
             other.load_state_dict(checkpoints.unpacked(name, state["others"][name]))
+
+
+def end_of_call() -> None:
+    """Make the saves that were requested in loops that are still open: no code is left that goes on there."""
+    for training in [reference() for reference in _created]:
+        if training is not None and training._saves_next:
+            training._leave_loops()
 
 
 def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:

@@ -70,11 +70,15 @@ def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> 
     if "function" in call:
         if replay is not None:
             replay.advance(())
-        return _finished(call["function"](*call["args"], **call["kwargs"]))
-    value, cells = None, call.get("cells", [call])
-    for at, cell in enumerate(cells, 1):
-        value = _cell(cell, namespace, replay, cells[at:]) if is_mine(cell) else None
-    displays.end_of_cell()
+        value = _finished(call["function"](*call["args"], **call["kwargs"]))
+    else:
+        value, cells = None, call.get("cells", [call])
+        for at, cell in enumerate(cells, 1):
+            value = _cell(cell, namespace, replay, cells[at:]) if is_mine(cell) else None
+        displays.end_of_cell()
+    training = sys.modules.get("nbtorchjob.runtime.api.training")  # it imports torch: most code has none
+    if training is not None:
+        training.end_of_call()
     return value
 
 

@@ -11,6 +11,7 @@ import torch.distributed.fsdp
 from torch.utils.data import DataLoader
 
 from nbtorchjob import Elastic, GlobalBatchSampler, JobSpec, ResumableTraining, submit
+from nbtorchjob.runtime.rank.call import act
 from tests.patience import LIMIT
 from tests.runtime.trained import STEPS, curve, train
 
@@ -264,6 +265,70 @@ def test_a_save_behind_an_epochs_batches_has_the_rest_of_its_body(folder):
     second = interrupted(folder / "parts", every=None)
     assert second[0] == whole[0][5:]
     assert second[1] == [0, 1, 2]
+
+
+def limited(folder, loops, *, saved="", stop=None):
+    """Train for two steps in each of three epochs, or until step ``stop``; return samples, epochs and steps.
+
+    ``loops`` is called with each loop's iterator, and may keep it. The training is saved at the stage
+    ``saved``: within each step, behind an epoch's batches, or behind the epochs.
+    """
+    tail = Counter({"epochs": []})
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    data = torch.arange(12.0).reshape(12, 1)
+    sampler = GlobalBatchSampler(data, 3, shuffle=False)
+    loader = DataLoader(data, batch_sampler=sampler)
+    training = ResumableTraining(
+        model, optimizer, sampler=sampler, every=None, folder=folder, others={"tail": tail}
+    )
+    samples = []
+    for epoch in loops(training.epochs(3)):
+        for number, x in enumerate(loops(training.batches(loader))):
+            model(x).sum().backward()
+            optimizer.step()
+            samples.append(int(x[0]))
+            if saved == "step":
+                training.save()
+            if number == 1 or len(samples) == stop:
+                break
+        tail.state["epochs"].append(epoch)
+        if saved == "tail":
+            training.save()
+        if len(samples) == stop:
+            break
+    if saved == "behind":
+        training.save()
+    return samples, tail.state["epochs"], training.step
+
+
+class Kept(list):  # type: ignore[type-arg]
+    """Keeps loops' iterators, as a progress bar with a name does, so that a break doesn't close them."""
+
+    def __call__(self, loop):
+        self.append(loop)
+        return loop
+
+
+@pytest.mark.parametrize("loops", [iter, Kept()])
+def test_a_loop_that_is_left_has_counted_its_steps_when_the_next_begins(loops):
+    assert limited(None, loops) == ([0, 3] * 3, [0, 1, 2], 6)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize("loops", [iter, Kept()])
+@pytest.mark.parametrize("saved", ["step", "tail", "behind"])
+def test_what_was_requested_in_loops_that_are_left_is_saved_once_the_call_has_ended(folder, loops, saved):
+    options = {"saved": saved, "stop": 3}
+    act({"function": limited, "args": [folder, loops], "kwargs": options}, {})
+    assert limited(folder, iter)[0] == [3, 6, 0, 3]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_an_epoch_that_was_saved_behind_batches_that_are_still_open_is_over(folder):
+    kept = Kept()
+    limited(folder, kept, saved="tail", stop=5)
+    assert limited(folder, iter) == ([0, 3], [0, 1, 2], 6)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
