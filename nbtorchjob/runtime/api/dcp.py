@@ -100,9 +100,23 @@ class Checkpoints:
         return None
 
     def load(self, path: str, state: Dict[str, Any]) -> None:
-        """Load a checkpoint into ``state``, in place. Raises ``RuntimeError`` if it doesn't fit."""
+        """Load a checkpoint into ``state``, in place.
+
+        Raises ``RuntimeError`` if it doesn't fit, also if no rank's state has a place for a part of its model
+        or optimizers: DCP would leave that part out silently.
+        """
         import torch.distributed.checkpoint as dcp  # late: it imports sympy, a second of a pool's start
 
+        saved = dcp.FileSystemReader(path).read_metadata().planner_data or {}
+        without = {name for name, keys in saved.items() if _is_strict(keys) and not _has(state, keys)}
+        left_out = sorted(set.intersection(*self._gathered(without)))
+        if left_out:
+            message = (
+                "the checkpoint %s doesn't fit this training, which has no %s: create what was saved ahead "
+                "of ResumableTraining, or pass another folder="
+            )
+            more = " and %d more" % (len(left_out) - 3) if len(left_out) > 3 else ""
+            raise RuntimeError(message % (os.path.basename(path), ", ".join(left_out[:3]) + more))
         try:
             dcp.load(state, checkpoint_id=path, process_group=self._group)
         except dcp.CheckpointException as exc:  # not an ``Exception``, and with a traceback for each rank
@@ -285,6 +299,29 @@ def is_whole(path: str) -> bool:
         return all(os.path.getsize(os.path.join(path, name)) >= size for name, size in lengths.items())
     except Exception:  # whatever is wrong with it, another one is better
         return False
+
+
+def _is_strict(keys: Tuple[Any, ...]) -> bool:
+    """Whether what these keys lead to in a checkpoint mustn't be left out.
+
+    A module's extra state may have other keys in each step, and an optimizer's groups have other options in
+    each version of torch.
+    """
+    if keys[0] == "model":
+        return not any(str(key).endswith("_extra_state") for key in keys)
+    return keys[:2] == ("optimizer", "state") or (keys[0] == "optimizer" and keys[-1] == "params")
+
+
+def _has(state: Any, keys: Tuple[Any, ...]) -> bool:
+    """Whether the keys lead to something in a state, unless it has nothing at all of that kind."""
+    if keys[0] not in state:
+        return True
+    for key in keys:
+        try:
+            state = state[key]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
 
 
 def _remove(paths: List[str]) -> None:

@@ -304,16 +304,17 @@ class ResumableTraining:
         if checkpoints.has(path, MARK):  # else it would be left out, as only requested entries are loaded
             for group in (group for own in self._optimizers for group in own.param_groups):
                 group.setdefault(MARK, [])
-        state = {**self._state(), "others": checkpoints.blank(self._others)}
-        # torch has given each parameter a state, and insists on loading it; but a parameter that never had a
-        # gradient has none in the checkpoint.
-        optimizer, stateless = state["optimizer"], progress["training"]["stateless"]
-        aside = {name: optimizer["state"].pop(name, {}) for name in stateless}
-        checkpoints.load(path, state)
-        optimizer["state"].update(aside)
-        set_state_dict(
-            self._model, self._optimizers, model_state_dict=state["model"], optim_state_dict=optimizer
-        )
+        with _all_trainable(self._optimizers):
+            state = {**self._state(), "others": checkpoints.blank(self._others)}
+            # torch has given each parameter a state, and insists on loading it; but a parameter that never
+            # had a gradient has none in the checkpoint.
+            optimizer, stateless = state["optimizer"], progress["training"]["stateless"]
+            aside = {name: optimizer["state"].pop(name, {}) for name in stateless}
+            checkpoints.load(path, state)
+            optimizer["state"].update(aside)
+            set_state_dict(
+                self._model, self._optimizers, model_state_dict=state["model"], optim_state_dict=optimizer
+            )
         groups = [(own, group) for own in self._optimizers for group in own.param_groups]
         parameters = [(own, parameter) for own, group in groups for parameter in group["params"]]
         for name, (own, parameter) in zip(_names(optimizer), parameters):
@@ -347,6 +348,22 @@ def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
 def _names(optimizer: Dict[str, Any]) -> List[str]:
     """Return the names of an optimizer's parameters in order, from its state as DCP has it."""
     return [name for group in optimizer["param_groups"] for name in group["params"]]
+
+
+@contextlib.contextmanager
+def _all_trainable(optimizers: Sequence[Any]) -> Iterator[None]:
+    """Unfreeze parameters meanwhile: torch requests no state for a frozen one, which may have one already."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    # Integers, as in quantized layers, can't have a gradient.
+    frozen = [p for p in parameters if not p.requires_grad and (p.is_floating_point() or p.is_complex())]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 @contextlib.contextmanager

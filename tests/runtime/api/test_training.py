@@ -375,6 +375,81 @@ def test_others_get_their_whole_state_whatever_a_new_one_has(folder, fresh):
         alone(folder, others={"two": other})
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_layer_that_is_unfrozen_later_gets_its_whole_state_back(folder):
+    def adam(model):
+        return [torch.optim.Adam(model.parameters())]
+
+    training, model, (optimizer,), loader = alone(folder, adam)
+    model.frozen.requires_grad_(True)
+    for x in training.batches(loader):
+        model(x).square().mean().backward()
+        optimizer.step()
+    training.save()
+    again, new_model, (new_optimizer,), _ = alone(folder, adam)
+
+    assert again.step == 5
+    state = new_optimizer.state[new_model.frozen.weight]
+    assert torch.equal(state["exp_avg"], optimizer.state[model.frozen.weight]["exp_avg"])
+    assert [p.requires_grad for p in new_model.parameters()] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_layer_of_integers_stays_as_it_is(folder):
+    def with_integers(model):
+        model.quantized = torch.nn.Parameter(torch.arange(3), requires_grad=False)
+        return sgd(model)
+
+    alone(folder, with_integers)[0].save()
+    _, model, *_ = alone(folder, with_integers)
+    assert model.quantized.tolist() == [0, 1, 2]
+    assert not model.quantized.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (lambda model, optimizer: setattr(model, "center", torch.ones(2)), "model.center"),
+        (
+            lambda model, optimizer: optimizer.add_param_group({"params": [*model.unused.parameters()]}),
+            "optimizer.param_groups.1.params",
+        ),
+    ],
+    ids=["a buffer", "a group"],
+)
+def test_what_a_checkpoint_has_and_the_new_objects_lack_is_refused(folder, more, part):
+    def first(model):
+        model.register_buffer("center", None)
+        return [torch.optim.Adam(model.used.parameters())]
+
+    training, model, (optimizer,), _ = alone(folder, first)
+    more(model, optimizer)
+    training.save()
+    with pytest.raises(RuntimeError, match=rf"doesn't fit this training, which has no {part}[:,]"):
+        alone(folder, first)
+
+
+class WithExtraState(Partly):
+    """A model with a state of its own, which has another key after the first step."""
+
+    def get_extra_state(self):
+        return {key: 1 for key in ("first", "later") if key == "first" or hasattr(self, "trained")}
+
+    def set_extra_state(self, state):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_model_with_an_extra_state_of_other_keys_goes_on(folder, monkeypatch):
+    monkeypatch.setitem(globals(), "Partly", WithExtraState)
+    training, model, *_ = alone(folder)
+    model.trained = True
+    training.step = 3
+    training.save()
+    assert alone(folder)[0].step == 3
+
+
 def keep_own_place(folder, place=None, backend="gloo"):
     """Save a different place on each rank, or load it; return the states."""
     from torch import distributed
