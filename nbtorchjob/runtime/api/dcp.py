@@ -25,13 +25,14 @@ import threading
 import time
 import uuid
 import warnings
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set, Tuple
 
 import torch
 from torch import distributed
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import checkpoints
+from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.facts import EVENTS, emit
 
 _NAME = re.compile(r"step-(\d{9,})(?:\.\d+)?-[0-9a-f]{8}")
@@ -40,6 +41,7 @@ _NONE: Dict[str, Any] = {}
 _Locked = Dict[Tuple[Any, ...], Any]  # tensors by the keys that lead to them
 _ALL = b"all"
 _PAUSE_S = 0.01
+_folders: Set[Tuple[str, str]] = set()  # of this process's checkpoints, each with the round
 _ALONE = r"torch\.distributed is (disabled|unavailable)"  # DCP's warning if there is no process group
 
 
@@ -83,6 +85,9 @@ class Checkpoints:
 
         If there are some, but none is whole, that is reported, and all stay until a new one is whole.
         """
+        round_, place = os.environ.get(ROUND, ""), os.path.realpath(self._folder)
+        begins = not round_ or (round_, place) not in _folders  # in a notebook, a cell may just run again
+        _folders.add((round_, place))
         names = self._names()
         gathered = self._gathered(
             (names, {name for name in names if is_whole(os.path.join(self._folder, name))})
@@ -92,6 +97,10 @@ class Checkpoints:
             self._choose_to_send()
             self._remove_others("")
             self.finish()
+            # Folds of a cross-validation with one folder would each take the first one's end for their own.
+            if not begins and self._is_first:
+                text = "this training goes on at step %d of %s, which another training of this job saved: "
+                self._report((text + "give each its own folder=") % (self.newest_step, self._folder))
             return os.path.join(self._folder, self._whole[-1])
         cut_off = {name for some, _ in gathered for name in some}
         if cut_off and self._is_first:

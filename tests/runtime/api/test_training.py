@@ -11,6 +11,7 @@ import torch.distributed.fsdp
 from torch.utils.data import DataLoader
 
 from nbtorchjob import Elastic, GlobalBatchSampler, JobSpec, ResumableTraining, submit
+from nbtorchjob.runtime.api.report import ROUND
 from nbtorchjob.runtime.rank.call import act
 from tests.patience import LIMIT
 from tests.runtime.trained import STEPS, curve, train
@@ -448,6 +449,16 @@ def test_a_model_with_an_extra_state_of_other_keys_goes_on(folder, monkeypatch):
     training.step = 3
     training.save()
     assert alone(folder)[0].step == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_second_training_of_a_job_with_the_same_folder_is_noticed(folder, monkeypatch):
+    monkeypatch.setenv(ROUND, "7")
+    alone(folder)[0].save()
+    with pytest.warns(RuntimeWarning, match=r"goes on at step 0 of .*: give each its own folder="):
+        alone(folder)
+    monkeypatch.setenv(ROUND, "8")  # another turn of a lab
+    alone(folder)
 
 
 def keep_own_place(folder, place=None, backend="gloo"):
