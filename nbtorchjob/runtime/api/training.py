@@ -68,9 +68,10 @@ class ResumableTraining:
     node, all save after the same step and raise :class:`Leaving`. Checkpoints go to ``folder``, by default
     a folder in ``checkpoint_dir()``; in a notebook nothing is saved or loaded unless ``folder`` is set.
 
-    Raises ``ValueError`` if the checkpoint belongs to another order of samples, and whatever
-    ``checkpoint_dir()`` raises; ``RuntimeError`` if its state does not fit these objects, or this number of
-    ranks. The format is that of ``torch.distributed.checkpoint``.
+    Raises ``ValueError`` if the checkpoint belongs to another order of samples, or an optimizer's parameters
+    to another module; ``TypeError`` for an object without a state; whatever ``checkpoint_dir()`` raises; and
+    ``RuntimeError`` if the checkpoint's state does not fit these objects, or this number of ranks. The
+    format is that of ``torch.distributed.checkpoint``.
     """
 
     def __init__(
@@ -94,7 +95,24 @@ class ResumableTraining:
         self._every = every
         self._others = dict(others or {})
         if scheduler is not None:
+            if "scheduler" in self._others:
+                raise ValueError(
+                    "ResumableTraining: others= has a 'scheduler' beside scheduler=: rename one in others="
+                )
             self._others["scheduler"] = scheduler
+        for name, other in self._others.items():
+            if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+                raise TypeError(
+                    "ResumableTraining: %r is a %s, which has no state_dict() and load_state_dict(): pass "
+                    "several objects one by one in others=" % (name, type(other).__name__)
+                )
+        models = {id(parameter) for parameter in model.parameters()}
+        groups = [group for item in self._optimizers for group in item.param_groups]
+        if not models.issuperset(id(parameter) for group in groups for parameter in group["params"]):
+            raise ValueError(
+                "ResumableTraining: an optimizer has parameters that the model lacks, which can't be saved "
+                "without it: pass a module that has both, such as a ModuleList"
+            )
         self.step = 0  # steps of the optimizer, in all lives of the job
         self.accumulated = True  # whether the optimizer steps after the current batch
         self._weight: float = 1.0

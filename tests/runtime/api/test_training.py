@@ -546,6 +546,28 @@ def test_a_rank_that_raises_after_save_fails_alone_and_saves_nothing(folder):
     assert any("rank 1 was ready to save, but not all others" in str(note) for note in job.state.notices)
 
 
+SCHEDULER = Counter({})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scheduler": [SCHEDULER]}, TypeError, "'scheduler' is a list, which has no state_dict"),
+        ({"others": {"scale": 2.0}}, TypeError, "'scale' is a float, .*: pass several objects one by one"),
+        ({"scheduler": SCHEDULER, "others": {"scheduler": SCHEDULER}}, ValueError, "rename one in others="),
+        (
+            {"optimizers": lambda model: sgd(torch.nn.Linear(1, 1))},
+            ValueError,
+            "an optimizer has parameters that the model lacks.*: pass a module that has both",
+        ),
+    ],
+    ids=["schedulers", "no state", "two of a name", "another module"],
+)
+def test_what_can_never_be_saved_is_refused_before_the_work(options, error, message):
+    with pytest.raises(error, match=message):
+        alone(**options)
+
+
 @pytest.mark.parametrize("options", [{"every": 0}, {"keep": None}, {"keep": 1.5}])
 def test_numbers_that_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match="expected a number above 0"):
