@@ -211,6 +211,7 @@ class _Sender(threading.Thread, Saved):
         self._every_s = every_s
         self._ended = threading.Event()
         self._notice = ""
+        self._links: Set[str] = set()  # those that were named in a notice
 
     def run(self) -> None:
         """See the class."""
@@ -231,6 +232,10 @@ class _Sender(threading.Thread, Saved):
     def _send(self, *, ended: bool = False, may_place: Callable[[], bool] = lambda: True) -> None:
         try:
             self._mirror.send(ended=ended, is_held=lambda: self.held, may_place=may_place)
+            for link in sorted(self._mirror.links - self._links):
+                self._links.add(link)
+                text = "the link %s among the checkpoints leads to a folder, and isn't sent to %s: %s"
+                emit("Notice", text=text % (link, self._url, "write its target's name into a file instead"))
         except Exception as exc:  # whatever a store's library raises; the next time may be better
             text = "checkpoints of node %d can't be sent to %s: %s: %s" % (
                 *(node_index(), self._url),

@@ -15,11 +15,13 @@ take turns.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import importlib
 import json
 import os
 import signal
+import stat
 import time
 from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional, Set, Tuple
@@ -54,6 +56,7 @@ class Mirror:
         self._renames = own_mv and not self._fs.async_impl
         self._folder = folder
         self._quiet_s = quiet_s
+        self.links: Set[str] = set()  # links to folders, which the last ``send`` left out
         self._removed: Set[str] = set()  # files that the last ``send`` found removed here
 
     def fill(self, below: str = "") -> None:
@@ -172,7 +175,10 @@ class Mirror:
             raise exc
 
         stamps = {}
-        for folder, _, files in os.walk(self._folder, onerror=refuse):
+        self.links = set()
+        for folder, inner, files in os.walk(self._folder, onerror=refuse):
+            paths = [os.path.join(folder, name) for name in inner]
+            self.links.update(os.path.relpath(path, self._folder) for path in paths if os.path.islink(path))
             for file in files:
                 path = os.path.join(folder, file)
                 stamp = _stamp(path)
@@ -247,14 +253,19 @@ def unsent(folder: str, below: str) -> Set[str]:
     return {
         os.path.relpath(path, below)
         for path in paths
-        if os.path.relpath(path, folder).replace(os.sep, "/") not in records
+        if os.path.relpath(path, folder).replace(os.sep, "/") not in records and _stamp(path) is not None
     }
 
 
 def _stamp(path: "str | int") -> Optional[_Stamp]:
+    """Return a file's stamp; None if there is no file: a socket or a FIFO has no content to send."""
     try:
         status = os.stat(path)
-    except FileNotFoundError:
+    except OSError as exc:
+        if exc.errno not in (errno.ENOENT, errno.ELOOP):
+            raise
+        return None
+    if not stat.S_ISREG(status.st_mode):
         return None
     return [status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino]
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -260,6 +261,26 @@ def test_what_is_replaced_by_a_file_that_is_too_young_to_be_sent_stays(node, sto
         patient.send()
         assert stored(store) == {"first": "1"}
     assert stored(store) == {"second": "2"}
+
+
+def test_what_is_no_file_holds_up_no_other_and_a_link_to_a_folder_is_named_once(node, store, monkeypatch):
+    home = node("one")
+    with saving():
+        folder = checkpoint_dir()
+        (folder / "step").mkdir()
+        (folder / "step" / "rank-0").write_text("1")
+        (folder / "loop").symlink_to("loop")
+        (folder / "last").symlink_to("step/rank-0")
+        (folder / "latest").symlink_to("step")
+        os.mkfifo(folder / "pipe")
+        monkeypatch.chdir(folder)  # a socket's whole path could be too long
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind("socket")
+        assert checkpoints.unsent(str(folder)) == {"step/rank-0", "last"}
+    assert stored(store) == {"step/rank-0": "1", "last": "1"}
+    assert checkpoints.unsent(str(folder)) == set()
+    (notice,) = notices(home)
+    assert notice.startswith("the link latest among the checkpoints leads to a folder, and isn't sent to ")
 
 
 def test_a_file_that_is_open_for_writing_is_left_for_the_next_time(node, store):
