@@ -9,6 +9,7 @@ average over ranks of ``weight * loss`` is then the mean loss of the global batc
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import random
 import sys
@@ -48,8 +49,8 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
     :class:`ResumableTraining` moves it, once they were trained on: a loader's workers may have fetched more.
     ``len()`` is the number of batches of a whole epoch on a rank.
 
-    Raises ``ValueError`` for sizes below 1, a rank that doesn't exist, and a dataset without a batch;
-    ``RuntimeError`` for a rank that has no process group yet.
+    Raises ``ValueError`` for numbers that aren't whole, sizes below 1, a rank that doesn't exist, and a
+    dataset without a batch; ``RuntimeError`` for a rank that has no process group yet.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         rank: Optional[int] = None,
     ) -> None:
         if num_replicas is None or rank is None:
-            num_replicas, rank = group()
+            ranks, own = group()
+            num_replicas = ranks if num_replicas is None else num_replicas
+            rank = own if rank is None else rank
         self.num_replicas = num_replicas
         self.rank = rank
         self.batch_size = batch_size
@@ -73,18 +76,28 @@ class GlobalBatchSampler(Sampler):  # type: ignore[misc]
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
+        for name in ("batch_size", "microbatch_size", "num_replicas", "rank", "seed"):
+            number = getattr(self, name)
+            if number is None and name == "microbatch_size":
+                continue
+            try:
+                # Python's own integers: the order depends on the seed's repr, and numpy's have another one.
+                setattr(self, name, operator.index(number))
+            except TypeError:
+                message = "GlobalBatchSampler(%s=%r): expected a whole number"
+                raise ValueError(message % (name, number)) from None
         for name in ("batch_size", "microbatch_size", "num_replicas"):
             size = getattr(self, name)
-            if size is not None and (not isinstance(size, int) or size < 1):
+            if size is not None and size < 1:
                 raise ValueError("GlobalBatchSampler(%s=%r): expected a number above 0" % (name, size))
         if not 0 <= self.rank < self.num_replicas:
             message = "GlobalBatchSampler(rank=%r): expected a number from 0 to %d"
             raise ValueError(message % (self.rank, self.num_replicas - 1))
         self._total = len(dataset)
-        self.length = self._total - (self._total % batch_size if drop_last else 0)
+        self.length = self._total - (self._total % self.batch_size if drop_last else 0)
         if self.length < 1:
             message = "GlobalBatchSampler: the dataset has %d samples, fewer than one batch of %d"
-            raise ValueError(message % (self._total, batch_size if drop_last else 1))
+            raise ValueError(message % (self._total, self.batch_size if drop_last else 1))
         self.epoch = 0
         self.position = 0
         self._seeds_samples = False

@@ -2,6 +2,7 @@
 
 import signal
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -117,7 +118,8 @@ def test_a_position_belongs_to_one_order():
     ("options", "message"),
     [
         ({"batch_size": 0}, r"batch_size=0\): expected a number above 0"),
-        ({"batch_size": 4, "microbatch_size": 1.5}, "microbatch_size=1.5"),
+        ({"batch_size": 4, "microbatch_size": 1.5}, r"microbatch_size=1.5\): expected a whole number"),
+        ({"batch_size": 4, "seed": None}, r"seed=None\): expected a whole number"),
         ({"batch_size": 4, "num_replicas": 2, "rank": 2}, r"rank=2\): expected a number from 0 to 1"),
         ({"batch_size": 11, "drop_last": True}, "10 samples, fewer than one batch of 11"),
     ],
@@ -125,6 +127,24 @@ def test_a_position_belongs_to_one_order():
 def test_sizes_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         GlobalBatchSampler(range(10), **options)
+
+
+def test_integers_of_numpy_are_as_good_as_pythons():
+    one, four = numpy.int64(1), numpy.int64(4)
+    of_numpy = GlobalBatchSampler(
+        range(10), four, seed=numpy.int64(3), microbatch_size=one, num_replicas=four, rank=one
+    )
+    own = GlobalBatchSampler(range(10), 4, seed=3, microbatch_size=1, num_replicas=4, rank=1)
+
+    assert list(of_numpy) == list(own)
+    assert [*of_numpy.shares()] == [*own.shares()]
+    assert repr(of_numpy.state_dict()) == repr(own.state_dict())
+
+
+def test_the_number_of_ranks_and_the_rank_stand_in_for_each_other():
+    assert [len(batch) for batch in GlobalBatchSampler(range(16), 8, num_replicas=4)] == [2, 2]
+    with pytest.raises(ValueError, match=r"rank=1\): expected a number from 0 to 0"):
+        GlobalBatchSampler(range(16), 8, rank=1)
 
 
 def test_a_rank_without_a_process_group_is_told_to_make_one(monkeypatch):
