@@ -20,6 +20,7 @@ from nbtorchjob.runtime.facts import emit
 URL, CA, TOKEN = ("KUBEFLOW_TRAINER_SERVER_" + name for name in ("URL", "CA_CERT", "TOKEN"))
 _EVERY_S = 5.0  # as Kubeflow's own SDK does (0.5): each post is written to the cluster's store
 _SLOWEST_S = 300.0  # if there is no answer
+_DOUBLED = 6  # times at most: by then it is the slowest
 _TIMEOUT_S = 5.0
 _LAST_S = 2.0  # for the last post: the pod ends after it
 _TOLD_AFTER = 3  # failures in a row: the trainer may just be restarting
@@ -107,7 +108,8 @@ class Poster(threading.Thread):
                         pass
             if ended:
                 return
-            self._ended.wait(min(_EVERY_S * 2**failed, _SLOWEST_S))
+            # 2 to the power of some days' failures is too large for a float.
+            self._ended.wait(min(_EVERY_S * 2 ** min(failed, _DOUBLED), _SLOWEST_S))
 
 
 def _post(body: Dict[str, Any]) -> str:

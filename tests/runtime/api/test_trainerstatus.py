@@ -136,6 +136,21 @@ def test_what_was_refused_is_posted_again_and_that_it_is_refused_is_told_once(tr
     assert not poster.is_alive()
 
 
+def test_a_trainer_that_refuses_for_days_is_posted_to_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(trainerstatus, "_EVERY_S", 0.0)
+    monkeypatch.setenv(EVENTS, str(tmp_path / "events.jsonl"))
+    for name in (URL, TOKEN):
+        monkeypatch.setenv(name, "")
+    attempts: list[str] = []
+    monkeypatch.setattr(trainerstatus, "urlsplit", attempts.append)
+    poster = Poster()
+    poster.start()
+    poster.note(reported(0, loss=2.0))
+    until(lambda: len(attempts) > 1100 or not poster.is_alive())
+    assert poster.is_alive()
+    poster.finish()
+
+
 FORGED = [
     b"5",
     b"[" * 100_000,
