@@ -147,7 +147,7 @@ class FilteredUrl(NamedTuple):
     def parse(cls, where: str) -> "FilteredUrl":
         """Split the patterns off a URL."""
         parts = urlsplit(where)
-        query = parse_qs(parts.query)
+        query = parse_qs(parts.query.replace("+", "%2B"))  # names have a plus; in forms it is a space
         include, exclude = (
             tuple(pattern for text in query.get(key, ()) for pattern in text.split(",") if pattern)
             for key in ("include", "exclude")

@@ -17,7 +17,7 @@ import pytest
 from nbtorchjob.runtime.api import mirror
 from nbtorchjob.runtime.api.artifacts import DATA
 from nbtorchjob.runtime.data import provide, sources, web
-from nbtorchjob.runtime.data.sources import DataError, Store
+from nbtorchjob.runtime.data.sources import DataError, FilteredUrl, Store
 from nbtorchjob.runtime.data.web import Hub, LibraryHub, Page, Web
 from nbtorchjob.runtime.facts import EVENTS, exits
 from nbtorchjob.runtime.facts.injected import STREAM
@@ -709,3 +709,9 @@ def test_a_folder_that_was_sent_is_checked_by_digest(tmp_path, facts):
         os.rename(places()["big"], tmp_path / "away")
     with pytest.raises(DataError, match="isn't what was sent"):
         provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+
+
+def test_a_pattern_may_have_a_plus():
+    filtered = FilteredUrl.parse("hf://org/model?include=model+lora.bin,a%20b&exclude=c+d")
+    assert filtered.include == ("model+lora.bin", "a b")
+    assert filtered.exclude == ("c+d",)
