@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from numbers import Real
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from nbtorchjob.runtime.api import points
@@ -23,7 +24,7 @@ watched: Dict[str, Callable[[], Any]] = {}
 
 
 def report(**metrics: Any) -> None:
-    """Send numbers (int, float, or anything with ``item()``, as tensors have) to the notebook.
+    """Send numbers (real ones, or anything with ``item()``, as tensors have) to the notebook.
 
     ``step`` and ``epoch`` count how far the job is, and ``steps`` and ``epochs`` are their totals.
     Processes that a rank starts report as that rank.
@@ -35,9 +36,17 @@ def report(**metrics: Any) -> None:
         raise ValueError("report() got %d metrics, but takes at most %d" % (len(metrics), MOST))
     numbers: Dict[str, float] = {}
     for name, value in metrics.items():
-        numbers[name] = value.item() if hasattr(value, "item") else value
-        if not isinstance(numbers[name], (int, float)):
-            raise TypeError("report(%s=…): got %r, but a metric is a number" % (name, numbers[name]))
+        shape = tuple(getattr(value, "shape", ()))
+        if any(size != 1 for size in shape):
+            kind = type(value).__name__
+            message = "report(%s=…): got a %s of shape %s, but a metric is a number"
+            raise TypeError(message % (name, kind, shape))
+        number = value.item() if hasattr(value, "item") else value
+        if not isinstance(number, (int, float)):
+            if not isinstance(number, Real):
+                raise TypeError("report(%s=…): got %r, but a metric is a number" % (name, number))
+            number = float(number)  # as numpy's longdouble, whose ``item`` returns itself
+        numbers[name] = number
     if os.environ.get(EVENTS):
         for name, read in watched.items():
             value = read()

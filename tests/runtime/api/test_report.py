@@ -2,8 +2,11 @@
 
 import json
 import multiprocessing
+from fractions import Fraction
 
+import numpy
 import pytest
+import torch
 
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.runtime.api.report import MOST, report
@@ -72,6 +75,27 @@ def test_a_report_has_as_many_metrics_as_the_host_believes(facts):
     assert isinstance(factlines.believed(facts()[-1]), events.Reported)
     with pytest.raises(ValueError, match="1025 metrics, but takes at most 1024"):
         report(**{f"m{number}": number for number in range(MOST + 1)})
+
+
+def test_any_real_number_is_a_metric(facts):
+    report(a=1, b=numpy.longdouble(1.5), c=torch.ones(1, 1), d=Fraction(1, 4), e=numpy.float16(2))
+
+    assert facts()[-1]["metrics"] == {"a": 1, "b": 1.5, "c": 1.0, "d": 0.25, "e": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (torch.ones(2), r"a Tensor of shape \(2,\)"),
+        (numpy.ones((0, 3)), r"a ndarray of shape \(0, 3\)"),
+        (1j, "1j"),
+        (None, "None"),
+    ],
+    ids=["a tensor", "an array", "complex", "nothing"],
+)
+def test_what_is_no_number_is_refused_by_its_name(value, kind):
+    with pytest.raises(TypeError, match=rf"report\(loss=…\): got {kind}, but a metric is a number"):
+        report(loss=value)
 
 
 def test_a_display_that_is_shown_is_one_that_the_host_believes(facts, monkeypatch):
