@@ -140,9 +140,12 @@ def culprit(facts: Facts) -> Failure | None:
     if first is not None and first.error is not None and first.error.again:
         # Which of two ranks that fail at once reports first is chance; whether to try again mustn't be.
         first = min((f for f in causes if f.error and not f.error.again), key=_when, default=first)
+    if first is None and facts.agents:
+        agent = facts.agents[0]
+        reason = failure.of_agent_error(agent.code, agent.error)
+        first = Failure(reason, agent.time, node=agent.node, error=agent.error)
     return (
         first
-        or _agent(facts)
         or (None if facts.lost is None else Failure(Reason(Cause.INFRA, facts.lost.reason), facts.lost.time))
         or (quiet and quiet.failure)
         or _stuck(facts)
@@ -221,11 +224,3 @@ def _of_exit(event: ev.RankExited, facts: Facts) -> Failure:
         exit_ = next((exit_ for exit_ in life.exits if exit_.time >= int(event.time)), None)
         reason = failure.of_end(exit_) if exit_ is not None and failure.tells(exit_) else reason
     return Failure(reason, event.time, event.rank, event.node, round=event.round)
-
-
-def _agent(facts: Facts) -> Failure | None:
-    if not facts.agents:
-        return None
-    event = facts.agents[0]
-    reason = failure.of_agent_error(event.code, event.error)
-    return Failure(reason, event.time, node=event.node, error=event.error)

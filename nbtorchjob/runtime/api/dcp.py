@@ -117,7 +117,7 @@ class Checkpoints:
         import torch.distributed.checkpoint as dcp  # late: it imports sympy, a second of a pool's start
 
         saved = dcp.FileSystemReader(path).read_metadata().planner_data or {}
-        without = {name for name, keys in saved.items() if _is_strict(keys) and not _has(state, keys)}
+        without = {name for name, keys in saved.items() if _lacks(state, keys)}
         left_out = sorted(set.intersection(*self._gathered(without)))
         if left_out:
             message = (
@@ -310,27 +310,24 @@ def is_whole(path: str) -> bool:
         return False
 
 
-def _is_strict(keys: Tuple[Any, ...]) -> bool:
-    """Whether what these keys lead to in a checkpoint mustn't be left out.
+def _lacks(state: Any, keys: Tuple[Any, ...]) -> bool:
+    """Whether a state has no place for what these keys lead to, a part of the model or of an optimizer.
 
     A module's extra state may have other keys in each step, and an optimizer's groups have other options in
-    each version of torch.
+    each version of torch. Its options, such as momentum, may be set later: they determine what it keeps.
     """
-    if keys[0] == "model":
-        return not any(str(key).endswith("_extra_state") for key in keys)
-    return keys[:2] == ("optimizer", "state") or (keys[0] == "optimizer" and keys[-1] == "params")
-
-
-def _has(state: Any, keys: Tuple[Any, ...]) -> bool:
-    """Whether the keys lead to something in a state, unless it has nothing at all of that kind."""
-    if keys[0] not in state:
-        return True
+    if keys[0] not in state or any(str(key).endswith("_extra_state") for key in keys):
+        return False
+    if keys[:2] == ("optimizer", "state"):
+        return all(keys[2] not in group["params"] for group in state["optimizer"]["param_groups"])
+    if keys[0] != "model" and (keys[0] != "optimizer" or keys[-1] != "params"):
+        return False
     for key in keys:
         try:
             state = state[key]
         except (KeyError, IndexError, TypeError):
-            return False
-    return True
+            return True
+    return False
 
 
 def _remove(paths: List[str]) -> None:

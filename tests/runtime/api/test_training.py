@@ -431,6 +431,22 @@ def test_what_a_checkpoint_has_and_the_new_objects_lack_is_refused(folder, more,
         alone(folder, first)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_an_option_that_an_optimizer_got_later_keeps_no_checkpoint_from_being_loaded(folder):
+    def plain(model):
+        return [torch.optim.SGD(model.used.parameters(), lr=0.1)]
+
+    training, model, (optimizer,), loader = alone(folder, plain)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    for x in training.batches(loader):
+        model(x).square().mean().backward()
+        optimizer.step()
+    training.save()
+
+    assert "momentum_buffer" in optimizer.state[model.used.weight]
+    assert alone(folder, plain)[0].step == 5
+
+
 class WithExtraState(Partly):
     """A model with a state of its own, which has another key after the first step."""
 
