@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from nbtorchjob.state.facts.series import points_each, stride
-from nbtorchjob.state.progress import RECENT
+from nbtorchjob.state.facts.series import RECENT, points_each, stride
 
 # How the line of a ``report()`` begins, as ``runtime/facts`` writes it.
 REPORTED = b'{"event": "Reported"'
@@ -67,8 +66,9 @@ def lasting(lines: list[bytes]) -> list[bytes]:
         first_of[step] = min(seq, first_of.get(step, seq))
 
     def lasts(which: _RankRound, names: tuple[bytes, ...], seq: int) -> bool:
-        first = first_of[which, names, seq // steps[which]]
-        return which[0] == b"0" or seq % steps[which] == 0 or seq in (first, newest_of[which, names])
+        bounds = first_of[which, names, seq // steps[which]], newest_of[which, names]
+        kept = seq % steps[which] == 0 or seq > newest[which] - RECENT
+        return kept or which[0] == b"0" or seq in bounds
 
     return [line for line, place in zip(lines, places, strict=True) if not place or lasts(*place)]
 

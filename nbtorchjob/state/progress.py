@@ -28,7 +28,7 @@ from nbtorchjob.state.diagnosis import Diagnosis, diagnose
 from nbtorchjob.state.diagnosis.seen import ASKED
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts.events import Sampled
-from nbtorchjob.state.facts.series import UNITS, Point, Series, as_float
+from nbtorchjob.state.facts.series import RECENT, UNITS, Point, Series, as_float
 from nbtorchjob.state.job import JobState, Phase
 from nbtorchjob.state.jobfacts import Facts
 
@@ -60,7 +60,6 @@ def held_since(facts: Facts, wait: ev.Waiting) -> float | None:
 REPORT = "report"  # what is counted where neither steps nor epochs are
 PERCENT = "percent"  # what an operator counts that receives its job's progress
 
-RECENT = 8  # reports that tell how fast a rank is now
 _MANY = 3  # this many reports of one count mean that it is under way, if there is no other count yet
 OVERDUE = 1.5  # usual intervals between two reports after which the next is overdue,
 OVERDUE_S = 3.0  # plus these seconds: a report from a cluster may take a second or two
@@ -252,10 +251,11 @@ def _progress(series: Series, from_zero: Collection[str], *, over: bool) -> Prog
         return None
     every = seconds = None
     report_time = at = series.points[-1].time
-    newest = (counts(stretch.points[-RECENT:], unit) for stretch in series.stretches)
+    of_each = [*(stretch.points[-RECENT:] for stretch in series.earlier), series.recent]
+    newest = (counts(points, unit) for points in of_each)
     several = any(len({many for _, many in counted}) < len(counted) for counted in newest)
     if len(series.points) > 1:  # a list keeps one for an ended job
-        recent = series.points[-RECENT:]
+        recent = series.recent
         every = pace(counts(recent, REPORT))
         begun = [] if several else counts(recent, unit)
         if len(begun) < 2:  # an epoch may have many reports, with its number or without

@@ -97,7 +97,7 @@ def number(value: float) -> str:
         return str(float(value))
     if value == int(value) and abs(value) < 1e9:
         return str(int(value))
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def count(many: int, noun: str) -> str:

@@ -18,7 +18,7 @@ from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import Attempt, JobState, Phase, turns
 from nbtorchjob.state.progress import REPORT, progress, still
 from nbtorchjob.state.runs import STOPPED
-from nbtorchjob.state.text import attempts, facts, usage
+from nbtorchjob.state.text import attempts, facts, lifetime, usage
 from nbtorchjob.text import words
 from nbtorchjob.text.words import DOT, line
 
@@ -200,7 +200,7 @@ def _artifacts(state: JobState) -> int | None:
 def _still(state: JobState, now: float) -> dict[str, Any] | None:
     """Return since when a running job has been silent, what is overdue, and how long that usually takes."""
     stillness, current = still(state, now), progress(state)
-    if state.phase is Phase.RUNNING and current is not None and current.overdue(now) is not None:
+    if lifetime.advances(state) and current is not None and current.overdue(now) is not None:
         by_unit = current.told_each
         unit, usual = (current.unit, current.pace) if by_unit else (REPORT, current.every)
         return {"since": current.reported_at, "unit": unit, "usual": usual}
@@ -211,7 +211,7 @@ def _progress(state: JobState, now: float) -> dict[str, Any] | None:
     current = progress(state)
     if current is None or current.unit == REPORT:
         return None
-    left = current.left(now)
+    left = current.left(now) if lifetime.advances(state) else None
     if left is not None and not math.isfinite(left):  # JSON can't express it
         left = None
     return {"unit": current.unit, "done": current.done, "total": current.total, "left": left}

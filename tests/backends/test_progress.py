@@ -11,6 +11,7 @@ import pytest
 from nbtorchjob.backends.progress import NODES, Telling, lasting
 from nbtorchjob.state import JobInfo, JobState, apply
 from nbtorchjob.state.facts.factlines import read
+from nbtorchjob.state.progress import progress
 
 
 def used(seq, *, node=0, round_=0):
@@ -29,6 +30,20 @@ def test_what_nodes_use_is_thinned_evenly_and_the_newest_is_kept():
     steps = {later - earlier for earlier, later in pairwise(seqs[:-1])}
     assert (seqs[0], seqs[-1], len(steps)) == (0, 9_999, 1)
     assert 16 <= len(seqs) <= 33
+
+
+def test_a_ranks_newest_reports_are_kept_to_tell_its_pace():
+    def reported(seq, time):
+        record = {"event": "Reported", "time": time, "rank": 0, "round": 0, "seq": seq}
+        return json.dumps({**record, "metrics": {"step": seq, "steps": 9_999}}).encode()
+
+    telling = Telling()
+    telling.sift([reported(seq, seq * 0.1) for seq in range(5_000)])
+    telling.sift([reported(5_000 + seq, 510.0 + seq) for seq in range(20)])
+
+    headway = progress(reduce(apply, read(telling.lines), JobState(JobInfo("job"))))
+    assert headway is not None
+    assert headway.pace == 1.0
 
 
 def test_of_a_few_nodes_the_newest_round_is_kept():

@@ -57,6 +57,24 @@ def test_after_a_restart_from_a_checkpoint_what_began_at_zero_still_did():
     assert far(*steps(0, 1, 2), again, *steps(2, 3, round_=1, since=21.0)) == (4, 10, "step")
 
 
+def test_after_many_restarts_what_began_at_zero_still_did():
+    facts = [*steps(0, 1, total=99)]
+    for round_ in range(1, 12):
+        facts.append(ev.WorkersStarted(20.0 * round_, 0, 1, round_, (0, 1), 2))
+        facts += steps(round_ + 1, total=99, round_=round_, since=20.0 * round_ + 1)
+
+    assert far(*facts) == (13, 99, "step")
+
+
+def test_a_ranks_pace_is_that_of_its_newest_reports_however_many_came_before():
+    fast = steps(*range(5_000), total=9_999, every=0.1)
+    slow = [ev.Reported(510.0 + n, 0, 0, 5_000 + n, {"step": 5_000 + n, "steps": 9_999}) for n in range(20)]
+
+    headway = progress(job(*fast, *slow, world=1))
+    assert headway is not None
+    assert headway.pace == 1.0
+
+
 def test_as_ranks_start_again_nobody_knows_how_long_the_rest_takes():
     again = ev.WorkersStarted(20.0, 0, 1, 1, (0, 1), 2)
     headway = progress(job(*steps(0, 1, 2), *steps(0, 1, 2, rank=1), again))

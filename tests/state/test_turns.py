@@ -13,8 +13,10 @@ from nbtorchjob.runtime.facts.errors import Error
 from nbtorchjob.state import JobInfo, JobState, Phase, apply, turns
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.failure import Cause
-from nbtorchjob.state.text import facts
+from nbtorchjob.state.text import facts, lifetime
 from nbtorchjob.state.turns import Stage, View
+from nbtorchjob.ui.card import ranks
+from nbtorchjob.ui.record import record
 
 LAB = JobInfo("lab", created=0.5, nodes=(2, 2), lab=60.0)
 
@@ -523,3 +525,19 @@ def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
     events = [*BEGUN, taken(5, 3.0, "a"), *ran(5, 3.1)[:6], *sent, *ran(5, 3.1)[6:]]
 
     assert [*seen(events, "a", info=POOL).artifacts] == [(1, 0)]
+
+
+def test_a_labs_ranks_are_silent_for_a_reason_between_cells_and_its_cells_cards_compare_them():
+    info = JobInfo("lab", created=0.5, nodes=(2, 2), lab=7200.0)
+    reports = [
+        ev.Reported(4.0 + n * 0.5, rank, 5, n, {"step": n + 1, "steps": 200})
+        for n in range(100)
+        for rank in (0, 1)
+    ]
+    begun = [*FIRST, taken(5, 3.0, "a"), *ran(5, 3.1)[:4], *reports]
+    runs, idle = known(*begun, info=info), known(*begun, *ran(5, 60.0)[-2:], info=info)
+
+    assert ranks.rank_lines(runs, 54.0) == []
+    assert ranks.rank_lines(seen(begun, "a", info=info), 54.0)
+    assert lifetime.progress_line(idle, 3661.0) == "100 of 200 steps"
+    assert record(idle, 3661.0)["still"] is None

@@ -31,6 +31,23 @@ def running(**report):
     return [*begun, *([ev.Reported(103.0, 0, 0, 0, report)] if report else [])]
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        [ev.Suspended(105.2, True), ev.NodeExited(105.3, 0, 143, 15), ev.NodeGone(105.4, 0, "")],
+        [ev.WorkersStarted(105.5, 0, 1, 1, (0,), 1)],
+    ],
+    ids=["suspended", "restarted"],
+)
+def test_who_does_not_go_on_has_no_time_left(events):
+    reports = [ev.Reported(103.0 + n, 0, 0, n, {"step": n + 1, "steps": 9}) for n in range(3)]
+    before = sent(state(*running(), *reports), 106.0)["progress"]
+    after = sent(state(*running(), *reports, *events), 106.0)["progress"]
+
+    assert before["left"] is not None
+    assert (after["done"], after["left"]) == (3, None)
+
+
 def test_a_new_job_has_all_fields():
     assert sent(state()) == {
         "id": "local:train-2222",

@@ -21,6 +21,7 @@ _EARLIER = 8
 _ALL_POINTS = 1 << 15
 _NAMES = 256  # metrics whose newest reports are kept, whatever is thinned out
 _OF_STEP = 16  # metrics whose reports are thinned separately; if there are more, the first by name
+RECENT = 8  # newest reports that are kept whole: they tell how fast a rank is now
 UNITS = ("step", "epoch")  # the metrics that count a rank's progress, the finer first
 
 
@@ -65,6 +66,9 @@ class Series(FrozenDataclass):
     earlier: tuple[Stretch, ...] = ()  # by round
     most: int = MAX_POINTS
     newest_of: Mapping[str, Point] = field(default_factory=dict)  # by metric
+    recent: tuple[Point, ...] = ()  # the newest reports of its round, none of them left out
+    # For each unit, the round, the number and the value of the first report with it.
+    firsts: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
@@ -101,31 +105,48 @@ class Series(FrozenDataclass):
     @cached_property
     def from_zero(self) -> frozenset[str]:
         """Which of :data:`UNITS` the first of its rounds counts from 0."""
-        first = self.stretches[0].points if self.points else ()
-        counted = {unit: next((p.metrics[unit] for p in first if unit in p.metrics), None) for unit in UNITS}
-        return frozenset(unit for unit, many in counted.items() if many == 0)
+        return frozenset(unit for unit, (_, _, many) in self.firsts.items() if many == 0)
 
     def add(self, round: int, point: Point) -> Series:
         """Return the series with one more report."""
+        firsts = self.firsts
+        for unit in UNITS:
+            if unit in point.metrics:
+                first, before = (round, point.seq, point.metrics[unit]), firsts.get(unit)
+                # If two claim the same number, their texts decide, as elsewhere.
+                if (
+                    before is None
+                    or first[:2] < before[:2]
+                    or (first[:2] == before[:2] and repr(first) < repr(before))
+                ):
+                    firsts = {**firsts, unit: first}
         if round == self.round:
+            recent = (*self.recent, point)
+            if (
+                self.recent and point.seq <= self.recent[-1].seq
+            ):  # it comes late, or another claims its number
+                by_seq = {some.seq: some for some in sorted(recent, key=repr)}
+                recent = tuple(by_seq[seq] for seq in sorted(by_seq))
+            recent = recent[-min(RECENT, self.most) :]
             points, newest_of = _added(self.thinned, point, self.most), _with_newest(self.newest_of, point)
             # Takes a third of the time of ``replace``
-            return Series(round, points, self.earlier, self.most, newest_of)
+            return Series(round, points, self.earlier, self.most, newest_of, recent, firsts)
         if round > self.round:
-            before = (
-                [Stretch(self.round, _thinned([*self.thinned], self._most_earlier))] if self.thinned else []
-            )
-            earlier = (*self.earlier, *before)[-self._rounds :]
-            return Series(round, (point,), earlier, self.most, _with_newest({}, point))
+            last = [*self.thinned]
+            ended = [Stretch(self.round, _thinned(last, self._most_earlier))] if last else []
+            earlier = (*self.earlier, *ended)[-self._rounds :]
+            newest_of = _with_newest({}, point)
+            return Series(round, (point,), earlier, self.most, newest_of, (point,), firsts)
         by_round = {stretch.round: stretch.points for stretch in self.earlier}
         by_round[round] = _added(by_round.get(round, ()), point, self._most_earlier)
         stretches = [Stretch(*item) for item in sorted(by_round.items())]
-        return replace(self, earlier=tuple(stretches[-self._rounds :]))
+        return replace(self, earlier=tuple(stretches[-self._rounds :]), firsts=firsts)
 
     def within(self, most: int) -> Series:
         """Return the series that the same reports make if at most ``most`` are kept."""
         thinned = _thinned([*self.thinned], most) if self.thinned else ()
-        fewer = Series(self.round, thinned, (), most, self.newest_of)
+        recent = self.recent[-min(RECENT, most) :]
+        fewer = Series(self.round, thinned, (), most, self.newest_of, recent, self.firsts)
         earlier = [Stretch(r, _thinned([*points], fewer._most_earlier)) for r, points in self.earlier]
         return replace(fewer, earlier=tuple(earlier[-fewer._rounds :]))
 

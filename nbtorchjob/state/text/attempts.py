@@ -60,8 +60,9 @@ def use(attempt: Attempt, state: JobState) -> str:
     spent = next((row for row in state.budgets if row.budget is attempt.budget), None)
     if spent is None:
         return ""
-    attempts = (other for other in state.attempts if other.number <= attempt.number)
-    alike = [other for other in attempts if other.budget is attempt.budget]
+    # A queue may take an attempt's nodes away several times under one number.
+    place = state.attempts.index(attempt)
+    alike = [other for other in state.attempts[: place + 1] if other.budget is attempt.budget]
     paid = len(alike) <= spent.used  # the last attempt of an ended job paid for no further one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
 
@@ -89,7 +90,7 @@ def why(attempt: Attempt, state: JobState) -> str:
 def reason(attempt: Attempt, state: JobState) -> str:
     """Explain why an attempt ended and, for the newest, what to do about it; empty where :func:`why` is."""
     failed = attempt.failure
-    if failed is None or attempt.number < state.attempts[-1].number:
+    if failed is None or attempt != state.attempts[-1]:
         return why(attempt, state)
     return f"{why(attempt, state).rstrip('.')}. {facts.cause(failed, state)}".rstrip()
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from nbtorchjob.state import JobState, Node, Phase
+from nbtorchjob.state import JobState, Node, Phase, turns
 from nbtorchjob.state import failure as causes
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.progress import PERCENT, REPORT, Progress, held_back, held_since, progress, still
@@ -281,12 +281,19 @@ def _last(times: Iterable[float]) -> float | None:
     return max(times, default=None)
 
 
+def advances(state: JobState) -> bool:
+    """Whether its ranks go on now: it runs, isn't forming a round and, if it is a lab, isn't idle."""
+    if state.phase is not Phase.RUNNING or state.reforming:
+        return False
+    return state.info.lab is None or turns.idle_since(state) is None
+
+
 def progress_line(state: JobState, now: float) -> str:
     """Return :func:`describe_progress` for a running job, and how far it was for one that isn't running."""
     current = progress(state)
     if current is None:
         return ""
-    if state.phase is Phase.RUNNING and not state.reforming:
+    if advances(state):
         return describe_progress(current, now)
     return "" if current.unit == REPORT else reached(current)
 

@@ -66,11 +66,13 @@ def curves(
     """
     drawn: dict[str, Curve] = {}
     for name in measures(latest(series)):
+        if len(drawn) == most:
+            break
         rounds = [
             (r, some) for r, points in series.stretches if (some := [p for p in points if name in p.metrics])
         ]
         values = {as_float(point.metrics[name]) for _, points in rounds for point in points}
-        if len([v for v in values if math.isfinite(v)]) > 1 and len(drawn) < most:
+        if len([v for v in values if math.isfinite(v)]) > 1:
             drawn[name] = _curve(name, rounds, turns, swaps)
     return drawn
 

@@ -14,7 +14,7 @@ from statistics import median, median_high, median_low
 
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.state import JobState, Phase, Series
-from nbtorchjob.state.progress import RECENT, REPORT, counts, done, hang, pace, unit_of
+from nbtorchjob.state.progress import REPORT, counts, done, hang, pace, unit_of
 from nbtorchjob.state.text import facts
 from nbtorchjob.text.colours import of_rank, shade
 from nbtorchjob.text.words import DOT, clip, count, duration, line, number, ranks
@@ -220,6 +220,8 @@ def _legend(groups: Sequence[Sequence[Pulse]], unit: str, in_all: str) -> str:
 def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     if state.phase is Phase.SUCCEEDED or len(state.series) < 2 or state.world_size < 2:
         return [], ""
+    if state.info.lab is not None:  # the cards of its turns show that
+        return [], ""
     at = now if state.ended is None else state.ended
     unit = unit_of(state.series[min(state.series)])
     # In a bigger world, only ranks that report, as anybody can claim that a world is big.
@@ -227,7 +229,7 @@ def _pulses(state: JobState, now: float) -> tuple[list[Pulse], str]:
     pulses = []
     for rank in rank_numbers:
         series = state.series.get(rank, Series())
-        recent = series.points[-RECENT:]
+        recent = series.recent
         counted = counts(recent, unit)
         if series.round != state.round or not counted:
             pulses.append(Pulse(rank))

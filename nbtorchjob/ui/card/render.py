@@ -173,22 +173,22 @@ def _note(state: JobState, now: float, tone: card.Tone) -> str:
 
 def _tiles(state: JobState, now: float) -> str:
     """Return how far a job is, how long it has left, its newest figures and its speed, a tile for each."""
-    current, tiles = progress(state), []
+    current, tiles, advances = progress(state), [], lifetime.advances(state)
     counting = current is None or current.unit == REPORT
     if current is not None and not counting:
         total = f" / {number(current.total)}" if current.total is not None else ""
         tiles.append(
             (current.unit, f"{number(current.done)}{total}" + (" %" if current.unit == PERCENT else ""))
         )
-        left = current.left(now)
+        left = current.left(now) if advances else None
         tiles += [("left", duration(left))] if left is not None and math.isfinite(left) else []
     values = metrics.newest(_series(state), counting=counting)
     tiles += values[:_MOST_TILES]
     if len(values) > _MOST_TILES:
         tiles.append(("more", count(len(values) - _MOST_TILES, "metric")))
-    late = overdue(current, now) if current is not None and state.phase is Phase.RUNNING else ""
+    late = overdue(current, now) if current is not None and advances else ""
     noted = facts.status(state, now) == facts.STALLED
-    if current is not None and not late and (speed := rate(current)):
+    if current is not None and advances and not late and (speed := rate(current)):
         tiles.append(("speed", speed))
     shown = [
         tag("span", f"{tag('span', escape(label), DIM)} {tag('b', escape(figure))}", cls="nbt-tile")

@@ -40,6 +40,35 @@ def test_budgets_and_attempts_are_counted():
     assert facts.counts(third) == "attempt 3 · restarts 0/3 · failures 1/2 · preemptions 1/unlimited"
 
 
+def queued(life, at, end=None):
+    """Return a life of a job's pods in a Kueue queue, which takes them away at ``end``."""
+    pods = [f"life-{life}-{node}" for node in (0, 1)]
+    facts: list[ev.Event] = []
+    for node in (0, 1):
+        facts.append(ev.NodeStarted(at, node, "host", 9, pods[node]))
+        facts.append(ev.WorkersStarted(at, node, 0, life, (node,), 2, pod=pods[node]))
+    if end is not None:
+        facts += [
+            ev.Evicted(end, "Preempted", "due to prioritization in the ClusterQueue"),
+            ev.Suspended(end, True),
+            *(ev.NodeDisrupted(end, node, pods[node], ev.DELETED) for node in (0, 1)),
+            *(ev.NodeExited(end, node, 143, 15, pod=pods[node]) for node in (0, 1)),
+            *(ev.NodeGone(end + 1, node, pods[node]) for node in (0, 1)),
+            ev.Suspended(end + 30, False),
+        ]
+    return facts
+
+
+def test_each_time_that_a_queue_takes_the_nodes_away_has_its_own_place_in_the_budget():
+    facts = [*queued(0, 1000.0, 1100.0), *queued(1, 1140.0, 1200.0), *queued(2, 1240.0)]
+    lines = attempts.past(job(*facts, cluster=CLUSTER, backend="kubernetes", policy=None))
+
+    assert [text.rpartition("; ")[2] for text in lines] == [
+        "used preemption 2 of 3",
+        "used preemption 1 of 3",
+    ]
+
+
 def test_what_comes_next_is_told_with_why_and_with_what_it_uses():
     state = job(*evicted(1, 1000.0))
 
