@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from nbtorchjob.runtime.api import points
+from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, POINT, SWAP, TRIAL, VERDICT, Page
 from nbtorchjob.runtime.rank import swapped, swapping
 from nbtorchjob.runtime.rank.swapping import (
@@ -79,6 +79,7 @@ def node(folder, monkeypatch):
     yield Node(folder, vars(main))
     points._forget()
     points.on_swap = points.on_trial = None
+    report.begin()  # it includes swapped numbers
 
 
 def test_a_rank_that_is_slow_to_prepare_goes_on_though_another_verdict_stands_there(node):
