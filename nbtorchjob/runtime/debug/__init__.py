@@ -543,6 +543,10 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
         def onecmd(self, text: str) -> Any:
             command = (self.parseline(text)[0] or "") if text.strip() else self.lastcmd.partition(" ")[0]
             line.how = STEPS if command in _STEPS else CONTINUES
+            streams = sys.stdout, sys.stderr
+            sys.stdout = sys.stderr = (
+                self.stdout
+            )  # IPython's commands print; ``interact`` writes its tracebacks
             try:
                 with line.heeding():
                     return super().onecmd(text)
@@ -550,6 +554,14 @@ def _prompt(base: Any, debugger: Debugger) -> Any:
                 raise
             except BaseException as exc:  # otherwise it would count as the rank's failure
                 self.error(format_exception_only(type(exc), exc)[-1].strip())
+            finally:
+                sys.stdout, sys.stderr = streams
+
+        def stop_here(self, frame: Any) -> bool:
+            # IPython's prints a line into the rank's log for each call of a module that is skipped.
+            if self.is_skipped_module(frame.f_globals.get("__name__", "")):
+                return False
+            return bool(super().stop_here(frame))
 
         def do_debug(self, arg: str) -> None:
             """debug CODE: step through it in a debugger of its own."""

@@ -295,8 +295,24 @@ def test_pdb_ends_with_the_users_code_and_needs_no_ipython():
 
     for rank in (0, 1):
         with job.debugger(rank) as session:
-            outputs = typed(session, "interact", "x + 1", "quit()", "p x, 'of pdb'", "n", "n")
-        assert ("6\n" in outputs[2], outputs[4]) == (True, "(5, 'of pdb')\n")
+            outputs = typed(session, "interact", "x + 1", "1/0", "quit()", "p x, 'of pdb'", "n", "n")
+        assert ("6\n" in outputs[2], outputs[5]) == (True, "(5, 'of pdb')\n")
+        assert "ZeroDivisionError" in outputs[3]
+        assert "ZeroDivisionError" not in job.logs(rank)
     assert job.result(LIMIT) == 5
     assert "stops at <torchjob cell>:6" in job.logs(0)
     assert "runtime" not in job.logs(0)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("begins", ["", HIDDEN], ids=["ipython", "pdb"])
+def test_what_the_debugger_prints_is_for_its_user_alone(begins):
+    loops = "def f(x):\n    return x + 1\nbreakpoint()\nfor step in range(3): print(f(step))\nstep"
+    job = submit(begins + loops, 1)
+    stopped(job)
+
+    with job.debugger(0) as session:
+        outputs = typed(session, "f?", "b f", "c", "clear 1", "c")
+    assert begins or "Signature" in outputs[1]
+    assert job.result(LIMIT) == 2
+    assert not re.search("skipped|Signature", job.logs(0))
