@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shlex
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -76,11 +77,9 @@ def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...
         return any(path.is_relative_to(other) or other.is_relative_to(path) for other in shipped_paths)
 
     left = [path for path in by_call(call, folder) if not goes(PurePath(path))]
-    if not left:
-        return ()
     options = " ".join(f"--ship {shlex.quote(path)}" for path in left[:_NAMED])
-    lie = "lie" if len(left) > 1 else "lies"
-    return (f"{words.some(left, _NAMED)} {lie} beside the notebook, but not on ranks: {options}",)
+    lie = f"{words.some(left, _NAMED)} {'lie' if len(left) > 1 else 'lies'}" if left else ""
+    return (f"{lie} beside the notebook, but not on ranks: {options}",) if left else ()
 
 
 def _parsed(text: str | bytes) -> list[ast.AST]:
@@ -304,8 +303,8 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     anew, bound = f"on ranks: they import {name} anew", _bound(tree)
     for owner, space, body in _spaces(module, tree):
         literals = _literals(body)
-        definitions = [stmt for stmt in body if isinstance(stmt, ast.FunctionDef | ast.AsyncFunctionDef)]
-        undecorated = {stmt.name: not stmt.decorator_list for stmt in definitions}
+        defined = ast.FunctionDef | ast.AsyncFunctionDef
+        undecorated = {stmt.name: not stmt.decorator_list for stmt in body if isinstance(stmt, defined)}
         for key, attribute in [*space.items()]:
             if key in literals and bound.count(key) == 1:
                 value = literals[key]
@@ -352,9 +351,10 @@ def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping
         cls = importable.attributes(module).get(stmt.name) if isinstance(stmt, ast.ClassDef) else None
         # Attributes set by NamedTuple, a decorator or a base's __init_subclass__ aren't in the text.
         if isinstance(stmt, ast.ClassDef) and type(cls) is type and not stmt.decorator_list:
-            if issubclass(cls, tuple) or hasattr(cls.__init_subclass__, "__func__"):
-                continue
-            yield f"{module.__name__}.{stmt.name}", vars(cls), stmt.body
+            private = re.compile(rf"^_{re.escape(stmt.name.lstrip('_'))}(?=__)")  # as ``__name`` is stored
+            space = {private.sub("", name): value for name, value in vars(cls).items()}
+            if not (issubclass(cls, tuple) or hasattr(cls.__init_subclass__, "__func__")):
+                yield f"{module.__name__}.{stmt.name}", space, stmt.body
 
 
 def _bound(tree: ast.Module) -> list[str]:
@@ -414,7 +414,7 @@ def _edited(module: ModuleType, code: CodeType) -> bool:
 
 
 def _form(code: CodeType) -> tuple[Any, ...]:
-    inner = [
-        _form(constant) if isinstance(constant, CodeType) else repr(constant) for constant in code.co_consts
-    ]
-    return code.co_code, code.co_names, code.co_varnames, tuple(inner)
+    # The order of a set's items is another one in a file of bytecode.
+    constants = (sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in code.co_consts)
+    inner = tuple(_form(c) if isinstance(c, CodeType) else repr(c) for c in constants)
+    return code.co_code, code.co_names, code.co_varnames, inner

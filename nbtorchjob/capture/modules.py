@@ -154,7 +154,7 @@ def _added(root: Path, folder: Path) -> bool:
         with suppress(OSError, ValueError):  # Python skips unreadable ones, too
             lines = pth.read_text(errors="replace").splitlines()
             named = ((pth.parent / line).resolve() for line in lines if not line.startswith("import"))
-            if any(map(real_folder.is_relative_to, named)):
+            if real_folder in named:
                 return False
     return True
 

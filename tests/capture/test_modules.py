@@ -1,6 +1,7 @@
 import errno
 import importlib
 import os
+import site
 import sys
 import threading
 import types
@@ -220,6 +221,16 @@ def test_a_module_from_elsewhere_on_the_path_travels_unless_it_is_installed_or_t
     files, notes = modules.local_paths(["mine_k", "big_k", "theirs_k", "theirs_l"], root / "notebook")
     assert sorted(files) == ["mine_k.py"]
     assert notes == ["big_k isn't taken along, as it is 32 MB: ranks on a cluster need it installed"]
+
+
+def test_a_module_in_a_folder_below_an_editable_projects_travels(root, monkeypatch):
+    put(root, {"repo/lib_q.py": "", "repo/scripts/help_q.py": "", "notebook/x.py": ""})
+    put(root, {"site/mine.pth": f"{root / 'repo'}\n"})
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(root / "site")])
+    for folder in ("site", "repo", "repo/scripts"):
+        monkeypatch.syspath_prepend(root / folder)
+
+    assert sorted(modules.local_paths(["help_q", "lib_q"], root / "notebook")[0]) == ["help_q.py"]
 
 
 def test_of_modules_from_elsewhere_that_are_too_big_together_the_biggest_stay(root, monkeypatch):
