@@ -164,7 +164,8 @@ def turns(lab: JobState) -> list[Turn]:
     number_of = numbers(lab)
     newest = {_sent_as(fact.id): fact.round for fact in lab.turns}
     # A lab's turns follow each other: of those before one that has ended on a node, the ends may be dropped.
-    reached = {fact.base: fact.round for fact in lab.turns if fact.round in ends and not lab.info.is_pool}
+    begun = {end.round for end in lab.turns_over if end.begun and not lab.info.is_pool}
+    reached = {fact.base: fact.round for fact in lab.turns if fact.round in begun}
     for fact in sorted(lab.turns, key=partial(_place, lab)) if lab.info.is_pool else lab.turns:
         if not fact.id and fact.round != firsts[-1]:
             continue
@@ -314,7 +315,8 @@ def _waits(lab: JobState, round: int) -> bool:
         # The nodes that haven't reported its end yet
         first = bisect_left(lab.turns_over, before.round, key=attrgetter("round"))
         last = bisect_right(lab.turns_over, before.round, lo=first, key=attrgetter("round"))
-        left = {*_nodes(lab, before)} - {end.node for end in lab.turns_over[first:last]}
+        ends = lab.turns_over[first:last]
+        left = {*_nodes(lab, before)} - {end.node for end in ends}
         load += min(len(left), _needs(lab.info, before))
         if not _fits(lab.info, this, load):
             return True
@@ -323,7 +325,7 @@ def _waits(lab: JobState, round: int) -> bool:
         # A run that its group holds back also keeps those behind it waiting: none overtakes it.
         if at_once > 0 and going[group] >= at_once + (group != _limit(this)[0]):
             return True
-        if not lab.info.is_pool:  # all turns before that one are over, too
+        if not lab.info.is_pool and any(end.begun for end in ends):  # all turns before that one are over, too
             return False
     return False
 

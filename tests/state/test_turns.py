@@ -527,6 +527,16 @@ def test_artifacts_of_a_pool_are_those_of_the_job_that_has_their_number():
     assert [*seen(events, "a", info=POOL).artifacts] == [(1, 0)]
 
 
+def test_a_cell_that_was_withdrawn_says_nothing_of_those_before_it():
+    withdrawn = [ev.TurnEnded(5.0, node, 6, (node,), begun=False) for node in (0, 1)]
+    running = ran(5, 3.1)[:4]
+    state = known(*FIRST, taken(5, 3.0, "a"), *running, taken(6, 4.0, "b"), taken(7, 4.5, "c"), *withdrawn)
+
+    assert stages(state) == [(1, Stage.DONE), (2, Stage.RUNS), (3, Stage.FAILED), (4, Stage.WAITS)]
+    assert [turn.fact.id for turn in turns.ahead(state, 7)] == ["a"]
+    assert turns.idle_since(state) is None
+
+
 def test_a_labs_ranks_are_silent_for_a_reason_between_cells_and_its_cells_cards_compare_them():
     info = JobInfo("lab", created=0.5, nodes=(2, 2), lab=7200.0)
     reports = [

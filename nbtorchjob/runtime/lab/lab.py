@@ -697,7 +697,7 @@ class Lab:
     def _drop(self, node: int, round_: int, ranks: Sequence[int]) -> None:
         """Report a turn that was interrupted before it began."""
         self._fail(node, round_, ranks, KeyboardInterrupt())
-        self._tell("TurnEnded", node=node, round=round_, failed=ranks)
+        self._tell("TurnEnded", node=node, round=round_, failed=ranks, begun=False)
 
     def _interrupt_here(self, round_: int) -> None:
         turn = self._current

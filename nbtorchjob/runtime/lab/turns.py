@@ -140,6 +140,8 @@ class _Turns:
         self._of = rank
         self._rank = rank.number
         self._base = rank.round
+        self._local = int(os.environ["LOCAL_RANK"])
+        self._variables = worker.own_variables()
         self._home = os.path.dirname(rank.folder)
         self._interrupts = interrupts
         self._output = _Output(rank.flusher)
@@ -197,12 +199,13 @@ class _Turns:
         os.environ[report.ROUND] = str(round_)
         if not first:
             self._output.turn_to(log)
-            points.begin(folder, int(os.environ["LOCAL_RANK"]))
+            points.begin(folder, self._local)
             report.begin()
         displays.begin(order["speaker"])
         pid = os.getpid()
         value, exc = self._interrupts.guarded(round_, partial(self._run, order))
         worker.end_fork(pid, exc)
+        worker.restore(self._variables)
         worker.over(self._of)
         self._output.renew()
         self._of.sampler.renew()

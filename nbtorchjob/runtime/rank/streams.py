@@ -10,6 +10,7 @@ An index beside the log tells when, and to which of the two, each byte was writt
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import io
@@ -107,7 +108,11 @@ class LogIndex:
 
     def turn_to(self, path: str) -> None:
         """Direct all further output to another log."""
-        self.tick()
+        try:
+            self.tick()
+        except OSError as exc:  # the user's code may have closed its files
+            if exc.errno != errno.EBADF:
+                raise
         with self._lock:
             for file, name in zip((*self._files, self._index), (self._path, self._path, self._path + TIMES)):
                 with contextlib.suppress(OSError):  # the user's code may have closed it, and opened another

@@ -128,12 +128,14 @@ def call_once(rank: Rank) -> None:
 
             settings.lay(rank.header["settings"])
         emit("RankBegan", rank=rank.number, round=rank.round)
-        pid = os.getpid()
+        pid, variables = os.getpid(), own_variables()
         try:
             value = call.run(content, os.path.abspath(rank.path))
         except BaseException as exc:
             end_fork(pid, exc)
             raise
+        finally:
+            restore(variables)
         end_fork(pid)
         over(rank)
     except SystemExit as exc:
@@ -151,6 +153,17 @@ def call_once(rank: Rank) -> None:
         leave(rank.number, rank.round)
     if rank.number == 0 or rank.header["all_ranks"]:
         send(value, rank.number, rank.round, rank.folder, rank.key)
+
+
+def own_variables() -> Dict[str, str]:
+    """Return the variables that tell a rank where to report."""
+    return {name: value for name, value in os.environ.items() if name.startswith("NBTORCHJOB_")}
+
+
+def restore(variables: Dict[str, str]) -> None:
+    """Set those again that the code has removed, as with ``os.environ.clear()``."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
 
 
 def end_fork(pid: int, exc: Optional[BaseException] = None) -> None:

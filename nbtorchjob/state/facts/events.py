@@ -371,7 +371,7 @@ class TurnEnded(FrozenDataclass):
 
     For a job in a pool it says whether its end was requested (``cancelled``), and which deadline the job has
     exceeded, in seconds. ``early`` is what a run has reported that ends it; only the lead sets it, even where
-    the lead isn't one of the job's nodes.
+    the lead isn't one of the job's nodes. A cell that was withdrawn as it waited hasn't ``begun``.
     """
 
     time: float
@@ -381,6 +381,7 @@ class TurnEnded(FrozenDataclass):
     cancelled: bool = False
     deadline: int = 0
     early: str = ""
+    begun: bool = True
 
 
 class LabEnds(FrozenDataclass):

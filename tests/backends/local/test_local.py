@@ -911,3 +911,13 @@ def test_a_process_that_may_open_no_more_files_submits_nothing_and_says_so(few_f
     assert len(messages) > 16
     assert [text for text in messages if "Too many open files" not in text or "\n" in text] == []
     assert any("RLIMIT_NOFILE" in text for text in messages)
+
+
+def clears(divisor):
+    os.environ.clear()
+    return 5 // divisor
+
+
+def test_a_job_that_clears_its_environment_reports_its_value_and_its_error():
+    assert submit(clears, 1, spec=Elastic()).result(LIMIT) == 5
+    assert "rank 0: ZeroDivisionError" in str(submit(clears, 0, spec=Elastic()).exception(LIMIT))

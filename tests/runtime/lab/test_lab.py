@@ -146,6 +146,13 @@ def test_a_cell_that_exits_or_forks_ends_its_turn_and_no_rank(lab):
     assert lab.gives(forks + "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])") == 1
 
 
+def test_a_cell_that_clears_its_environment_has_its_value_and_ends_no_lab():
+    with Lab(BEGINS, nproc=2) as lab:
+        lab.base()
+        assert lab.gives("kept = os.environ['PATH']; os.environ.clear(); os.environ['PATH'] = kept; 1") == 1
+        assert lab.gives("2") == 2
+
+
 @pytest.mark.parametrize(
     "spoils",
     [
@@ -154,6 +161,7 @@ def test_a_cell_that_exits_or_forks_ends_its_turn_and_no_rank(lab):
         "import io; sys.stdout = io.TextIOWrapper(sys.stdout.detach())",
         "os.close(1); os.close(2)",
         "os.closerange(3, 1000); opened = [open(os.devnull) for _ in range(20)]",
+        "os.closerange(3, 1000)",
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)",
         "from threading import Thread; Thread(target=time.sleep, args=(0.01,)).start()",
     ],
