@@ -37,6 +37,7 @@ _OPENS = frozenset(
     )
 )
 _BEGIN = ("read_", "load", "from_csv", "from_json", "from_parquet")  # prefixes of such names
+_SAVES = ("save", "to_", "dump")
 _WRITES = frozenset(("write_text", "write_bytes", "mkdir", "touch", "unlink", "rmdir", "chmod"))
 _PATHS = ("Path", "PosixPath", "PurePath")
 _LONGEST = 200  # characters of a path
@@ -121,19 +122,19 @@ class _Opened:
             if isinstance(node, ast.BinOp) and node not in parts and (text := self._text(node)):
                 yield text
             if isinstance(node, ast.Call) and node not in parts:
-                name = _called(node)
-                modes = [mode.value for mode in node.args[1:2] if isinstance(mode, ast.Constant)]
-                writes = name == "open" and any(str(mode)[:1] in ("w", "x", "a") for mode in modes)
-                if not writes and (name in _OPENS or name.startswith(_BEGIN)):
+                name, keywords = _called(node), [word.value for word in node.keywords if word.arg == "mode"]
+                modes = [str(n.value) for n in (*node.args[:2], *keywords) if isinstance(n, ast.Constant)]
+                writes = name == "open" and any(re.fullmatch(r"[wxa][bt+]*", mode) for mode in modes)
+                if writes or name.startswith(_SAVES):
+                    paths = [*node.args, getattr(node.func, "value", node)]
+                    parts.update(p for p in paths if isinstance(p, ast.BinOp) or _called(p) in _PATHS)
+                elif name in _OPENS or name.startswith(_BEGIN):
                     values = [*node.args, *(word.value for word in node.keywords)]
                     yield from (text for argument in values for text in self._named(argument))
 
     def _named(self, node: ast.AST) -> Iterator[str]:
-        if isinstance(node, ast.List | ast.Tuple):
-            for element in node.elts:
-                yield from self._named(element)
-        elif isinstance(node, ast.Dict):
-            for value in node.values:
+        if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+            for value in node.values if isinstance(node, ast.Dict) else node.elts:
                 yield from self._named(value)
         elif text := self._text(node):
             yield text
@@ -159,10 +160,9 @@ class _Opened:
         return os.path.join(*texts) if all(texts) else ""
 
 
-def _called(node: ast.Call) -> str:
-    if isinstance(node.func, ast.Name):
-        return node.func.id
-    return node.func.attr if isinstance(node.func, ast.Attribute) else ""
+def _called(node: ast.AST) -> str:
+    function = getattr(node, "func", None)
+    return str(getattr(function, "id", getattr(function, "attr", "")))
 
 
 def differences(paths: Mapping[str, Path]) -> list[str]:
