@@ -15,7 +15,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -73,6 +73,27 @@ def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         _loop().call_soon_threadsafe(stop)
         raise
     return over.result()
+
+
+async def all_or_nothing(
+    making: Coroutine[Any, Any, T],
+    undo: Callable[[], Awaitable[None]],
+    stop: Callable[[], None] = lambda: None,
+) -> T:
+    """Return what ``making`` returns; if it fails, or this is cancelled, ``undo`` what it has made."""
+    # Never cancelled: a thread only ends by itself, and it is unknown what a cancelled request has made.
+    task = asyncio.ensure_future(making)
+    try:
+        return await asyncio.shield(task)
+    except BaseException:
+        stop()
+
+        async def undone() -> None:
+            await asyncio.gather(task, return_exceptions=True)
+            await undo()
+
+        await asyncio.shield(undone())
+        raise
 
 
 def call_soon(callback: Callable[[], object]) -> None:

@@ -7,10 +7,11 @@ import base64
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from nbtorchjob.backends import naming
 from nbtorchjob.backends.kubernetes import namespaces
@@ -20,12 +21,7 @@ from nbtorchjob.backends.kubernetes.jobs import JobRef, find, over
 from nbtorchjob.backends.kubernetes.kinds import KINDS, Kind, fit
 from nbtorchjob.backends.kubernetes.namespaces import Scope
 from nbtorchjob.backends.kubernetes.objects import labelling, workloads
-from nbtorchjob.backends.kubernetes.objects.reading import (
-    BESIDE,
-    SECRETS,
-    Target,
-    created,
-)
+from nbtorchjob.backends.kubernetes.objects.reading import BESIDE, SECRETS, Target, created
 from nbtorchjob.backends.kubernetes.objects.submission import Runtime, Submission, network_policies
 from nbtorchjob.backends.kubernetes.payload import package, stores
 from nbtorchjob.backends.kubernetes.payload.package import PackedPayload, StoredPayload
@@ -43,6 +39,7 @@ from nbtorchjob.errors import (
     SubmitError,
 )
 from nbtorchjob.frozen import FrozenDataclass
+from nbtorchjob.machine import loop
 from nbtorchjob.runtime.store.payload import signed_given
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.state import JobInfo
@@ -51,7 +48,6 @@ from nbtorchjob.state.facts.events import AWAITED
 from nbtorchjob.text.hints import hint
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 _TRIES = 5
 _DIGITS = 12  # of a digest, in a file's name
@@ -209,15 +205,14 @@ class Submitter:
             # A run's job object waits for its turn, suspended, unless the run is among the first
             job = manifests[0]
             if not kind.suspend:
-                place = (
+                why = (
                     f"on a {kind.api.kind}, which can't be created suspended: its queue decides how many run"
                 )
-                raise SpecError("at_once", info.at_once, place, Shape.CONFLICT)
+                raise SpecError("at_once", info.at_once, why, Shape.CONFLICT)
             if info.number > info.at_once:
                 waits: dict[str, Any] = {"annotations": {labelling.TURN: AWAITED}}
                 if queue := workloads.queue(job):
-                    # Kueue starts whatever has quota, suspended or not: before its turn the run is in no
-                    # queue.
+                    # Kueue starts what has quota, suspended or not: before its turn the run is in no queue.
                     waits = _merged(labelling.parked(queue), waits)
                 manifests[0] = _merged(_merged(job, {"metadata": waits}), kind.suspended(suspended=True))
         return Draft(kind, scope, info, sub, [package.claim(name, labels), *secrets], manifests)
@@ -255,16 +250,12 @@ class Submitter:
             if not self._packed.travels:
                 await self._unstore(draft.info)
 
-        return await _all_or_nothing(self._make(draft, targets), unmake)
+        return await loop.all_or_nothing(self._make(draft, targets), unmake)
 
     async def _store(self, info: JobInfo) -> None:
         stopped = threading.Event()
-
-        async def unstore() -> None:
-            await self._unstore(info)
-
         writing = asyncio.to_thread(self._packed.store, self._url(info), stopped.is_set)
-        await _all_or_nothing(writing, unstore, stopped.set)
+        await loop.all_or_nothing(writing, partial(self._unstore, info), stopped.set)
 
     async def _unstore(self, info: JobInfo) -> None:
         try:
@@ -385,27 +376,6 @@ async def sharing(
     except BaseException as exc:
         if uid or not isinstance(exc, AlreadyExistsError):  # else it is somebody else's
             await asyncio.shield(_deleted(session, Target(SECRETS, scope.namespace, name), uid))
-        raise
-
-
-async def _all_or_nothing(
-    making: Coroutine[Any, Any, _T],
-    undo: Callable[[], Awaitable[None]],
-    stop: Callable[[], None] = lambda: None,
-) -> _T:
-    """Return what ``making`` returns; if it fails, or this is cancelled, ``undo`` what it has made."""
-    # Never cancelled: a thread only ends by itself, and it is unknown what a cancelled request has made.
-    task = asyncio.ensure_future(making)
-    try:
-        return await asyncio.shield(task)
-    except BaseException:
-        stop()
-
-        async def undone() -> None:
-            await asyncio.gather(task, return_exceptions=True)
-            await undo()
-
-        await asyncio.shield(undone())
         raise
 
 
