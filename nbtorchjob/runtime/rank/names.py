@@ -125,9 +125,9 @@ def class_cells(values: Any, cls: Any) -> Iterator[Any]:
 
 
 def adopt(classes: Tuple[Any, ...], stays: Dict[int, Any], new_names: Dict[str, Any]) -> None:
-    """Move instances and subclasses of ``classes`` to the classes that stay, which registries hold then, too.
+    """Move instances and subclasses of ``classes`` to the classes that stay, and whatever else holds them.
 
-    What the cell sets, ``new_names``, is left as it is. Raises ``TypeError`` if Python can't.
+    In ``new_names``, what the cell sets, the classes stay. Raises ``TypeError`` if Python can't move one.
     """
     for new in classes:
         for derived in new.__subclasses__():
@@ -196,8 +196,10 @@ def _hold(holder: Any, becomes: Dict[int, Any]) -> None:
         items = [*dict.items(holder)]
         owned = any(type(value).__name__ == "_lru_list_elem" for _, value in items)  # by C: a cache
         if any(id(key) in becomes for key, _ in items) and not owned:
-            dict.clear(holder)
-            dict.update(holder, [(now(key), now(value)) for key, value in items])
+            own_order: Any = collections.OrderedDict if isinstance(holder, collections.OrderedDict) else dict
+            own_order.clear(holder)
+            for key, value in items:
+                own_order.__setitem__(holder, now(key), now(value))
         else:
             for key, value in items:
                 if id(value) in becomes:

@@ -734,6 +734,10 @@ def test_a_registry_that_refuses_a_name_twice_holds_the_class_that_stays(space, 
         ("kinds = {Net}", "'new base' if type(old) in kinds else 0"),
         ("kinds = frozenset([Net])", "'new base' if type(old) in kinds else 0"),
         ("kinds = {Net: 'new base'}", "kinds[type(old)]"),
+        (
+            "import collections\nkinds = collections.OrderedDict([(Net, 'new base'), (int, 0)])",
+            "kinds[type(old)] if [*kinds] == [Net, int] and kinds.popitem() == (int, 0) else 0",
+        ),
         ("kinds = (Net, int)", "'new base' if isinstance(old, kinds) else 0"),
         ("make = Net.made", "make().who()"),
         (
