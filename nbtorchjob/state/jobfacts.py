@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import field, replace
+from functools import reduce
 from typing import TypeAlias
 
 from nbtorchjob.frozen import FrozenDataclass, NumberedMapping, cached_property
@@ -110,7 +111,7 @@ class Facts(FrozenDataclass):
         if self.info.speaker in self.series or self.info.turn:
             return self.series.get(self.info.speaker) or Series()
         points = [Point(n, status.time, status.metrics) for n, status in enumerate(self.trainer_told)]
-        return Series(0, tuple(points)) if points else Series()
+        return reduce(lambda series, point: series.add(0, point), points, Series())
 
     @property
     def environment(self) -> ev.EnvironmentTold | None:

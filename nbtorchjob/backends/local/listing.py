@@ -335,7 +335,7 @@ class ListedJob:
         series: NumberedMapping[Series] = NumberedMapping()
         if spoken.points:
             newest = replace(spoken.points[-1], metrics=spoken.newest)
-            series = NumberedMapping([(state.info.speaker, Series(spoken.round, (newest,)))])
+            series = NumberedMapping([(state.info.speaker, Series().add(spoken.round, newest))])
         return replace(state, series=series, variables={}, uses=NumberedMapping())
 
     def _record(self) -> int:
