@@ -37,7 +37,7 @@ _OPENS = frozenset(
     )
 )
 _BEGIN = ("read_", "load", "from_csv", "from_json", "from_parquet")  # prefixes of such names
-_SAVES = ("save", "to_", "dump")
+_SAVES = ("save", "to_", "dump")  # prefixes of names of functions that write to a path
 _WRITES = frozenset(("write_text", "write_bytes", "mkdir", "touch", "unlink", "rmdir", "chmod"))
 _PATHS = ("Path", "PosixPath", "PurePath")
 _LONGEST = 200  # characters of a path
@@ -79,8 +79,8 @@ def not_shipped(call: Call, folder: Path, ship: Iterable[str]) -> tuple[str, ...
 
     left = [path for path in by_call(call, folder) if not goes(PurePath(path))]
     options = " ".join(f"--ship {shlex.quote(path)}" for path in left[:_NAMED])
-    lie = f"{words.some(left, _NAMED)} {'lie' if len(left) > 1 else 'lies'}" if left else ""
-    return (f"{lie} beside the notebook, but not on ranks: {options}",) if left else ()
+    files_lie = f"{words.some(left, _NAMED)} {'lie' if len(left) > 1 else 'lies'}"
+    return (f"{files_lie} beside the notebook, but not on ranks: {options}",) if left else ()
 
 
 def _parsed(text: str | bytes) -> list[ast.AST]:

@@ -144,6 +144,7 @@ class ResumableTraining:
             newest = self._checkpoints.newest()
             if newest is not None:
                 self._load(self._checkpoints, newest)
+        _created[:] = [reference for reference in _created if reference() is not None]
         _created.append(weakref.ref(self))
         expect()
 

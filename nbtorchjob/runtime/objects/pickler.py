@@ -825,6 +825,8 @@ def _reduce_hashed(obj: Any) -> Any:
     Whatever holds it as a key, perhaps an attribute of its own, is filled before it has all its attributes.
     """
     own, slots = _attributes(obj)
+    if all(map(_is_plain, own.values())) and all(map(_is_plain, slots.values())):
+        return NotImplemented  # nothing can lead back to it, and there may be millions, as of samples
     early = [{name: names.pop(name) for name in [*names] if _is_plain(names[name])} for names in (own, slots)]
     return rebuilt.make_hashed, (type(obj), *early), (own, slots), None, None, rebuilt.fill_hashed
 
@@ -863,11 +865,13 @@ def _remaking(type_: Any) -> Optional[Callable[[Any], Any]]:
 def _is_plain(value: Any) -> bool:
     """Whether a value is hashed by itself alone, and can't refer to anything."""
     type_ = type(value)
+    if type_ in _ATOMS:
+        return True
     if type_ in (tuple, frozenset):
         return all(map(_is_plain, value))
     if issubclass(type_, enum.Enum):
         return _is_plain(value._value_)
-    return type_ in _ATOMS or type_.__module__.partition(".")[0] in _OF_VALUES
+    return type_.__module__.partition(".")[0] in _OF_VALUES
 
 
 # Python's modules whose objects are values.

@@ -41,9 +41,12 @@ from nbtorchjob.state.facts.factlines import UNREADABLE
 from nbtorchjob.text.hints import hint
 
 
-async def save_logs(job: JobRef) -> None:
-    """Cache the logs of the job's pods on this machine, unless a follower here does so anyway."""
-    async with _saving(job, whole=True):
+async def save_logs(job: JobRef, *, whole: bool = True) -> None:
+    """Cache the logs of the job's pods on this machine, unless a follower here does so anyway.
+
+    Unless ``whole``, logs that can't be read in time are left out.
+    """
+    async with _saving(job, whole=whole):
         pass
 
 
@@ -189,8 +192,7 @@ async def cancel(job: JobRef, early: str = "") -> None:
         has_ended = False
     if has_ended:
         return
-    async with _saving(job, whole=False):
-        pass
+    await save_logs(job, whole=False)
     when = labelling.wish(job.session.client.now(), early)
     await holding.halt(
         job.session,
