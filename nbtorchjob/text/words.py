@@ -71,13 +71,16 @@ def about(seconds: float) -> str:
     return f"{int(seconds // 60)} min" if 60 <= seconds < 3600 else duration(seconds)
 
 
-def clock(at: float, now: float) -> str:
-    """Return a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day."""
+def clock(at: float, now: float | None = None) -> str:
+    """Return a time (seconds since the epoch) in local time: ``14:05:02``, with its date on another day.
+
+    Without ``now``, which is for what may be read at any time, it always has its date.
+    """
     try:
-        moment, today = time.localtime(at), time.localtime(now)
+        moment, today = time.localtime(at), time.localtime(now) if now is not None else None
     except (OverflowError, ValueError, OSError):  # a deadline may be any number of seconds
         return "an unknown time"
-    same = moment[:3] == today[:3]
+    same = today is not None and moment[:3] == today[:3]
     return time.strftime("%H:%M:%S" if same else "%Y-%m-%d %H:%M:%S", moment)
 
 

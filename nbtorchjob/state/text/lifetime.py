@@ -100,7 +100,7 @@ def outlook(state: JobState, now: float, *, waited_for: bool) -> list[str]:
     else:
         end = "interrupt" if of_lab else "cancel"
         ways = [f"{hint('attach', name)} to follow it", f"{hint('cancel', name)} to {end} it"]
-    return [f"as of {clock(now, now)}", *ways]
+    return [f"as of {clock(now)}", *ways]
 
 
 def deadline(state: JobState, now: float) -> str:
