@@ -435,7 +435,9 @@ def test_a_card_says_when_it_was_drawn_and_what_can_be_done_until_the_job_has_en
     as_of = ">as of 1970-01-01 00:16:50</time><span> · "
     assert f"{as_of}interrupt the kernel to stop waiting for swift-otter, twice to cancel it" in live
     assert f"{as_of}%torchjob attach swift-otter to follow it · %torchjob cancel swift-otter" in still
-    assert "as of 1970-01-01 00:16:50 · interrupt the kernel" in render.text(CASES["running"], 1010.0, live=True)
+    assert "as of 1970-01-01 00:16:50 · interrupt the kernel" in render.text(
+        CASES["running"], 1010.0, live=True
+    )
     assert "as of" not in render.html(CASES["succeeded"], 1010.0, live=True)
 
 
