@@ -334,13 +334,13 @@ class Job(Generic[T]):
         phase = self.state.phase
         if phase is Phase.SUCCEEDED:
             return None
-        early = self.state.stopped_early
-        outcome = "stopped early" if early else "deleted" if self.state.deleted else phase.word
-        text = "\n".join([f"{self.name} {outcome}", *attempts.lines(self.state)])
-        if early:
-            stopped = JobStoppedError(text)
+        outcome = "deleted" if self.state.deleted else phase.word
+        lines = attempts.lines(self.state)
+        if self.state.stopped_early:  # its first line says how it ended
+            stopped = JobStoppedError(f"{self.name} " + "\n".join(lines))
             stopped.metrics = runs.metrics(self.state)
             return stopped
+        text = "\n".join([f"{self.name} {outcome}", *lines])
         if phase is Phase.CANCELLED:
             return JobCancelledError(text)
         error = self.state.failure.error if self.state.failure is not None else None

@@ -145,7 +145,7 @@ def test_a_run_of_which_the_condition_holds_is_stopped_by_whoever_waits():
     assert value == 1
     assert isinstance(stopped, JobStoppedError)
     assert stopped.metrics == {"epoch": 0, "loss": 5}
-    assert "stopped early: loss > 2 * best_loss (loss=5, best_loss=1)" in str(stopped)
+    assert str(stopped) == "race-r2 stopped early: loss > 2 * best_loss (loss=5, best_loss=1)"
     assert runs.best("loss", largest=True) is runs[0]
     assert [(row["phase"], row["loss"]) for row in runs.rows()] == [("SUCCEEDED", 1), ("STOPPED", 5)]
     assert runs.retry_failed() == []

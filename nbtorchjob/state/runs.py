@@ -156,12 +156,17 @@ class Judge:
         return {address: reasons[address] for address in runs if address in reasons}
 
     def unheard(self, states: Sequence[JobState]) -> str | None:
-        """Return the needed metrics that no run has reported; None until one has succeeded with reports."""
-        if not any(state.phase is Phase.SUCCEEDED and state.series for state in states):
+        """Return the needed metrics that no run has reported; None until one has succeeded with reports.
+
+        Runs of which none has reported anything are judged once all have ended.
+        """
+        over = all(state.phase.terminal for state in states)
+        if not any(state.phase is Phase.SUCCEEDED and (state.series or over) for state in states):
             return None
         reported = {name for state in states for series in state.series.values() for name in latest(series)}
         missing = sorted(self._early.metrics - reported - {REPORT})
-        return f"{', '.join(missing)}: they report {', '.join(sorted(reported))}" if missing else ""
+        they = ", ".join(sorted(reported)) or "nothing"
+        return f"{', '.join(missing)}: they report {they}" if missing else ""
 
     def _unit(self, series: Mapping[str, Series]) -> str:
         """Return the unit to compare runs by: the finest that every run counts that counts anything.

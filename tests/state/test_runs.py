@@ -191,6 +191,8 @@ def test_what_nobody_reports_is_told_once_a_run_is_through():
         judge.unheard([losses(1, [1.0]), losses(2, [1.0], *ENDED)]) == "epochs, los: they report epoch, loss"
     )
     assert Judge(Early(halve="loss")).unheard([losses(1, [1.0], *ENDED)]) == ""
+    assert judge.unheard([reported(1, [], *ENDED), reported(2, [])]) is None
+    assert judge.unheard([reported(1, [], *ENDED)]) == "epochs, los, loss: they report nothing"
 
 
 def test_a_rung_is_judged_by_who_was_there_and_waits_for_nobody():
