@@ -258,6 +258,7 @@ def from_function(
 
 
 _EXPRESSION = "<%torchjob run>"  # the file name of its code
+_ONE_CALL = "write one call, as in train(model, lr=0.1), with any options before it"
 
 
 def from_expression(
@@ -277,9 +278,9 @@ def from_expression(
     try:
         call = ast.parse(text, _EXPRESSION, "eval").body
     except SyntaxError as exc:
-        raise CaptureError(f"{text!r} isn't Python ({exc.msg}): write one call: f(x)") from exc
+        raise CaptureError(f"{text!r} isn't Python ({exc.msg}): {_ONE_CALL}") from exc
     if not isinstance(call, ast.Call):
-        raise CaptureError(f"{text!r} isn't a call: write one, as in train(model, lr=0.1)")
+        raise CaptureError(f"{text!r} isn't a call: {_ONE_CALL}")
     keys: list[ast.expr | None]
     keys = [ast.Constant(word.arg) if word.arg else None for word in call.keywords]
     parts = [

@@ -190,6 +190,16 @@ def test_run_wants_one_call(notebook, line):
     assert notebook.refusal(f"%torchjob run {line}").startswith("%torchjob run")
 
 
+@pytest.mark.parametrize("tail", ["-o q", "-q", "--name=x", "if n else 2"])
+@pytest.mark.usefixtures("nothing_new")
+def test_a_call_with_something_behind_it_is_told_where_options_stand(notebook, tail):
+    notebook.run("def f(n):\n    return n\nn = q = 1")
+
+    message = notebook.error(f"%torchjob run f(1) {tail}", CaptureError)
+
+    assert "write one call, as in train(model, lr=0.1), with any options before it" in message
+
+
 def test_a_line_of_many_options_without_a_call_is_refused_at_once(notebook):
     line = "--ttl-seconds-after-finished 3 --active-deadline-seconds 60 " * 20
 
