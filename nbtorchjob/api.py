@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture, submission
@@ -392,7 +393,7 @@ class TorchJobFunction(Generic[P, T]):
 
 
 class Decorator(Protocol):
-    """What :func:`torchjob` returns: the function keeps its signature, and an ``async`` one is awaited."""
+    """What ``torchjob(spec)`` returns: the function keeps its signature, and an ``async`` one is awaited."""
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, T]], /) -> TorchJobFunction[P, T]: ...
@@ -400,11 +401,14 @@ class Decorator(Protocol):
     def __call__(self, fn: Callable[P, T], /) -> TorchJobFunction[P, T]: ...
 
 
-def torchjob(spec: JobSpec | Launch | None = None) -> Decorator:
-    """Decorate a function so that calling it runs it as a job: ``@torchjob(Elastic(nnodes=2))``."""
-    checked = JobSpec.of(spec)
-
-    def decorate(fn: Callable[P, Any]) -> TorchJobFunction[P, Any]:
-        return TorchJobFunction(fn, checked)
-
-    return decorate
+@overload
+def torchjob(fn: Callable[P, Coroutine[Any, Any, T]], /) -> TorchJobFunction[P, T]: ...
+@overload
+def torchjob(fn: Callable[P, T], /) -> TorchJobFunction[P, T]: ...
+@overload
+def torchjob(spec: JobSpec | Launch | None = None) -> Decorator: ...
+def torchjob(spec: Any = None) -> Any:
+    """Decorate a function: a call runs it as a job. ``@torchjob``, or ``@torchjob(Elastic(nnodes=2))``."""
+    if isinstance(spec, FunctionType):
+        return TorchJobFunction(spec, JobSpec())
+    return functools.partial(TorchJobFunction, spec=JobSpec.of(spec))

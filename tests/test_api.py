@@ -73,7 +73,7 @@ def train(scale, *, offset=0):
     return scale * world() + offset
 
 
-@torchjob()
+@torchjob
 def factorial(n):
     return n * factorial(n - 1) if n else 1
 
@@ -116,11 +116,14 @@ def test_a_decorated_function_is_the_plain_function_on_a_rank():
     assert nbtorchjob.submit(twice).result(LIMIT) == (1, 2)
     assert nbtorchjob.submit(train, 3).result(LIMIT) == 3
     assert factorial(3) == 6
+    assert torchjob()(world)() == 1
 
 
 def test_a_wrong_decorator_is_told_where_it_stands():
     with pytest.raises(SpecError, match="launch"):
-        torchjob("two nodes")  # type: ignore[arg-type]
+        torchjob("two nodes")  # type: ignore[call-overload]
+    with pytest.raises(SpecError, match="launch"):
+        torchjob(Elastic)
 
 
 @pytest.mark.torch

@@ -18,6 +18,11 @@ def mean(rows: list[float]) -> float:
     return sum(rows) / len(rows)
 
 
+@torchjob
+def total(rows: list[float]) -> float:
+    return sum(rows)
+
+
 def use() -> None:
     spec = JobSpec(Elastic(nproc_per_node=2), retry=Retry(retries=1))
     job = submit(train, [1.0], lr=0.5, spec=spec)
@@ -25,6 +30,7 @@ def use() -> None:
     assert_type(job.result(timeout=5), float)
     assert_type(job.state.name, str)
     assert_type(mean([1.0]), float)
+    assert_type(total([1.0]), float)
     runs = nbtorchjob.map(train, [{"lr": 0.1}], spec=spec)
     assert_type(runs, Runs[float])
     assert_type([run.name for run in as_completed(runs)], list[str])
