@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from nbtorchjob import backends, capture, submission
@@ -385,8 +386,12 @@ class TorchJobFunction(Generic[P, T]):
         """Run as a job for each mapping in ``parameters``; takes what :func:`nbtorchjob.map` takes."""
         return map(self.fn, parameters, spec=self.spec, **more)
 
+    def __get__(self, instance: object, owner: type | None = None) -> TorchJobFunction[..., T]:
+        """Return the method of an object."""
+        return self if instance is None else TorchJobFunction(MethodType(self.fn, instance), self.spec)
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (self.fn,)
+        return copy.copy, (self.fn,)  # the function itself, with nothing that an image may lack
 
     def __repr__(self) -> str:
         return f"<torchjob {self.fn.__name__} as {self.spec!r}>"

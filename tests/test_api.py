@@ -78,6 +78,19 @@ def factorial(n):
     return n * factorial(n - 1) if n else 1
 
 
+class Model:
+    def __init__(self, scale):
+        self.scale = scale
+
+    @torchjob
+    def fit(self, value):
+        return self.scaled(value)
+
+    @torchjob
+    def scaled(self, value):
+        return self.scale * value
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("spec", "ranks"),
@@ -117,6 +130,14 @@ def test_a_decorated_function_is_the_plain_function_on_a_rank():
     assert nbtorchjob.submit(train, 3).result(LIMIT) == 3
     assert factorial(3) == 6
     assert torchjob()(world)() == 1
+
+
+@pytest.mark.torch
+def test_a_decorated_method_runs_as_a_job_with_its_object():
+    job = Model(3).fit.submit(2)
+
+    assert job.state.info.label == "Model.fit(2)"
+    assert job.result(LIMIT) == 6
 
 
 def test_a_wrong_decorator_is_told_where_it_stands():

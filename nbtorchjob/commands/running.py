@@ -103,15 +103,6 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
     return _watch_runs(runs, options, front, sending.output)
 
 
-def attach_runs(args: ParsedArgs, front: Front) -> Any:
-    """Follow a group's runs; raises ``JobNotFoundError``."""
-    from nbtorchjob.ui.card.sending import Output  # late: most of what the command does draws nothing
-
-    options = dict(args.options)
-    runs = api.group(args.name, trust=options.pop("trust", False))
-    return _watch_runs(runs, CellOptions(**options), front, Output())
-
-
 def matching(
     names: Sequence[str], find: Find, unknown: list[NBTorchJobError] | None = None
 ) -> list[Job[Any]]:
@@ -230,11 +221,18 @@ def ask_lab(options: CellOptions, names: Callable[[], list[str]], front: Front) 
 
 
 def attach(args: ParsedArgs, front: Front) -> Any:
-    """Follow a job from its first log line on; for a lab, its newest cell."""
+    """Follow a job from its first log line on, or a group's runs; for a lab, its newest cell."""
     try:
         job, options = _trusted(args, front)
-    except (JobNotFoundError, ClusterError):  # a group on this machine needs no cluster
-        return attach_runs(args, front)
+    except (JobNotFoundError, ClusterError) as exc:  # a group on this machine needs no cluster
+        from nbtorchjob.ui.card.sending import Output  # late: most of what the command does draws nothing
+
+        of_runs = dict(args.options)
+        try:
+            runs = api.group(args.name, trust=of_runs.pop("trust", False))
+        except JobNotFoundError:
+            raise exc from None
+        return _watch_runs(runs, CellOptions(**of_runs), front, Output())
     if job.info.lab is not None:
         lab = api.lab(job.info.id)
         state = lab.state

@@ -85,6 +85,7 @@ def nowhere(tmp_path, monkeypatch):
         ("run train.py:train --gpu 1 -- 1", 2, "nbtorchjob: --gpu can't be given on the local backend"),
         ("run train.py:train --backoff-limit 1 -- 1", 2, "nbtorchjob: --backoff-limit can't be given on"),
         ("status nowhere", 3, "nbtorchjob: there is no job named 'nowhere'"),
+        ("attach nowhere", 3, "nbtorchjob: there is no job named 'nowhere'"),
         ("run", 2, "name one function, got ''"),
         ("run train.py:train train.py:half", 2, "name one function, got 'train.py:train train.py:half'"),
         ("run nowhere.py:train", 2, "there is no script"),
