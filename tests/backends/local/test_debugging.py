@@ -312,7 +312,7 @@ def test_what_the_debugger_prints_is_for_its_user_alone(begins):
     stopped(job)
 
     with job.debugger(0) as session:
-        outputs = typed(session, "f?", "b f", "c", "clear 1", "c")
+        outputs = typed(session, "pinfo f", "b f", "c", "clear 1", "c")
     assert begins or "Signature" in outputs[1]
     assert job.result(LIMIT) == 2
     assert not re.search("skipped|Signature", job.logs(0))
