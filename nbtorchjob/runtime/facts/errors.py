@@ -91,6 +91,7 @@ class Error:
     notes: tuple[str, ...] = ()
     cause: Error | None = None
     direct: bool = True  # `cause` was given with "raise … from", not merely being handled
+    member: bool = False  # `cause` is the first exception of this group
     recoverable: bool = False
     time: float = field(default_factory=time.time)  # seconds since the epoch, on the node's clock
 
@@ -151,14 +152,14 @@ def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: i
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
     cause = behind(exc)
-    inner = members(exc)
     return Error(
         type=type_name(type(exc)),
         message=_bounded(text_of(exc)),
         frames=tuple(frame for frame, _ in traced(exc)),
         notes=tuple(_bounded(note) for note in _notes(exc)[:MAX_NOTES] if isinstance(note, str)),
         cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
-        direct=_cause(exc) is not None or any(member is cause for member in inner),
+        direct=_cause(exc) is not None,
+        member=any(member is cause for member in members(exc)),
         recoverable=_recoverable(exc, retry_on),
     )
 

@@ -20,6 +20,7 @@ _GUTTER = 7  # columns for the line number: IPython's own number
 ARROW = "-" * (_GUTTER - 6)  # the failing line begins with this, however long its number is
 
 _DIRECT = "The above exception was the direct cause of the following exception:"
+_MEMBER = "The above exception is the first one of the following group:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
 
@@ -36,7 +37,8 @@ def pieces(error: Error, source: SourceLookup | None = None) -> Iterator[tuple[s
     """Yield the same traceback in pieces, each with its frame, if it has one."""
     if error.cause is not None:
         yield from pieces(error.cause, source)
-        yield f"\n{_DIRECT if error.direct else _DURING}\n", None
+        relation = _MEMBER if error.member else _DIRECT if error.direct else _DURING
+        yield f"\n{relation}\n", None
     for frame in error.frames:
         yield _frame(frame, source), frame
     from nbtorchjob.text.colours import to_text  # late: most states have no error

@@ -217,7 +217,7 @@ def test_a_group_is_described_with_its_first_member_and_recoverable_if_all_are()
     group = vars(builtins)["ExceptionGroup"]
     error = from_exception(group("two", [RecoverableError("away"), RecoverableError("late")]))
     assert error.cause is not None
-    assert (error.recoverable, error.direct, error.cause.message) == (True, True, "away")
+    assert (error.recoverable, error.member, error.cause.message) == (True, True, "away")
 
     mixed = from_exception(group("two", [RecoverableError(), ValueError("wrong")]))
     assert not mixed.recoverable

@@ -57,6 +57,16 @@ def test_a_chain_is_drawn_as_python_draws_it():
     assert "During handling of the above exception, another exception occurred:" in frames_text(during)
 
 
+def test_a_group_follows_its_first_exception():
+    group = Error("ExceptionGroup", "two (2 sub-exceptions)", cause=Error("E", "no"), member=True)
+
+    assert frames_text(group) == (
+        "E: no\n\n"
+        "The above exception is the first one of the following group:\n\n"
+        "ExceptionGroup: two (2 sub-exceptions)"
+    )
+
+
 def test_notes_and_left_out_frames_are_shown():
     error = Error("E", "", (Frame("", 0, "… 7 frames …"),), notes=("try 2\nor 3",))
 
