@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import io
+import linecache
 import logging
 import os
 import threading
@@ -356,10 +357,15 @@ class Job(Generic[T]):
 
     def _value(self, rank: int) -> T:
         from nbtorchjob.payload import results  # late: most handles are asked for no value
+        from nbtorchjob.runtime.objects import sources
 
         with self._lock:
             if rank not in self._values:
                 self._values[rank] = results.load(self._fetched(rank), self.name, trust=self.trust)
+                # Sources of functions in the value: tracebacks show their lines, and other Pythons need them.
+                for filename, (_, text) in self.state.info.sources.items():
+                    if filename.startswith("<") or not linecache.getlines(filename):
+                        sources.show(text, filename)
             return self._values[rank]
 
     def _fetched(self, rank: int) -> FetchedValue:

@@ -219,6 +219,14 @@ def test_a_failing_rank_raises_with_the_cells_own_lines(notebook):
     assert "nbtorchjob/" not in drawn
 
 
+def test_a_function_of_a_cell_comes_home_with_its_source(notebook):
+    notebook.value("%%torchjob -o half\ndef half(x):\n    return x / 0\nhalf")
+
+    assert notebook.value("import inspect\ninspect.getsource(half)") == "def half(x):\n    return x / 0\n"
+    assert "----> 3     return x / 0" in notebook.error("half(1)", ZeroDivisionError)
+    assert "----> 3     return x / 0" in notebook.error("%%torchjob\nhalf(1)", JobFailedError)
+
+
 def test_a_failed_job_is_drawn_even_where_it_was_quick(notebook):
     notebook.error("%%torchjob --quiet --name quick-end\n1/0", JobFailedError)
     notebook.run("%torchjob status quick-end")
