@@ -251,7 +251,7 @@ class Lab:
         for name in answer.both:
             options = f"--push {name} sends the notebook's, --pull {name} copies the lab's"
             lines.append(f"the ranks of {self.name} use their own {name}: {options}")
-        lines += call.notes
+        lines += call.notes_on(self._spec.max_ranks)
         environment = self._rank_environment()
         if environment is not None:
             lines += self._differences(call, environment)

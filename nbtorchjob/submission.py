@@ -141,7 +141,7 @@ def prepare(call: Call, plan: Plan) -> Submission:
     call = dataclasses.replace(call, sourced=not same)
     shipped = (*plan.spec.ship, *(plan.pool.info.jobspec.ship if plan.pool is not None else ()))
     missing = missing_files(call, dataclasses.replace(plan.spec, ship=shipped))
-    return Submission(call, plan, (*call.notes, *differences, *missing))
+    return Submission(call, plan, (*call.notes_on(plan.spec.max_ranks), *differences, *missing))
 
 
 def send(
@@ -407,7 +407,7 @@ def dry_run(call: Call, spec: JobSpec, *, runs: bool = False) -> str:
     lines += ["# installs:"] if call.packages else []
     lines += [f"#   {line}" for line in (*call.packages.requirements, *call.packages.exactly)]
     lines += [f"#   {wheel.name:<53} {wheel.human}" for wheel in call.packages.wheels]
-    notes = (*call.notes, *missing_files(call, plan.spec))
+    notes = (*call.notes_on(plan.spec.max_ranks), *missing_files(call, plan.spec))
     lines += ["# differs on ranks:"] if notes else []
     lines += [f"#   {note}" for note in notes]
     return "\n".join(lines)

@@ -374,6 +374,7 @@ def _take(
         codes=tuple(pickled.seen.codes),
         code=pickled.seen.code,
         lays=bool(call["carried"] or call["logging"]),
+        of_a_process=report.of_a_process(values, parameters),
         paths={name: value for name, value in values.items() if isinstance(value, str | PurePath)},
     )
 

@@ -89,7 +89,8 @@ class Call(FrozenDataclass):
     the notebook's functions in it, ``paths`` its variables that may be paths, ``shipped`` the files that go
     along because the spec names them, ``data`` the folders of data that go to the job's store.
     ``parameters`` are the names whose values differ between the runs of a group. ``code`` is all code in the
-    pickle; with ``sourced`` its sources go along, as a node may have another Python.
+    pickle; with ``sourced`` its sources go along, as a node may have another Python. ``of_a_process`` has the
+    objects that were created for the notebook's process: names with their types'.
     """
 
     label: str
@@ -117,6 +118,7 @@ class Call(FrozenDataclass):
     parameters: frozenset[str] = frozenset()
     code: Codes = field(default_factory=Codes)
     sourced: bool = True
+    of_a_process: Mapping[str, str] = field(default_factory=lambda: NO_ITEMS)
     lays: bool = False  # settings of this process or of ``logging`` go along
 
     @cached_property
@@ -141,6 +143,15 @@ class Call(FrozenDataclass):
     def size(self) -> int:
         """The bytes of the pickle and its buffers."""
         return len(self.pickle) + sum(view.nbytes for view in self.buffers)
+
+    def notes_on(self, ranks: int) -> tuple[str, ...]:
+        """Return the notes for a job of this many ranks."""
+        alone = (
+            f"{name} ({type_name}) was created for one process, so each of {ranks} ranks works as if it were "
+            "the only one: create it in the code that the ranks run"
+            for name, type_name in self.of_a_process.items()
+        )
+        return (*self.notes, *(alone if ranks > 1 else ()))
 
     @property
     def stored(self) -> tuple[ShippedFile | Installer, ...]:

@@ -25,6 +25,23 @@ _LINE = 160
 _MOST_NAMES = 200  # in a record
 _CODE = ("function", "class")
 _IMPORTED = ("module", "imported function", "imported class")
+# Classes whose objects find out when they are created which process of how many they are in (torch,
+# accelerate 1.15, transformers 5.23, Lightning 2.6).
+_OF_A_PROCESS = frozenset(
+    (
+        "torch.utils.data.distributed.DistributedSampler",
+        "accelerate.accelerator.Accelerator",
+        "accelerate.data_loader.DataLoaderShard",
+        "accelerate.optimizer.AcceleratedOptimizer",
+        "accelerate.state.PartialState",
+        "transformers.trainer.Trainer",
+        "transformers.training_args.TrainingArguments",
+        "lightning.fabric.fabric.Fabric",
+        "lightning.pytorch.trainer.trainer.Trainer",
+        "lightning_fabric.fabric.Fabric",
+        "pytorch_lightning.trainer.trainer.Trainer",
+    )
+)
 
 
 def ships(
@@ -54,6 +71,15 @@ def ships(
         )
         for name, value in objects.items()
     )
+
+
+def of_a_process(objects: Mapping[str, Any], parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return those of ``objects`` that were created for the notebook's process: names with their types'."""
+    return {
+        parameters.get(name, name): type(value).__name__
+        for name, value in objects.items()
+        if any(f"{base.__module__}.{base.__qualname__}" in _OF_A_PROCESS for base in type(value).__mro__)
+    }
 
 
 def captured(all_ships: Iterable[Ship], files: Iterable[LocalFile]) -> dict[str, tuple[str, str]]:

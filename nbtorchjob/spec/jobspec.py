@@ -221,12 +221,16 @@ class JobSpec:
         return PLACES[self.backend].has_pods
 
     @property
+    def max_ranks(self) -> int:
+        """The most ranks that take part."""
+        return self.launch.max_nodes * self.launch.nproc_per_node
+
+    @property
     def own_shared_memory(self) -> bool:
         """Whether pods have a ``/dev/shm`` of their own, rather than the container runtime's 64 MB."""
-        launch = self.launch
         if self.cluster.shm is not None:
             return self.cluster.shm != "0"
-        return launch.increase_shared_mem is not False and launch.max_nodes * launch.nproc_per_node > 1
+        return self.launch.increase_shared_mem is not False and self.max_ranks > 1
 
     @property
     def idle_s(self) -> float:

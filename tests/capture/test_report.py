@@ -1,3 +1,5 @@
+import ast
+import importlib.metadata
 import math
 from dataclasses import dataclass
 
@@ -5,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nbtorchjob import capture
 from nbtorchjob.capture import report
 from nbtorchjob.capture.model import Ship
 from nbtorchjob.capture.modules import LocalFile
@@ -31,6 +34,43 @@ def test_kinds_are_short_words():
         "imported class": torch.nn.Linear,
     }
     assert {name: report.type_name(value) for name, value in kinds.items()} == {k: k for k in kinds}
+
+
+def test_what_was_created_for_one_process_is_noted_for_several_ranks():
+    sampler = torch.utils.data.DistributedSampler([1, 2], num_replicas=1, rank=0)
+    call = capture.from_cell("list(sampler)", {"sampler": sampler})
+
+    assert call.notes_on(1) == ()
+    assert call.notes_on(2) == (
+        "sampler (DistributedSampler) was created for one process, so each of 2 ranks works as if it were "
+        "the only one: create it in the code that the ranks run",
+    )
+
+
+@pytest.mark.parametrize(
+    ("distribution", "file", "name"),
+    [
+        ("accelerate", "accelerate/accelerator.py", "Accelerator"),
+        ("accelerate", "accelerate/data_loader.py", "DataLoaderShard"),
+        ("accelerate", "accelerate/optimizer.py", "AcceleratedOptimizer"),
+        ("accelerate", "accelerate/state.py", "PartialState"),
+        ("transformers", "transformers/trainer.py", "Trainer"),
+        ("transformers", "transformers/training_args.py", "TrainingArguments"),
+        ("lightning", "lightning/fabric/fabric.py", "Fabric"),
+        ("lightning", "lightning/pytorch/trainer/trainer.py", "Trainer"),
+    ],
+)
+def test_frameworks_classes_of_one_process_are_where_they_were(distribution, file, name):
+    try:
+        path = importlib.metadata.distribution(distribution).locate_file(file)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{distribution} isn't installed")
+    defined = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    twin = type(name, (), {"__module__": file.removesuffix(".py").replace("/", ".")})
+
+    assert name in defined
+    assert report.of_a_process({"made": twin(), "n": 1}, {}) == {"made": name}
+    assert report.of_a_process({"args[0]": type("Own", (twin,), {})()}, {"args[0]": "t"}) == {"t": "Own"}
 
 
 def test_sizes_count_memory_out_of_band():

@@ -324,6 +324,12 @@ NCCL = "NCCL error in: ProcessGroupNCCL.cpp:1, {}, NCCL version 2.27"
         ("RuntimeError", "Distributed package doesn't have NCCL built in", Cause.USER, "'gloo'"),
         (
             "ValueError",
+            "Please make sure to properly initialize your accelerator via",
+            Cause.USER,
+            "create it",
+        ),
+        (
+            "ValueError",
             "ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
             Cause.USER,
             "'gloo'",

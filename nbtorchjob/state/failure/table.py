@@ -382,6 +382,9 @@ ERRORS = (
         text=r"No module named '(?P<what>[\w.]+)'"),
     Row("AttributeError", _USER, "{word}", "If that is a module: import {home}.{what} in the cell.",
         text=r"^module '(?P<home>[\w.]+)' has no attribute '(?P<what>\w+)'$"),
+    Row("ValueError|AttributeError", _USER, "{word}",
+        "An Accelerator, or a Trainer, which has one, belongs to its process: create it on the ranks.",
+        text="properly initialize your accelerator|PartialState.* (?:not re|must be )initialized"),
     Row("EOFError", _USER, "{word}", "A rank has no keyboard: set a variable in the notebook.",
         text="EOF when reading a line"),
     # multiprocessing's, without a message: from a pipe, a queue, or a tensor that a worker sends.
