@@ -19,6 +19,7 @@
     │       ├── NotFoundError           the object, the namespace or the kind isn't there
     │       └── AlreadyExistsError      (also a NameTakenError) an object of that name is there
     ├── JobNotFoundError (LookupError)  no job of that name
+    ├── PartialFailureError             a verb failed for some of the names that it was given
     ├── JobEndedError                   the job has ended, and the request needs a running one
     ├── AskError                        a node can't be reached, or refuses
     ├── SwapError                       the code of a running job stays as it is
@@ -238,6 +239,10 @@ class AlreadyExistsError(ApiError, NameTakenError):
 
 class JobNotFoundError(NBTorchJobError, LookupError):
     """No job has that name."""
+
+
+class PartialFailureError(NBTorchJobError):
+    """A verb failed for some of the names that it was given; the message has a line for each of them."""
 
 
 class JobEndedError(NBTorchJobError):

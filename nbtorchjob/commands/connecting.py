@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs
+from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs, for_each_name
 from nbtorchjob.errors import AskError, LineError, NBTorchJobError, NotInstalledError
 from nbtorchjob.machine import folders, interrupts
 from nbtorchjob.spec import digits
@@ -55,13 +55,13 @@ def debug(args: ParsedArgs, front: Front) -> None:
     front.say(ending)
 
 
-def release(args: ParsedArgs, find: Find) -> Answers:
+@for_each_name
+def release(name: str, find: Find) -> Answers:
     """Release ranks held by ``--hold``."""
-    for name in args.words:
-        job = find(name)
-        released = job.release()
-        outcome = f"released {ranks(released)}" if released else "no rank was still held"
-        yield Answer(f"{job.name}: {outcome}", {"name": job.name, "released": released})
+    job = find(name)
+    released = job.release()
+    outcome = f"released {ranks(released)}" if released else "no rank was still held"
+    yield Answer(f"{job.name}: {outcome}", {"name": job.name, "released": released})
 
 
 def _typed(session: Session, stays: str, labels: Mapping[str, str]) -> str:

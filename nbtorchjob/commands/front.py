@@ -10,9 +10,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from nbtorchjob import capture
+from nbtorchjob.errors import NBTorchJobError, PartialFailureError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import profiles
 from nbtorchjob.spec.jobspec import JobSpec
@@ -185,6 +187,42 @@ class Front(Protocol):
 
     def give(self, job: Job[Any], value: Any, out: str | None) -> Any:
         """Show a job's value; return the line's value. ``out`` names the variable that receives it."""
+
+
+@contextmanager
+def trying_all(names: Sequence[str]) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """Let a verb try all of its names: errors within what is yielded are raised only at the end.
+
+    As ``kubectl`` does it: a misspelt name must leave no other job running. The error of a single name is
+    raised as it is, those of several names as one ``PartialFailureError``.
+    """
+    failures: list[str] = []
+
+    @contextmanager
+    def trying(name: str) -> Iterator[None]:
+        try:
+            yield
+        except NBTorchJobError as exc:
+            if len(names) == 1:
+                raise
+            failures.append(str(exc) if name in str(exc) else f"{name}: {exc}")
+
+    yield trying
+    if failures:
+        raise PartialFailureError("\n".join(failures))
+
+
+def for_each_name(answers: Callable[[str, Find], Answers]) -> Callable[[ParsedArgs, Find], Answers]:
+    """Make a verb for one name a verb for several, all of which are tried."""
+
+    @wraps(answers)
+    def of_all(args: ParsedArgs, find: Find) -> Answers:
+        with trying_all(args.words) as trying:
+            for name in args.words:
+                with trying(name):
+                    yield from answers(name, find)
+
+    return of_all
 
 
 _chosen: list[JobSpec] = []  # the one in force, if any

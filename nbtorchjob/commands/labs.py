@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbtorchjob import api, capture, submission
 from nbtorchjob.backends.base import Backend
 from nbtorchjob.commands import verbs
-from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs, RunRequest
+from nbtorchjob.commands.front import Answer, Answers, Find, Front, ParsedArgs, RunRequest, for_each_name
 from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
@@ -36,18 +36,18 @@ _OF_PROMOTED = ("profile", "dry-run", "rehearse", "detach", "quiet")
 _NO_CODE = (turns.KEEP, turns.PULL)  # cells of ours, which do nothing worth repeating
 
 
-def end(args: ParsedArgs, find: Find) -> Answers:
+@for_each_name
+def end(name: str, find: Find) -> Answers:
     """End labs, once the turns that they have taken are run."""
-    for name in args.words:
-        lab = _lab(find, name, "end", f"a lab or a pool; {hint('cancel', name)} ends a job")
-        if lab.state.phase.terminal:
-            yield Answer(f"{lab.name} has already ended", record(lab.state, time.time()))
-            continue
-        _end(lab)
-        state = lab.state
-        running = ", ".join(turn.full_name for turn in turns.running(state))
-        after = f" after {running}" if running else ""
-        yield Answer(f"{lab.name} ends{after}", record(state, time.time()))
+    lab = _lab(find, name, "end", f"a lab or a pool; {hint('cancel', name)} ends a job")
+    if lab.state.phase.terminal:
+        yield Answer(f"{lab.name} has already ended", record(lab.state, time.time()))
+        return
+    _end(lab)
+    state = lab.state
+    running = ", ".join(turn.full_name for turn in turns.running(state))
+    after = f" after {running}" if running else ""
+    yield Answer(f"{lab.name} ends{after}", record(state, time.time()))
 
 
 def ended(backend: Backend, name: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -103,25 +103,15 @@ def submit_runs(request: RunRequest, front: Front) -> Any:
     return _watch_runs(runs, options, front, sending.output)
 
 
-def matching(
-    names: Sequence[str], find: Find, unknown: list[NBTorchJobError] | None = None
-) -> list[Job[Any]]:
-    """Return the jobs of these names, where a group's name stands for its runs.
-
-    Raises ``JobNotFoundError`` and ``ClusterError``, or appends these to ``unknown``.
-    """
-    jobs: list[Job[Any]] = []
-    for name in names:
-        try:
-            jobs.append(find(name))
-        except (JobNotFoundError, ClusterError) as exc:  # a group on this machine needs no cluster
-            try:  # the last one first: otherwise each run that ends would let the next one start
-                jobs += reversed(api.grouped(name))
-            except (JobNotFoundError, ClusterError):
-                if unknown is None:
-                    raise exc from None
-                unknown.append(exc)
-    return jobs
+def matching(name: str, find: Find) -> list[Job[Any]]:
+    """Return the job of that name, or a group's runs; raises ``JobNotFoundError`` and ``ClusterError``."""
+    try:
+        return [find(name)]
+    except (JobNotFoundError, ClusterError) as exc:  # a group on this machine needs no cluster
+        try:  # the last one first: otherwise each run that ends would let the next one start
+            return [*reversed(api.grouped(name))]
+        except (JobNotFoundError, ClusterError):
+            raise exc from None
 
 
 def _watch_runs(runs: Runs[Any], options: CellOptions, front: Front, output: Output) -> Any:

@@ -14,7 +14,7 @@ from nbtorchjob import api, capture
 from nbtorchjob.backends import backend
 from nbtorchjob.backends.base import Backend, Images, Leftover
 from nbtorchjob.commands import front, running
-from nbtorchjob.commands.front import Answer, Answers, Find, ParsedArgs
+from nbtorchjob.commands.front import Answer, Answers, Find, ParsedArgs, for_each_name, trying_all
 from nbtorchjob.errors import DamagedError, LineError, NBTorchJobError, ResultError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.spec import options, profiles
@@ -236,21 +236,21 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
     """Cancel jobs, and show their final status."""
     gently = "gently" in args.options
     cancelled: list[Job[Any]] = []
-    unknown: list[NBTorchJobError] = []  # raised at the end: a misspelt name must leave no other job running
-    for name in args.words:
-        try:
-            jobs = running.matching([name], find, unknown)
-        except DamagedError as exc:
-            backend(exc.backend).cancel(exc.name, gently=gently)
-            yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
-            continue
-        for job in jobs:
-            job.cancel(gently=gently)
-        cancelled += jobs
-    for job in cancelled:
-        yield _cancelled(job, _END_S + (job.info.grace_s if gently else 0))
-    if unknown:
-        raise unknown[0]
+    with trying_all(args.words) as trying:
+        for name in args.words:
+            with trying(name):
+                try:
+                    jobs = running.matching(name, find)
+                except DamagedError as exc:
+                    backend(exc.backend).cancel(exc.name, gently=gently)
+                    yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
+                    continue
+                for job in jobs:
+                    job.cancel(gently=gently)
+                    cancelled.append(job)
+        for job in cancelled:
+            with trying(job.name):
+                yield _cancelled(job, _END_S + (job.info.grace_s if gently else 0))
 
 
 def _cancelled(job: Job[Any], timeout: float) -> Answer:
@@ -267,23 +267,20 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     return Answer(f"{job.name} cancelled, but {why}", {"name": job.name, "error": why})
 
 
-def delete(args: ParsedArgs, find: Find) -> Answers:
+@for_each_name
+def delete(name: str, find: Find) -> Answers:
     """Delete jobs, with their records."""
-    unknown: list[NBTorchJobError] = []  # raised at the end, as above
-    for name in args.words:
-        try:
-            jobs = running.matching([name], find, unknown)
-        except DamagedError as exc:
-            backend(exc.backend).delete(exc.name)
-            yield Answer(f"{name} deleted", {"name": name})
-            continue
-        for job in jobs:
-            job.delete()
-            front.forget(job)
-            shown = name if len(jobs) == 1 else job.name
-            yield Answer(f"{shown} deleted", {"name": shown})
-    if unknown:
-        raise unknown[0]
+    try:
+        jobs = running.matching(name, find)
+    except DamagedError as exc:
+        backend(exc.backend).delete(exc.name)
+        yield Answer(f"{name} deleted", {"name": name})
+        return
+    for job in jobs:
+        job.delete()
+        front.forget(job)
+        shown = name if len(jobs) == 1 else job.name
+        yield Answer(f"{shown} deleted", {"name": shown})
 
 
 def note(args: ParsedArgs, find: Find) -> Answers:
@@ -294,7 +291,7 @@ def note(args: ParsedArgs, find: Find) -> Answers:
         raise LineError(f"{hint('note')}: --clear and a note are mutually exclusive")
     if words and not "".join(words).strip():  # from an unset variable
         raise LineError(f"{hint('note')} {name} expects a text; --clear removes the note")
-    for job in running.matching([name], find):
+    for job in running.matching(name, find):
         if words or clears:
             job.note(" ".join(words))
         yield _annotated(job)
@@ -306,7 +303,7 @@ def tag(args: ParsedArgs, find: Find) -> Answers:
     removes = "remove" in args.options
     if removes and not tags:
         raise LineError(f"{hint('tag')} {name} --remove expects tags")
-    for job in running.matching([name], find):
+    for job in running.matching(name, find):
         if tags:
             (job.untag if removes else job.tag)(*tags)
         yield _annotated(job)
@@ -319,29 +316,29 @@ def _annotated(job: Job[Any]) -> Answer:
     return Answer(f"{job.name}: {annotation or 'no note, no tags'}", data)
 
 
-def suspend(args: ParsedArgs, find: Find) -> Answers:
+@for_each_name
+def suspend(name: str, find: Find) -> Answers:
     """Remove jobs' nodes."""
-    for name in args.words:
-        job = find(name)
-        job.suspend()
-        how = f": {reason}" if (reason := lifetime.hold_reason(job.state)) else ""
-        yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
+    job = find(name)
+    job.suspend()
+    how = f": {reason}" if (reason := lifetime.hold_reason(job.state)) else ""
+    yield Answer(f"{name} suspended{how}; {hint('resume', name)} to restart it", {"name": name})
 
 
-def resume(args: ParsedArgs, find: Find) -> Answers:
+@for_each_name
+def resume(name: str, find: Find) -> Answers:
     """Start suspended jobs' nodes again."""
-    for name in args.words:
-        find(name).resume()
-        yield Answer(f"{name} resumed", {"name": name})
+    find(name).resume()
+    yield Answer(f"{name} resumed", {"name": name})
 
 
-def start(args: ParsedArgs, find: Find) -> Answers:
+@for_each_name
+def start(name: str, find: Find) -> Answers:
     """Start jobs that wait for their turn, beside the jobs that they wait for."""
-    for name in args.words:
-        job = find(name)
-        waits = job.state.phase in (Phase.SUBMITTED, Phase.PENDING)
-        job.start()
-        yield Answer(f"{name} {'started' if waits else 'has started already'}", {"name": name})
+    job = find(name)
+    waits = job.state.phase in (Phase.SUBMITTED, Phase.PENDING)
+    job.start()
+    yield Answer(f"{name} {'started' if waits else 'has started already'}", {"name": name})
 
 
 def export(args: ParsedArgs, find: Find) -> Answers:

@@ -64,7 +64,7 @@ See `nbtorchjob VERB --help` for a verb and `nbtorchjob run --help` for all job 
 
 EXITS: Mapping[int, str] = {
     0: "done",
-    1: "the job failed, or what was requested isn't there, is incomplete or failed (result, get, doctor, gc)",
+    1: "the job failed, or what was requested isn't there, is incomplete or failed, maybe for some names",
     2: "invalid usage, or the call can't be captured; nothing was sent",
     3: "no such job",
     4: "the cluster or this machine is unreachable or refuses the request",

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, TextIO
 
-from nbtorchjob.errors import ClusterError, JobFailedError, NBTorchJobError, UnwritableError
+from nbtorchjob.errors import (
+    ClusterError,
+    JobFailedError,
+    NBTorchJobError,
+    PartialFailureError,
+    UnwritableError,
+)
 from nbtorchjob.text import Filter, shown, shows, words
 
 _DEEPEST = 100  # levels: JSON's own writer takes some more before it gives up
@@ -75,9 +81,10 @@ def settle() -> None:
 def error(exc: NBTorchJobError) -> None:
     """Write an error to stderr; for a failed job, the job's own traceback."""
     asks = exc.grant.splitlines() if isinstance(exc, ClusterError) else []  # to request from an administrator
-    message = "\n".join([str(exc), *asks])
-    is_attributed = isinstance(exc, JobFailedError) or message.startswith("nbtorchjob ")
-    beside(message if is_attributed else f"nbtorchjob: {message}")
+    messages = str(exc).splitlines() if isinstance(exc, PartialFailureError) else [str(exc)]
+    for message in messages:
+        is_attributed = isinstance(exc, JobFailedError) or message.startswith("nbtorchjob ")
+        beside("\n".join([message if is_attributed else f"nbtorchjob: {message}", *asks]))
 
 
 def nowhere(stream: TextIO) -> None:

@@ -23,6 +23,7 @@ from nbtorchjob.errors import (
     JobNotFoundError,
     LineError,
     NBTorchJobError,
+    PartialFailureError,
     ResultError,
     Shape,
     SpecError,
@@ -250,6 +251,7 @@ _INTERRUPTED, _BROKEN_PIPE = 130, 141  # a shell's codes for SIGINT and SIGPIPE
 _CODES: Mapping[type[NBTorchJobError], int] = {
     JobFailedError: 1,
     ResultError: 1,
+    PartialFailureError: 1,
     LineError: 2,
     SpecError: 2,
     CaptureError: 2,

@@ -316,8 +316,22 @@ def test_an_unknown_name_keeps_no_other_job_from_being_ended(command, verb):
     done = command(verb, "first", "typo", "second", "oversight")
 
     assert [line.split()[0] for line in done.out.splitlines()] == ["first", "second"]
-    assert done.err.startswith("nbtorchjob: there is no job named 'typo'; ")
-    assert done.code == 3
+    errors = done.err.splitlines()
+    assert [line.partition(";")[0] for line in errors] == [
+        f"nbtorchjob: there is no job named {name!r}" for name in ("typo", "oversight")
+    ]
+    assert done.code == 1
+
+
+@pytest.mark.parametrize("verb", [verb.name for verb in VERBS.values() if verb.words == "NAME..."])
+def test_a_verb_tries_all_of_its_names_and_reports_each_failure(command, verb):
+    done = command(verb, "typo", "oversight")
+
+    assert [line.partition(";")[0] for line in done.err.splitlines()] == [
+        f"nbtorchjob: there is no job named {name!r}" for name in ("typo", "oversight")
+    ]
+    assert (done.out, done.code) == ("", 1)
+    assert command(verb, "typo").code == 3  # alone, the error's own code
 
 
 @pytest.mark.usefixtures("apart")
