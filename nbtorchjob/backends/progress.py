@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from nbtorchjob.state.facts.series import RECENT, points_each, stride
+from nbtorchjob.state.facts.series import RECENT, UNITS, points_each, stride
 
 # How the line of a ``report()`` begins, as ``runtime/facts`` writes it.
 REPORTED = b'{"event": "Reported"'
@@ -26,6 +26,7 @@ _round = re.compile(rb'"round": (\d+),').search
 _METRICS = b'"metrics": {'
 _names = re.compile(rb'"((?:[^"\\]|\\.)*)": ').findall
 _FIRST = b'"seq": 0,'
+_counts_from_zero = re.compile(rb'"(?:%b)": 0(?:\.0)?[,}]' % "|".join(UNITS).encode()).search
 _ROUNDS = 128
 _MOST_RANKS = 1024
 _MOST_USES = 32  # of a node
@@ -113,7 +114,10 @@ class Telling:
                     kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     def newest(self, rank: int) -> list[bytes]:
-        """Return the newest reports of a rank, except those whose metrics are all in newer ones."""
+        """Return the newest reports of a rank, except those whose metrics are all in newer ones.
+
+        Before them comes its first report, if that shows that the rank counts from 0.
+        """
         lines: list[bytes] = []
         newer_metrics: set[tuple[bytes, bytes]] = set()
         alike: set[tuple[bytes, ...]] = set()
@@ -130,7 +134,17 @@ class Telling:
             if metrics:
                 alike.add(names)
             newer_metrics |= metrics
-        return lines[::-1]
+        first = self._first_of(b"%d" % rank)
+        return [*([first] if _counts_from_zero(first) and first not in lines else []), *reversed(lines)]
+
+    def _first_of(self, rank: bytes) -> bytes:
+        """Return the first report of a rank, or an empty line if none was kept."""
+        if self._newest or self._first:
+            self._sort()
+            return next(iter(self._first.get(rank, ())), b"")
+        fragment = b'"rank": %b,' % rank
+        of_rank = (line for line in self._unsorted if fragment in line and line.startswith(REPORTED))
+        return next((line for line in of_rank if _FIRST in line), b"")
 
     def _newest_first(self, rank: bytes) -> Iterable[bytes]:
         """Return the newest reports of a rank, or its first if it has no others."""

@@ -230,8 +230,10 @@ class _Track:
         marks = [(count, point.seq - first.setdefault(count, point.seq)) for point, count in counted]
         self.marks = [*accumulate(marks, max)]  # after a restart a run is behind for a while
         self.latest = latest(series)
-        # A run that counts from 0 has done one unit when it reports 0.
-        self._more = 1 if by != REPORT and self.marks and self.marks[0][0] == 0 else 0
+        # A run that counts from 0 has done one unit when it reports 0. After many restarts its first reports
+        # are left out, and of other metrics the first count isn't kept.
+        first_count = 0 if by in series.from_zero else next((count for count, _ in self.marks), math.nan)
+        self._more = 1 if by != REPORT and first_count == 0 else 0
         stretch_counts = [[count for _, count in counts(stretch.points, by)] for stretch in series.stretches]
         self.repeats = any(count == other for many in stretch_counts for count, other in pairwise(many))
         self.goes_on = by == REPORT or any(len(many) > 1 for many in stretch_counts)

@@ -68,12 +68,25 @@ def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
         reported(4, loss=math.nan),
         reported(5, loss=5),
     ]
-    telling.sift([reported(0, step=0), *lines])
+    telling.sift([reported(0, params=1), *lines])
     assert telling.newest(0) == [lines[0], lines[2], lines[3], lines[5]]
 
     telling = Telling()
     telling.sift([reported(seq, **{"Güte": seq, '"quoted"': 1}) for seq in range(1, 5)])
     assert telling.newest(0) == [reported(4, **{"Güte": 4, '"quoted"': 1})]
+
+
+@pytest.mark.parametrize("before", [0, 10_000])
+def test_a_first_report_that_counts_from_zero_comes_before_the_newest(before):
+    def reported(seq, round_=0, **metrics):
+        record = {"event": "Reported", "time": 1.0, "rank": 0, "round": round_, "seq": seq}
+        return json.dumps({**record, "metrics": metrics}).encode()
+
+    telling = Telling()
+    lines = [reported(0, step=0), *(reported(seq, step=seq) for seq in range(1, 9)), reported(0, 1, step=5)]
+    telling.sift([*(used(seq) for seq in range(before)), *lines])
+
+    assert telling.newest(0) == [lines[0], reported(8, step=8)]
 
 
 def test_newest_reports_are_the_same_however_many_lines_came_before():

@@ -303,6 +303,20 @@ def test_a_long_run_is_judged_by_what_was_seen_first():
     assert [*judge.stops([gone_on, other])] == ["g-r2"]
 
 
+def test_a_run_that_counts_from_zero_still_does_after_many_restarts():
+    early = Early(stop_when="loss > 2", by="epoch", at_least=13)
+    again = []
+    for round_ in range(1, 12):  # each goes on from a checkpoint after the epoch before
+        again.append(ev.WorkersStarted(90.0 * round_, 0, round_, round_, (0,), 1))
+        again += [
+            ev.Reported(90.0 * round_ + epoch, 0, round_, n, {"epoch": epoch, "loss": 9.0})
+            for n, epoch in enumerate((round_, round_ + 1))
+        ]
+
+    assert [*stops(early, losses(1, [9.0, 9.0], *again))] == ["g-r1"]
+    assert stops(early, losses(1, [9.0, 9.0], *again[:-1])) == {}
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.lists(st.floats(0, 9) | st.just(math.nan), max_size=6), max_size=6),

@@ -335,7 +335,8 @@ class ListedJob:
         series: NumberedMapping[Series] = NumberedMapping()
         if spoken.points:
             newest = replace(spoken.points[-1], metrics=spoken.newest)
-            series = NumberedMapping([(state.info.speaker, Series().add(spoken.round, newest))])
+            one = replace(Series().add(spoken.round, newest), firsts=spoken.firsts)
+            series = NumberedMapping([(state.info.speaker, one)])
         return replace(state, series=series, variables={}, uses=NumberedMapping())
 
     def _record(self) -> int:

@@ -137,6 +137,7 @@ def test_an_ended_job_takes_little_memory(act, here):
     assert [(rank, [dict(p.metrics) for p in series.points]) for rank, series in state.series.items()] == [
         (0, [{"step": 8, "steps": 9, "loss": 1}])
     ]
+    assert done(state) == 9  # it counts from 0, as its first report showed
 
 
 def test_ended_jobs_share_what_is_alike(act, here):
