@@ -54,7 +54,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from nbtorchjob.frozen import FrozenDataclass
@@ -187,14 +187,16 @@ def losses(facts: Facts) -> list[Life]:
 def attempts(facts: Facts, failure: Failure | None) -> tuple[Attempt, ...]:
     """Return the job's attempts; ``failure`` is how the newest ended, None where it goes on or ended well."""
     built: list[Attempt] = []
-    *earlier, last = parts(facts)
-    for part in earlier:
+    in_order = parts(facts)
+    for part, follower in pairwise(in_order):
         end = max((unit.life.end for unit in part.units), default=0.0)
         part_failure = culprit(view(facts, part)) or Failure(_UNSEEN, end)
         # What was recorded when the next attempt was paid for wins over what can still be seen of this one.
+        # What a queue took, and gave back under the same number, wasn't recorded.
         payment = next((paid for paid in facts.paid if paid.attempt == part.number), None)
         if (
             payment is None
+            or follower.number == part.number
             or payment.budget not in _CAUSES
             or facts.info.retry_owner != US
             or (part_failure.reason is not _UNSEEN and budget(part_failure) is Budget(payment.budget))
@@ -203,7 +205,7 @@ def attempts(facts: Facts, failure: Failure | None) -> tuple[Attempt, ...]:
         else:
             as_paid = Failure(Reason(_CAUSES[payment.budget], payment.text or _UNSEEN.line), payment.time)
         built.append(_attempt(facts, part, built, as_paid))
-    return (*built, _attempt(facts, last, built, failure))
+    return (*built, _attempt(facts, in_order[-1], built, failure))
 
 
 def _attempt(facts: Facts, part: Part, before: list[Attempt], failure: Failure | None) -> Attempt:

@@ -60,25 +60,32 @@ def use(attempt: Attempt, state: JobState) -> str:
     spent = next((row for row in state.budgets if row.budget is attempt.budget), None)
     if spent is None:
         return ""
-    # A queue may take an attempt's nodes away several times under one number.
-    place = state.attempts.index(attempt)
-    alike = [other for other in state.attempts[: place + 1] if other.budget is attempt.budget]
+    until_then = state.attempts[: _place(attempt, state) + 1]
+    alike = [other for other in until_then if other.budget is attempt.budget]
     paid = len(alike) <= spent.used  # the last attempt of an ended job paid for no further one
     return f"{spent.budget.value.removesuffix('s')} {len(alike)} of {facts.limit(spent)}" if paid else ""
+
+
+def _place(attempt: Attempt, state: JobState) -> int:
+    """Return the index of an attempt: a queue may take its nodes away several times under one number."""
+    return state.attempts.index(attempt)
 
 
 def saved(attempt: Attempt, state: JobState) -> str:
     """Return ``saved at step 1,204`` for an attempt whose ranks left as a node was about to end; else "".
 
-    Once there is a later attempt, the text adds that it went on from there.
+    Once the ranks were started again, the text adds that they went on from there, and as which attempt.
     """
     if attempt.left is None:
         return ""
     values = attempt.left.metrics
     counted = [f"{unit} {as_float(values[unit]):,.15g}" for unit in TOTALS if unit in values]
     text = " ".join(["saved", *(["at", *counted[-1:]] if counted else [])])
-    later = next((follower.number for follower in state.attempts if follower.number > attempt.number), None)
-    return text if later is None else f"{text}, and attempt {later} went on from there"
+    later = state.attempts[_place(attempt, state) + 1 :]
+    if not later:
+        return text
+    who = f"attempt {later[0].number} " if later[0].number > attempt.number else ""
+    return f"{text}, and {who}went on from there"
 
 
 def why(attempt: Attempt, state: JobState) -> str:

@@ -40,13 +40,15 @@ def test_budgets_and_attempts_are_counted():
     assert facts.counts(third) == "attempt 3 · restarts 0/3 · failures 1/2 · preemptions 1/unlimited"
 
 
-def queued(life, at, end=None):
-    """Return a life of a job's pods in a Kueue queue, which takes them away at ``end``."""
+def queued(life, at, end=None, step=None):
+    """Return a life of a job's pods in a Kueue queue, which takes them away at ``end``, saved at ``step``."""
     pods = [f"life-{life}-{node}" for node in (0, 1)]
     facts: list[ev.Event] = []
     for node in (0, 1):
         facts.append(ev.NodeStarted(at, node, "host", 9, pods[node]))
         facts.append(ev.WorkersStarted(at, node, 0, life, (node,), 2, pod=pods[node]))
+    if step is not None:
+        facts.append(ev.RankLeft(end, 0, 0, life, 1, {"step": step}))
     if end is not None:
         facts += [
             ev.Evicted(end, "Preempted", "due to prioritization in the ClusterQueue"),
@@ -66,6 +68,20 @@ def test_each_time_that_a_queue_takes_the_nodes_away_has_its_own_place_in_the_bu
     assert [text.rpartition("; ")[2] for text in lines] == [
         "used preemption 2 of 3",
         "used preemption 1 of 3",
+    ]
+
+
+def test_what_an_attempt_used_is_not_used_again_each_time_that_its_queue_took_its_nodes():
+    failed = recoverable(1, 1240.0)
+    facts = [*queued(8, 1000.0, 1100.0, step=10), *queued(9, 1140.0, 1200.0, step=20), *failed]
+    paid = ev.AttemptPaid(1246.0, 1, "failures", AWAY)
+    state = job(*facts, paid, *begun(2, 1260.0), cluster=CLUSTER, backend="kubernetes", policy=None)
+
+    taken = "node 0 (host): preempted by a job of higher priority in its queue"
+    assert [text.split(", ", 1)[1].split(": ", 1)[1] for text in attempts.past(state)] == [
+        f"rank 0: {AWAY}; used failure 1 of 2",
+        f"saved at step 20, and went on from there; {taken}; used preemption 2 of 3",
+        f"saved at step 10, and went on from there; {taken}; used preemption 1 of 3",
     ]
 
 
