@@ -14,13 +14,15 @@ import difflib
 import inspect
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from nbtorchjob.capture import pickling, report
 from nbtorchjob.capture.cells import Function
 from nbtorchjob.errors import CaptureError
-from nbtorchjob.runtime.facts.secret import masked
+from nbtorchjob.runtime.facts.secret import MASKED, masked
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.text import words
 
@@ -57,6 +59,18 @@ def bind(
             f"give {flags}, or set it in the notebook"
         )
     return values
+
+
+def as_line(args: Mapping[str, str], argv: Sequence[str]) -> str:
+    """Return a cell's arguments as its line has them; ``MASKED`` if one may be a secret."""
+    pairs = [*args.items(), *pairwise(["", *argv])]
+    pairs += [(name, value) for name, equals, value in (word.partition("=") for word in argv) if equals]
+    for name, text in pairs:
+        number = re.fullmatch(r"[\d.eE+-]{1,16}", text)  # --max-tokens 512
+        if not number and report.is_secret(name if name in args or name.startswith("-") else "", text):
+            return MASKED
+    line = [word for name, text in args.items() for word in ("--arg", f"{name}={text}")]
+    return shlex.join([*line, *(["--", *argv] if argv else [])])
 
 
 def evaluate(name: str, text: str, namespace: Mapping[str, Any]) -> Any:

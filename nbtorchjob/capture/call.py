@@ -127,6 +127,7 @@ def from_cell(
         gives=cell.gives,
         plain=cell.plain and "print" not in names,
         text=cell.text,
+        arguments=arguments.as_line(args, [*argv]),
         stops=stops or capture.stops,
         parameters=frozenset(run_values),
     )
@@ -154,7 +155,7 @@ def from_cells(
         kwargs: dict[str, Any] = {}
         rank_names: list[str] = []
         if cell.entry is not None:
-            kwargs = arguments.bind(cell.entry, {}, namespace, before)
+            kwargs = arguments.bind(cell.entry, part.args, namespace, before)
             rank_names = sorted(before & set(arguments.required(cell.entry)) - kwargs.keys())
         objects |= kwargs
         calls.append(
@@ -165,6 +166,7 @@ def from_cells(
                 "entry": cell.entry and cell.entry.name,
                 "kwargs": kwargs,
                 "theirs": rank_names,
+                "argv": ["cell", *part.argv],
                 "ranks": part.ranks,
             }
         )

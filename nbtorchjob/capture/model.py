@@ -84,10 +84,11 @@ class Call(FrozenDataclass):
     be different on ranks. ``sets`` are the names that a cell sets there, ``gives`` is whether it has a value,
     ``plain`` whether that value is sure to be plain data, ``stops`` whether its code may stop in a debugger.
     ``began`` is when the capture began, in seconds since the epoch. ``text`` is the text of a cell, "" for a
-    function, and ``by`` describes its owner to other people who wait for it. ``imports`` is what it imports,
-    apart from the local modules, and ``packages`` what its nodes install. ``codes`` are the code objects of
-    the notebook's functions in it, ``paths`` its variables that may be paths, ``shipped`` the files that go
-    along because the spec names them, ``data`` the folders of data that go to the job's store.
+    function, ``arguments`` are a cell's, as on its line, and ``by`` describes its owner to other people who
+    wait for it. ``imports`` is what it imports, apart from the local modules, and ``packages`` what its nodes
+    install. ``codes`` are the code objects of the notebook's functions in it, ``paths`` its variables that
+    may be paths, ``shipped`` the files that go along because the spec names them, ``data`` the folders of
+    data that go to the job's store.
     ``parameters`` are the names whose values differ between the runs of a group. ``code`` is all code in the
     pickle; with ``sourced`` its sources go along, as a node may have another Python. ``of_a_process`` has the
     objects that were created for the notebook's process: names with their types'.
@@ -106,6 +107,7 @@ class Call(FrozenDataclass):
     plain: bool = False
     began: float = 0.0
     text: str = ""
+    arguments: str = ""
     by: str = ""
     promoted: str = ""  # the lab whose cells it runs once more
     stops: bool = False
@@ -172,8 +174,13 @@ class Call(FrozenDataclass):
 
 
 class Part(FrozenDataclass):
-    """One of several cells that run in order: on ``ranks``, or on all ranks if that is empty."""
+    """One of several cells that run in order: on ``ranks``, or on all ranks if that is empty.
+
+    ``args`` and ``argv`` are its arguments, as :func:`~nbtorchjob.capture.from_cell` takes them.
+    """
 
     text: str
     filename: str
     ranks: tuple[int, ...] = ()
+    args: Mapping[str, str] = field(default_factory=lambda: NO_ITEMS)
+    argv: tuple[str, ...] = ()

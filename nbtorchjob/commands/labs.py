@@ -16,6 +16,7 @@ from nbtorchjob.commands.running import submit
 from nbtorchjob.errors import AskError, LineError, SpecError
 from nbtorchjob.machine import interrupts
 from nbtorchjob.machine.folders import working
+from nbtorchjob.runtime.facts.secret import MASKED
 from nbtorchjob.runtime.lab import TEXT
 from nbtorchjob.spec import options
 from nbtorchjob.state import JobState, turns
@@ -108,7 +109,12 @@ def promote(args: ParsedArgs, front: Front) -> Any:
         base = replace(lab.info.jobspec, lab=False, name=None)
         spec, cell_options = verbs.parse(shlex.join(flagged), front.say, base)
         texts = {turn.number: _as_swapped(turn, state, front) for turn in chosen}
-        parts = [capture.Part(texts[turn.number], turn.fact.filename, _some(turn, state)) for turn in chosen]
+        parts = []
+        for turn in chosen:
+            text, fact, of_cell = texts[turn.number], turn.fact, options.parse(turn.fact.arguments, base)[1]
+            parts.append(
+                capture.Part(text, fact.filename, _some(turn, state), dict(of_cell.arg), of_cell.argv)
+            )
         label = f"{lab.name}, {words.ranks([turn.number for turn in chosen]).replace('rank', 'cell')}"
         call = capture.from_cells(parts, front.namespace(), label, root=working())
         call = replace(call, promoted=lab.name)
@@ -116,7 +122,9 @@ def promote(args: ParsedArgs, front: Front) -> Any:
             lines = []
             for turn in chosen:
                 ranks = _some(turn, state)
-                lines.append(f"# {turn.name}{f', {words.ranks(ranks)} only' if ranks else ''}:")
+                only = f", {words.ranks(ranks)} only" if ranks else ""
+                arguments = f", {words.line(turn.fact.arguments, 100)}" if turn.fact.arguments else ""
+                lines.append(f"# {turn.name}{only}{arguments}:")
                 lines += (f"#   {words.line(code, 100)}" for code in texts[turn.number].strip().splitlines())
             front.show(Answer("\n".join(lines)))
     request = RunRequest(call, spec, replace(cell_options, detach=True), front.origin(call))
@@ -190,8 +198,10 @@ def _unrepeatable(turn: Turn) -> str:
     fact = turn.fact
     if not fact.text:
         return f"it was a call, {words.line(fact.label, 60)}, not a cell"
-    if len(fact.text) >= TEXT:
+    if max(len(fact.text), len(fact.arguments)) >= TEXT:
         return "its text exceeds the limit of a lab's records"
+    if fact.arguments == MASKED:
+        return "one of its arguments may be a secret, which a lab's records don't have"
     if fact.pushed:
         return f"it used pushed values ({', '.join(fact.pushed)})"
     return ""

@@ -17,6 +17,7 @@ from nbtorchjob.machine import folders
 from nbtorchjob.payload import program
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.install import packages, stock
+from nbtorchjob.runtime.lab import TURN
 from nbtorchjob.runtime.objects.wire import ALIGN, sign
 from nbtorchjob.runtime.rank import settings
 from nbtorchjob.runtime.store import payload as wire
@@ -199,7 +200,7 @@ def _pooled(call: Call, spec: JobSpec, env: Mapping[str, str], sweep: str) -> di
 
 def _turn(call: Call) -> dict[str, str]:
     """Return what a lab's node reports about a turn."""
-    return {"label": call.label, "text": call.text, "filename": call.filename, "by": call.by}
+    return {name: getattr(call, name) for name in TURN}
 
 
 def _archive(

@@ -4,9 +4,10 @@ import pickle
 
 import pytest
 
-from nbtorchjob import CaptureError, capture
+from nbtorchjob import CaptureError, JobSpec, capture
 from nbtorchjob.capture import Part, RankNames
 from nbtorchjob.runtime.rank import call as running
+from nbtorchjob.spec import options
 
 
 def notebook(text):
@@ -86,6 +87,27 @@ def test_several_cells_need_only_what_none_before_them_sets():
     assert shipped(call)["scale"] == 2
     with pytest.raises(CaptureError, match="'a'"):
         capture.from_cells(cells[1:], notebook(CODE), "lab, cells 2-3")
+
+
+@pytest.mark.parametrize(
+    ("line", "record"),
+    [
+        ("--arg n=5 -- --max-tokens 512 'a b'", "--arg n=5 -- --max-tokens 512 'a b'"),
+        ("--arg n=5", "--arg n=5"),
+        ("", ""),
+        ("-- --hf-token abc", "<masked>"),
+        ("-- --hf-token=abc", "<masked>"),
+        ("-- https://me:abc@hub/", "<masked>"),
+        ("--arg key='\"abc\"'", "<masked>"),
+    ],
+)
+def test_a_cells_arguments_are_recorded_as_on_its_line_unless_one_may_be_secret(line, record):
+    _, cell_options = options.parse(line, JobSpec())
+    call = capture.from_cell(
+        "def f(n=1, key=2): return n", {}, args=dict(cell_options.arg), argv=cell_options.argv
+    )
+
+    assert call.arguments == record
 
 
 @pytest.mark.parametrize(("rank", "value"), [("0", 2), ("1", 5)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+MASKED = "<masked>"
+
 # A tokenizer, the key points of a pose and a keyword aren't secret.
 _SECRET = re.compile(
     "token(?!i[sz])|password|passwd|secret|(?<!mon)key(?!board|frame|point|word)|credential", re.IGNORECASE
@@ -31,4 +33,4 @@ def has_password(text: str) -> bool:
 
 def masked(text: str) -> str:
     """Return a text, such as a repr, with its secrets masked."""
-    return _ADDRESS.sub(r"\1<masked>", _TOLD.sub(r"\1<masked>", text))
+    return _ADDRESS.sub(r"\1" + MASKED, _TOLD.sub(r"\1" + MASKED, text))

@@ -73,7 +73,7 @@ from nbtorchjob.runtime.ask.answering import Handler, Question, Refused
 from nbtorchjob.runtime.facts import emit, tear
 from nbtorchjob.runtime.facts.errors import from_exception
 from nbtorchjob.runtime.install import environment
-from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET, TEXT, turns
+from nbtorchjob.runtime.lab import ANEW, ELSEWHERE, NOT_YET, TEXT, TURN, turns
 from nbtorchjob.runtime.lab.relay import Follower, Lead, brought, name_of, path_of
 from nbtorchjob.runtime.lab.standing import Standing
 from nbtorchjob.runtime.node import shortage
@@ -308,7 +308,7 @@ class Lab:
         if lead:
             self._since = time.monotonic()
             ranks, nodes = sorted(base.where), sorted(base.nodes)
-            words = {name: self._settings[name] for name in ("label", "text", "filename", "by")}
+            words = {name: self._settings[name] for name in TURN}
             sets = self._marks(_set_by(words["text"]) if base.first else ())
             own = _Turn(0, base.round, ranks, nodes, words["label"], words["by"], sets, order, set(nodes))
             self._running[base.round] = own
@@ -341,6 +341,7 @@ class Lab:
             text=words["text"][:TEXT],
             filename=words["filename"],
             pushed=words["pushed"],
+            arguments=words.get("arguments", "")[:TEXT],
             by=turn.by,
             **{name: words[name] for name in _OF_JOBS if words.get(name)},
         )

@@ -74,6 +74,8 @@ def act(call: dict[str, Any], namespace: dict[str, Any], replay: Any = None) -> 
     else:
         value, cells = None, call.get("cells", [call])
         for at, cell in enumerate(cells, 1):
+            if cell is not call:  # each cell of a lab has its own
+                sys.argv = list(cell["argv"])
             value = _cell(cell, namespace, replay, cells[at:]) if is_mine(cell) else None
         displays.end_of_cell()
     training = sys.modules.get("nbtorchjob.runtime.api.training")  # it imports torch: most code has none

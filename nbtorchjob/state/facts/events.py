@@ -328,8 +328,8 @@ class TurnTaken(FrozenDataclass):
 
     Its ``round`` is its own, larger than any before; ``base`` is the round in which the lab's ranks began.
     ``ranks`` and ``nodes`` are all that run it. ``text`` is its cell's source, "" for a function's call;
-    ``pushed`` are the names that came with it and replaced the ranks' own. ``by`` says whose it is, in words.
-    The first turn, the lab's own call, has no ``id``.
+    ``arguments`` are the cell's, as on its line, and ``pushed`` the names that came with it and replaced the
+    ranks' own. ``by`` says whose it is, in words. The first turn, the lab's own call, has no ``id``.
 
     A job of a pool may run on any of ``nodes`` until it is placed (``TurnPlaced``). Its sender adds what only
     it knows: the job's ``number``, which no other job of the pool has, or 0; when it was ``sent`` first; its
@@ -355,6 +355,7 @@ class TurnTaken(FrozenDataclass):
     retry: str = ""
     attempt: int = 1
     paid: tuple[AttemptPaid, ...] = ()
+    arguments: str = ""
 
 
 class TurnPlaced(FrozenDataclass):

@@ -58,15 +58,18 @@ def test_what_was_run_becomes_a_job_of_its_own(notebook, lab):
     notebook.run("step = 10")
     notebook.value("%%torchjob --on lab --rank 1\nx += 5")
     notebook.value("%%torchjob --on lab\nx += step\nx")
+    scaled = "import sys\ndef scaled(by=1):\n    return x * by, sys.argv[1:]"
+    notebook.value(f"%%torchjob --on lab --arg by=2 -- --lr 0.1\n{scaled}")
     notebook.run("%%torchjob --on lab\n1 / 0")
     notebook.run("step = 100")  # the notebook's current value counts
     notebook.run("%torchjob promote lab --dry-run")
     assert "# cell 2, rank 1 only:\n#   x += 5" in notebook.out
+    assert "# cell 4, --arg by=2 -- --lr 0.1:\n#   import sys" in notebook.out
     assert "1 / 0" not in notebook.out
 
     job = notebook.value("%torchjob promote lab --all-ranks")
 
-    assert job.results(LIMIT) == [101, 106]
+    assert job.results(LIMIT) == [(202, ["--lr", "0.1"]), (212, ["--lr", "0.1"])]
     assert job.info.promoted == "lab"
     assert lab.state.phase is Phase.RUNNING
 

@@ -672,7 +672,14 @@ def test_a_later_attempt_of_several_cells_has_a_value_as_swapped_behind_the_last
         ("loss()", ()),
     ]
     packed = [
-        {"cell": text, "filename": f"<{at}>", "flags": 0, "entry": None, "ranks": ranks}
+        {
+            "cell": text,
+            "filename": f"<{at}>",
+            "flags": 0,
+            "entry": None,
+            "argv": sys.argv,
+            "ranks": ranks,
+        }
         for at, (text, ranks) in enumerate(cells)
     ]
 
