@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -36,6 +36,8 @@ _TRIES = 4  # in a row that transfer nothing
 _PASSES = 3  # over a file that is being written
 _AGAIN_S = 1.0
 _PIECE_BYTES = 1 << 20
+_WHOLE_BYTES = 1 << 23  # a synced copy up to this size is compared as a whole
+_TAIL_BYTES = 1 << 16  # compared at the end of a bigger copy, if the file has grown
 _MOST_NAME = 4096
 _MOST = 1 << 62
 _MOST_LACKING = 3  # reasons that an error gives
@@ -83,6 +85,10 @@ class NodeListing(FrozenDataclass):
 
 class RefusedFileError(ResultError):
     """The node no longer has the file, or can't read it."""
+
+
+class BusyFileError(ResultError):
+    """Another copy writes to the same file here."""
 
 
 class CopiedFile(FrozenDataclass):
@@ -183,6 +189,49 @@ def refresh(backend: Backend, state: JobState, path: str, target_of: Callable[[R
     return count
 
 
+def renew(reader: Reader, file: RunFile, target: Path) -> int:
+    """Update a copy to what its node has, in one step if that was rewritten; return the bytes received.
+
+    Raises ``BusyFileError``, ``RefusedFileError`` and ``AskError``.
+    """
+    partial, received = partial_of(target), 0
+    with ExitStack() as stack:
+
+        def begin() -> BinaryIO:
+            begun = stack.enter_context(appending(partial, file.path, target))
+            stack.callback(_remove, partial, begun)
+            begun.truncate(0)
+            return begun
+
+        is_new = not target.exists()
+        out = begin() if is_new else stack.enter_context(appending(target, file.path, target))
+        have = out.seek(0, os.SEEK_END)
+        # A file of the same size was rewritten, perhaps with the same end, so all of it is compared.
+        span = have if have == file.size or have <= _WHOLE_BYTES else _TAIL_BYTES
+        # The digest of the copy's last ``span`` bytes; those that arrive are added.
+        digest = hashlib.sha256()
+        out.seek(have - span)
+        while piece := out.read(_PIECE_BYTES):
+            digest.update(piece)
+        parts = reader.read(file.path, have, span, digest.hexdigest())
+        continues = next(parts) == have > 0
+        if not continues:
+            out, digest = out if is_new else begin(), hashlib.sha256()
+        for part in parts:
+            assert isinstance(part, bytes)
+            out.write(part)
+            digest.update(part)
+            received += len(part)
+        if digest.hexdigest() != reader.end[0]:
+            if continues:
+                out.truncate(have)
+            raise AskError(f"{file.path} was damaged on its way: its digest isn't the node's")
+        out.flush()
+        if not continues:
+            os.replace(partial, target)
+    return received
+
+
 def within(path: str, folder: str) -> str:
     """Return a file's path in the copy of a folder; its name if ``folder`` is the file itself."""
     return path[len(folder) :].strip("/") or path.rpartition("/")[2]
@@ -278,17 +327,19 @@ def _beside(target: Path, kept: _KeptFile) -> Iterator[Path]:
 
     Turns an ``OSError``, also of the body, into a ``ResultError``.
     """
-    partial = target.with_name(f".{target.name}{PARTIAL}")
+    partial = partial_of(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.writelines(kept.pieces())
-        yield partial
+        with appending(partial, kept.file.path, target) as file:
+            try:
+                file.truncate(0)
+                file.writelines(kept.pieces())
+                file.flush()
+                yield partial
+            finally:
+                _remove(partial, file)
     except OSError as exc:
         raise ResultError(f"{kept.file.path} can't be written to {target}: {exc.strerror or exc}") from exc
-    finally:
-        with suppress(OSError):
-            partial.unlink()
 
 
 def _copied_home(kept: _KeptFile, target: Path) -> CopiedFile:
@@ -328,13 +379,43 @@ def _completed(whole: Path, target: Path, path: str) -> int:
 
 
 def _lock(file: BinaryIO, path: str, target: Path) -> None:
-    """Keep other processes from appending to the same file until it is closed."""
+    """Keep other copies from appending to the same file until it is closed; raises ``BusyFileError``."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ResultError(f"{path} is being copied to {target} already") from None
+        raise BusyFileError(f"{path} is being copied to {target} already") from None
     except OSError:  # a file system without locks
         pass
+
+
+def partial_of(target: Path) -> Path:
+    """Return the path at which a file is written until it is whole."""
+    return target.with_name(f".{target.name}{PARTIAL}")
+
+
+@contextmanager
+def appending(at: Path, path: str, target: Path) -> Iterator[BinaryIO]:
+    """Open the target or its partial file to append; raises ``BusyFileError`` while another copy does."""
+    for last in (False, False, True):  # some file systems give an open file another number
+        with open(at, "a+b") as file:
+            _lock(file, path, target)
+            if last or _is_at(at, file):  # the copy that had it until now hasn't moved or removed it
+                yield file
+                return
+
+
+def _is_at(at: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(os.stat(at), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _remove(at: Path, file: BinaryIO) -> None:
+    """Remove an open file, unless it has been moved: another copy may have begun a file of that name."""
+    with suppress(OSError):
+        if _is_at(at, file):
+            at.unlink()
 
 
 class Places:
@@ -444,7 +525,7 @@ class _Copy:
 
     def __init__(self, backend: Backend, state: JobState, source: RunFile, target: Path) -> None:
         self._backend, self._state, self._source, self._target = backend, state, source, target
-        self._partial = target.with_name(f".{target.name}{PARTIAL}")
+        self._partial = partial_of(target)
         self._digest = hashlib.sha256()  # of the bytes that are here
         self._kept = 0
         self._reader: Reader | None = None
@@ -453,18 +534,28 @@ class _Copy:
         """Copy the file."""
         try:
             self._target.parent.mkdir(parents=True, exist_ok=True)
-            begun = self._target.exists()
-            with open(self._target if begun else self._partial, "a+b") as file:
-                _lock(file, self._source.path, self._target)
-                growing = self._complete(file, own=not begun)
-            if not begun:
-                _settle(self._partial, self._target)
-                self._partial.unlink(missing_ok=True)
+            while (growing := self._append(begun=self._target.exists())) is None:
+                pass
         except (OSError, JobEndedError) as exc:
             raise self._lost(exc) from exc
         finally:
             self._leave()
         return CopiedFile(self._target, self._target.stat().st_size, self._kept, growing)
+
+    def _append(self, *, begun: bool) -> bool | None:
+        """Complete the local file; return what :meth:`_complete` does, None if it has just been begun."""
+        with appending(self._target if begun else self._partial, self._source.path, self._target) as file:
+            try:
+                if not begun and self._target.exists():  # another copy was quicker
+                    return None
+                growing = self._complete(file, own=not begun)
+                if not begun:
+                    _settle(self._partial, self._target)
+                return growing
+            finally:
+                # An interrupted copy goes on from its partial file, unless that is empty.
+                if not begun and (self._target.exists() or not file.tell()):
+                    _remove(self._partial, file)
 
     def _complete(self, file: BinaryIO, *, own: bool) -> bool:
         """Copy what the node has beyond the local file; return whether it is still being written there."""

@@ -6,13 +6,12 @@ connection after the node was replaced begins a new conversation: by then the ra
 In a synced folder, a file that grows is read from where the copy ends, after the copy was compared with the
 node's file (a big one only at its end). A rewritten file is replaced in one step. Once the job has ended, the
 folder is completed from what came home. Of several syncs to one folder, one copies at a time: two that append
-to one file would damage it.
+to one file would damage it. A file that is being copied there otherwise waits for the next step.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import itertools
 import os
 import queue
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from nbtorchjob.backends import files, naming
 from nbtorchjob.backends.base import Backend, Talks, able
-from nbtorchjob.backends.files import Reader, RefusedFileError, RunFile
+from nbtorchjob.backends.files import BusyFileError, Reader, RefusedFileError, RunFile
 from nbtorchjob.backends.talk import Talk
 from nbtorchjob.errors import (
     AskError,
@@ -37,16 +36,12 @@ from nbtorchjob.errors import (
     ResultError,
     SpecError,
 )
-from nbtorchjob.runtime.api.checkpoints import PARTIAL
 from nbtorchjob.runtime.ask.files import CHECKPOINTS, MOST_FILES
 from nbtorchjob.runtime.ask.ports import Channels, Message
 from nbtorchjob.state import JobState
 from nbtorchjob.text.words import line
 
 EVERY_S = 2.0
-_WHOLE_BYTES = 1 << 23  # a copy up to this size is compared as a whole
-_PIECE_BYTES = 1 << 20
-_TAIL_BYTES = 1 << 16  # compared at the end of a bigger copy, if the file has grown
 _LAST_MISSING = (
     "the last checkpoints may be missing: on a cluster they can't be copied once their job has ended"
 )
@@ -127,6 +122,9 @@ class Sync:
                 paths = (self._path, *(path for _, path in self._seen))  # requested, and copied
                 if state.info.cluster and any(path.partition("/")[0] == CHECKPOINTS for path in paths):
                     self.trouble = _LAST_MISSING
+            except BusyFileError as exc:  # the next step completes it
+                self.trouble = str(exc)
+                return True
             except ResultError as exc:
                 self.trouble = str(exc)
             return False
@@ -167,45 +165,19 @@ class Sync:
         key = file.node, file.path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._read(reader, file, target)
+            self.copied += files.renew(reader, file, target)
         except RefusedFileError as exc:
             if self._refused.get(key) == file:  # it is still listed
                 self.trouble = f"node {reader.node}: {exc}"
             self._refused[key] = file
+        except BusyFileError as exc:
+            self.trouble = str(exc)
         except OSError as exc:
             if isinstance(exc, TimeoutError):
                 raise
             raise ResultError(f"{file.path} can't be written to {target}: {exc.strerror or exc}") from exc
         else:
             self._seen[key] = file
-
-    def _read(self, reader: Reader, file: RunFile, target: Path) -> None:
-        have = target.stat().st_size if target.exists() else 0
-        # A file of the same size was rewritten, perhaps with the same end, so all of it is compared.
-        span = have if have == file.size or have <= _WHOLE_BYTES else _TAIL_BYTES
-        # The digest of the copy's last ``span`` bytes; those that arrive are added.
-        digest = hashlib.sha256()
-        if span:
-            with open(target, "rb") as digest_of_end_file:
-                digest_of_end_file.seek(-span, os.SEEK_END)
-                while piece := digest_of_end_file.read(_PIECE_BYTES):
-                    digest.update(piece)
-        parts = reader.read(file.path, have, span, digest.hexdigest())
-        continues = next(parts) == have > 0
-        partial = target.with_name(f".{target.name}{PARTIAL}")
-        if not continues:
-            digest = hashlib.sha256()
-        with open(target if continues else partial, "ab" if continues else "wb") as out:
-            for part in parts:
-                assert isinstance(part, bytes)
-                out.write(part)
-                digest.update(part)
-                self.copied += len(part)
-            if digest.hexdigest() != reader.end[0]:
-                out.truncate(have if continues else 0)
-                raise AskError(f"{file.path} was damaged on its way: its digest isn't the node's")
-        if not continues:
-            os.replace(partial, target)
 
 
 @contextmanager

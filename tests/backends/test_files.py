@@ -182,6 +182,100 @@ def test_two_syncs_to_one_folder_do_not_mix_what_they_copy(job, written, tmp_pat
     second.close()
 
 
+def interleaved(monkeypatch, step):
+    """Take a step once, between a file's parts that a node sends."""
+    read = host_files.Reader.read
+
+    def overlapped(self, *args):
+        monkeypatch.setattr(host_files.Reader, "read", read)
+        for number, part in enumerate(read(self, *args)):
+            if number == 1:
+                step()
+            yield part
+
+    monkeypatch.setattr(host_files.Reader, "read", overlapped)
+
+
+@pytest.mark.parametrize("begun", [b"", b"one"])
+def test_a_sync_leaves_a_file_alone_while_it_is_being_copied(job, written, tmp_path, monkeypatch, begun):
+    home, troubles = tmp_path / "home", []
+    (written / "events").write_bytes(b"one, two")
+    (written / "other").write_bytes(b"other")
+    if begun:
+        home.mkdir()
+        (home / "events").write_bytes(begun)
+    runs(job, 0)
+    local = backend("local")
+    going = links.Sync(local, local.snapshot(job.name), "artifacts", home)
+
+    def sync():
+        assert going.step()
+        troubles.append(going.trouble)
+
+    interleaved(monkeypatch, sync)
+    attach(job.name).get("artifacts/events", home, node=0)
+
+    assert troubles == [f"artifacts/events is being copied to {home / 'events'} already"]
+    assert going.step()
+    going.close()
+    assert going.trouble == ""
+    assert (home / "events").read_bytes() == b"one, two"
+    assert sorted(os.listdir(home)) == ["events", "other"]
+
+
+def test_a_file_is_not_copied_while_a_sync_writes_it(job, written, tmp_path, monkeypatch):
+    (written / "events").write_bytes(b"one")
+    runs(job, 0)
+    local, refused = backend("local"), []
+    going = links.Sync(local, local.snapshot(job.name), "artifacts", tmp_path / "home")
+
+    def copy():
+        with pytest.raises(ResultError, match=r"artifacts/events is being copied to .*events already"):
+            attach(job.name).get("artifacts/events", tmp_path / "home", node=0)
+        refused.append(True)
+
+    interleaved(monkeypatch, copy)
+    assert going.step()
+    going.close()
+
+    assert refused
+    assert texts(tmp_path / "home") == {"events": "one"}
+
+
+def test_an_ended_jobs_file_is_copied_once_at_a_time(job, tmp_path, monkeypatch):
+    sends(job, 0, {"loss.csv": "1.0"})
+    job.end()
+    settle, refused = os.link, []
+
+    def overlapped(*paths):
+        monkeypatch.setattr(os, "link", settle)
+        with pytest.raises(ResultError, match=r"artifacts/loss.csv is being copied to .* already"):
+            attach(job.name).get("artifacts/loss.csv", tmp_path / "home")
+        refused.append(True)
+        settle(*paths)
+
+    monkeypatch.setattr(os, "link", overlapped)
+    attach(job.name).get("artifacts/loss.csv", tmp_path / "home")
+
+    assert refused
+    assert texts(tmp_path / "home") == {"loss.csv": "1.0"}
+
+
+def test_of_a_file_that_can_not_be_read_nothing_is_left_behind(job, written, tmp_path, monkeypatch):
+    (written / "loss.csv").write_text("1.0")
+    runs(job, 0)
+    local, read = backend("local"), host_files.Reader.read
+    going = links.Sync(local, local.snapshot(job.name), "artifacts", tmp_path / "home")
+    monkeypatch.setattr(host_files.Reader, "read", lambda self, path, *args: read(self, f"{path}-x", *args))
+
+    with pytest.raises(ResultError, match=r"loss.csv-x can't be read"):
+        attach(job.name).get("artifacts/loss.csv", tmp_path / "home", node=0)
+    assert going.step()
+    going.close()
+
+    assert texts(tmp_path / "home") == {}
+
+
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0)])
 def test_a_checkpoint_that_all_nodes_share_is_synced_once(job, tmp_path, monkeypatch, first, second):
     job.folder.checkpoints.mkdir()
