@@ -29,8 +29,8 @@ _KEPT_FOR = {
     "centered": ("square_avg", "grad_avg"),
     "momentum": ("square_avg", "momentum_buffer"),  # RMSprop's; SGD begins with it at any step
 }
-_SCALED = ("initial_lr", "max_lr", "min_lr")  # of a group, by schedulers (OneCycleLR, 2.13)
-_BASES = ("base_lrs", "max_lrs", "min_lrs", "_last_lr")  # of a scheduler
+_SCALED = ("initial_lr", "max_lr", "min_lr", "swa_lr")  # of a group, by schedulers (OneCycleLR, SWALR)
+_BASES = ("base_lrs", "max_lrs", "min_lrs", "default_min_lr", "eta_min", "_last_lr")  # of a scheduler
 
 
 class CannotSetError(Exception):

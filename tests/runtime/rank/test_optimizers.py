@@ -36,6 +36,13 @@ def rates(make, change, steps=8, lr=1.0):
     return out
 
 
+class Falling(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    """Reduces the rate at each step, as of a metric that stays the same."""
+
+    def step(self):
+        super().step(1.0)
+
+
 def setting(path, value, space):
     entry = Setting(path, value, space)
     entry.prepare()
@@ -48,6 +55,21 @@ SCHEDULERS = {
     "step": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5),
     "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
     "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 2.0, total_steps=20),
+    "cosine above": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5, eta_min=0.3),
+    "restarts": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
+        optimizer, 4, eta_min=0.3
+    ),
+    "plateau": lambda optimizer: Falling(optimizer, factor=0.7, patience=0, min_lr=0.3),
+    "cycles": lambda optimizer: torch.optim.lr_scheduler.CyclicLR(
+        optimizer, 0.2, 1.0, step_size_up=3, cycle_momentum=False
+    ),
+    "averaging": lambda optimizer: torch.optim.swa_utils.SWALR(optimizer, 0.05, anneal_epochs=6),
+    "chained": lambda optimizer: torch.optim.lr_scheduler.ChainedScheduler(
+        [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 6),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10, eta_min=0.2),
+        ]
+    ),
     "in a row": lambda optimizer: torch.optim.lr_scheduler.SequentialLR(
         optimizer,
         [
