@@ -132,12 +132,11 @@ class Checkpoints:
             message = "the checkpoint %s doesn't fit this training: %.300s"
             raise RuntimeError(message % (os.path.basename(path), _reason(exc))) from exc
 
-    def has(self, path: str, name: str) -> bool:
-        """Whether a checkpoint's state has an entry of that name anywhere."""
+    def has(self, path: str, entry: str) -> bool:
+        """Whether a checkpoint's state has that entry, by its path."""
         import torch.distributed.checkpoint as dcp  # late, as above
 
-        entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        return any(entry.rpartition(".")[2] == name for entry in entries)
+        return entry in dcp.FileSystemReader(path).read_metadata().state_dict_metadata
 
     def meet(self, step: int, within: float) -> bool:
         """Wait up to ``within`` seconds for all ranks to be about to save this step; return whether they are.

@@ -275,7 +275,7 @@ def first_call() -> int:
 
 KEPT = "swaps"  # in a node's folder: the payloads of swaps, by number
 KEPT_AT = "NBTORCHJOB_KEPT_SWAPS"  # where that is, for ranks and the processes that they start
-MARK = "nbtorchjob_swaps"  # in an optimizer's groups: which swaps have set a value of it
+MARK = "nbtorchjob_swaps"  # an attribute of an optimizer: which swaps have set which value of it
 # How a name got its new value, the most telling way last. With REBOUND, only the name has the new value:
 # other references keep the old one.
 HOWS = SAME, ADDED, REPLACED, LATER, REBOUND = "same", "added", "replaced", "later", "rebound"

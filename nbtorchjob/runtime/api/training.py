@@ -310,21 +310,20 @@ class ResumableTraining:
         }
 
     def _progress(self, stateless: List[str]) -> Dict[str, Any]:
-        return {**self._sampler.state_dict(), "step": self.step, "stateless": stateless}
+        swaps = [[*getattr(_unwrapped(own), MARK, ())] for own in self._optimizers]
+        return {**self._sampler.state_dict(), "step": self.step, "stateless": stateless, "swaps": swaps}
 
     def _load(self, checkpoints: "Checkpoints", path: str) -> None:
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         progress = {"training": self._progress([])}
+        if not checkpoints.has(path, "training.swaps"):
+            progress["training"].pop("swaps")
         checkpoints.load(path, progress)  # before the rest, which changes the model
         self._sampler.load_state_dict(progress["training"])
         self.step = progress["training"]["step"]
-        self._saved = self._progress([])
-        if checkpoints.has(path, MARK):  # else it would be left out, as only requested entries are loaded
-            for group in (group for own in self._optimizers for group in own.param_groups):
-                group.setdefault(MARK, [])
         with _all_trainable(self._optimizers):
-            state = {**self._state(), "others": checkpoints.blank(self._others)}
+            state = {**self._state(), **progress, "others": checkpoints.blank(self._others)}
             # torch has given each parameter a state, and insists on loading it; but a parameter that never
             # had a gradient has none in the checkpoint.
             optimizer, stateless = state["optimizer"], progress["training"]["stateless"]
@@ -339,6 +338,9 @@ class ResumableTraining:
         for name, (own, parameter) in zip(_names(optimizer), parameters):
             if name in aside:
                 own.state.pop(parameter, None)
+        for own, swaps in zip(self._optimizers, progress["training"].get("swaps", ())):
+            setattr(_unwrapped(own), MARK, swaps)
+        self._saved = self._progress([])
         for name, other in self._others.items():
             other.load_state_dict(checkpoints.unpacked(name, state["others"][name]))
 
@@ -359,9 +361,14 @@ def _notice_steps(optimizer: Any, training: ResumableTraining) -> None:
         if training is not None:
             training._stepped = True
 
-    own = getattr(optimizer, "optimizer", optimizer)  # accelerate (1.15) wraps it, and takes no hooks
+    own = _unwrapped(optimizer)
     if hasattr(own, "register_step_post_hook"):  # as torch's do; of others, only whole steps are known
         own.register_step_post_hook(note)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return torch's own optimizer: accelerate (1.15) wraps it, and takes no hooks."""
+    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _names(optimizer: Dict[str, Any]) -> List[str]:

@@ -7,8 +7,11 @@ running function, or an optimizer that Trainer or Lightning made, has no name he
 With schedulers (``torch.optim.lr_scheduler``, 2.13), a schedule goes on from the new learning rate: the
 values that it computes its rates from are scaled like the rate.
 
-In a new attempt, a value is set at the first step of the optimizer, once a checkpoint is loaded. The group is
-marked, so that a value that comes with a checkpoint isn't set again: its schedule has gone on.
+In a new attempt, a value is set at the first step of the optimizer, once a checkpoint is loaded. The
+optimizer is marked, so that a value that comes with a checkpoint isn't set again: its schedule has gone on. A
+state that it returns has the marks in its groups, where any code that saves and loads it keeps them. They
+stay out of what DCP saves (``torch.distributed.checkpoint``), which can't load an older checkpoint into a
+state with more keys.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
 from nbtorchjob.runtime.api.points import MARK
@@ -139,20 +143,20 @@ class Setting:
         return put_back
 
     def mark(self, swap: str) -> Callable[[], None]:
-        """Mark in the groups that a swap has set the value; return a function that removes the mark."""
-        groups = self._optimizer.param_groups
-        for group in groups:
-            group.setdefault(MARK, []).append(swap)
+        """Mark the optimizer: a swap has set the value. Return a function that removes the mark."""
+        mark = "%s %s" % (swap, self.key)
+        _marks(self._optimizer).append(mark)
 
         def unmark() -> None:
-            for group in groups:
-                group[MARK].remove(swap)
+            marks = _marks(self._optimizer)
+            if mark in marks:  # the code may have loaded a state since
+                marks.remove(mark)
 
         return unmark
 
     def marked(self, swap: str) -> bool:
         """Whether that swap has already set the value, by the marks in a checkpoint that was loaded since."""
-        return any(swap in group.get(MARK, ()) for group in self._optimizer.param_groups)
+        return "%s %s" % (swap, self.key) in _marks(self._optimizer)
 
     def current(self) -> Any:
         """Return the value as it is now."""
@@ -193,6 +197,42 @@ def again(settings: List[Tuple[str, Setting]]) -> None:
 
     # The hook stays: torch iterates over all hooks at a step, which fails if one removes itself.
     optimizer.register_optimizer_step_pre_hook(step)
+
+
+_marking: Any = weakref.WeakSet()  # optimizers whose states have their marks
+
+
+def _marks(optimizer: Any) -> List[str]:
+    """Return an optimizer's own list of marks, and have its states return and accept them from now on."""
+    if any(MARK in group for group in optimizer.param_groups):  # a state that was loaded had them
+        _take_marks(optimizer)
+    if optimizer not in _marking:
+        _marking.add(optimizer)
+        if hasattr(optimizer, "register_state_dict_post_hook"):  # as torch's do
+            optimizer.register_state_dict_post_hook(_return_marks)
+            optimizer.register_load_state_dict_post_hook(_take_marks)
+    marks: List[str] = vars(optimizer).setdefault(MARK, [])
+    return marks
+
+
+def _take_marks(optimizer: Any) -> None:
+    """Move the marks of a loaded state from the groups to the optimizer."""
+    marks: List[str] = []
+    for group in optimizer.param_groups:
+        marks = group.pop(MARK, [])
+    setattr(optimizer, MARK, marks)
+
+
+def _return_marks(optimizer: Any, state: Dict[str, Any]) -> None:
+    """Add an optimizer's marks to a state that it returns, unless DCP requested it."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("torch.distributed.checkpoint."):
+            return
+        frame = frame.f_back
+    marks = vars(optimizer)[MARK]
+    for group in state["param_groups"] if marks else ():
+        group[MARK] = [*marks]
 
 
 # Made anew as a rank begins: the collector lists it until the code freezes what there is. To count what is

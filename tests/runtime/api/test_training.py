@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import pickle
 import sys
 
 import cloudpickle
@@ -445,6 +446,19 @@ def test_an_option_that_an_optimizer_got_later_keeps_no_checkpoint_from_being_lo
 
     assert "momentum_buffer" in optimizer.state[model.used.weight]
     assert alone(folder, plain)[0].step == 5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_checkpoint_that_names_no_swaps_is_loaded(folder):
+    training, *_ = alone(folder)
+    training.step = 3
+    training.save()
+    (path,) = folder.glob("*/.metadata")
+    metadata = pickle.loads(path.read_bytes())
+    del metadata.state_dict_metadata["training.swaps"], metadata.planner_data["training.swaps"]
+    path.write_bytes(pickle.dumps(metadata))
+
+    assert alone(folder)[0].step == 3
 
 
 class WithExtraState(Partly):

@@ -228,6 +228,43 @@ def test_a_later_attempt_sets_a_value_once_unless_its_checkpoint_has_it():
     assert attempt(later.state_dict()).param_groups[0]["lr"] == 0.05
 
 
+def test_a_later_attempt_sets_all_values_of_a_swap():
+    optimizer = torch.optim.SGD(parameters(), lr=1.0)
+    space = {"optimizer": optimizer}
+    again([("s1", Setting(f"optimizer.{key}", 0.1, space)) for key in ("lr", "weight_decay")])
+    step(optimizer)
+
+    assert [optimizer.param_groups[0][key] for key in ("lr", "weight_decay")] == [0.1, 0.1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_states_from_before_a_value_was_set_are_as_they_were_and_load(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def state():
+        return {"state": get_optimizer_state_dict(model, optimizer), "object": optimizer}
+
+    dcp.save(state(), checkpoint_id=tmp_path)
+    kept = []
+    for swap, rate in (("s1", 0.5), ("s2", 0.25)):
+        change = setting("optimizer.lr", rate, {"optimizer": optimizer})
+        change.apply(), change.mark(swap)
+        kept.append(optimizer.state_dict())
+    loaded = state()
+    dcp.load(loaded, checkpoint_id=tmp_path)
+    assert (loaded["state"]["param_groups"][0]["lr"], optimizer.param_groups[0]["lr"]) == (1.0, 1.0)
+
+    for at, swaps in enumerate((["s1"], ["s1", "s2"])):
+        optimizer.load_state_dict(kept[at])
+        change = Setting("optimizer.lr", 0, {"optimizer": optimizer})
+        change.prepare()
+        assert [swap for swap in ("s1", "s2") if change.marked(swap)] == swaps
+
+
 def test_a_hook_of_the_codes_own_on_every_step_is_called_also_as_a_value_is_set_again():
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
