@@ -34,7 +34,7 @@ _FIRST = 5  # modules that are tried as the first one
 
 _SWAPS = (
     "api/frameworks.py",
-    *(f"rank/{name}.py" for name in ("names", "optimizers", "swapped", "swapping")),
+    *(f"rank/{name}.py" for name in ("names", "optimizers", "settings", "swapped", "swapping")),
     "node/kept.py",
     "node/swaps.py",
 )
@@ -51,15 +51,8 @@ PARTS = {
     "process": ("rank/carried.py",),
     "settings": ("rank/settings.py",),
     "swaps": _SWAPS,
-    "lab": (*_SWAPS, "install/environment.py", "rank/settings.py", "lab/"),
-    "pool": (
-        *_SWAPS,
-        "install/environment.py",
-        "install/shipped.py",
-        "rank/settings.py",
-        "lab/",
-        "pool/",
-    ),
+    "lab": (*_SWAPS, "install/environment.py", "lab/"),
+    "pool": (*_SWAPS, "install/environment.py", "install/shipped.py", "lab/", "pool/"),
     "values": (
         *(f"objects/{name}.py" for name in ("codenames", "generated", "pickler", "threads")),
         "cloudpickle/",

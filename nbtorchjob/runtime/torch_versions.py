@@ -188,6 +188,13 @@ RECORD_MEMORY = Detail("torch.cuda.memory", "_record_memory_history")
 MEMORY_SNAPSHOT = Detail("torch.cuda.memory", "_snapshot")
 # Without it, a recording stays until torch begins a new one, which clears it as well.
 CLEAR_MEMORY = Detail("torch.cuda.memory", "_record_memory_history", "clear_history", since=(2, 7))
+# Without it, a swap with ``or_back`` is refused where torch has compiled code.
+SET_STANCE = Detail(
+    "torch.compiler",
+    "set_stance",
+    since=(2, 6),
+    missed="--or-back is refused where torch has compiled code",
+)
 # Without one of these two, a rank that compiled ends 4 ms later.
 COMPILE_TIMES = Detail("torch._dynamo.utils", "dump_compile_times")
 COMPILE_LOG = Detail("torch._dynamo.utils", "log")

@@ -174,7 +174,7 @@ folder = ""  # the page's
 rank = 0  # of this process, on its node
 of = tuple(map(Point, KINDS))  # by kind
 # Set by ``rank/swapping.py``: `on_swap` does the swap of that number at that call of this rank; `on_trial`
-# settles an earlier swap that is on trial.
+# settles an earlier swap that is on trial, at any call or as a round begins.
 on_swap: Optional[Callable[[int, int], None]] = None
 on_trial: Optional[Callable[[], None]] = None
 _swapped = 0  # the newest swap of this page that this rank has done
@@ -191,6 +191,8 @@ def begin(of_round: str, local_rank: int) -> None:
     page, folder, rank, _swapped = Page(of_round), of_round, local_rank, 0
     for point in of:
         point.begin(page, rank)
+    if on_trial is not None:
+        on_trial()  # of the round before
 
 
 def _forget() -> None:

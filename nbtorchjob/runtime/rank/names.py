@@ -18,7 +18,7 @@ import traceback
 from contextlib import suppress
 from itertools import chain
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from nbtorchjob.runtime.objects import memory, rebuilt
 from nbtorchjob.runtime.store.payload import Payload
@@ -334,6 +334,45 @@ def stored_in(part: ast.AST) -> Set[str]:
 def loops_in(statement: ast.stmt) -> Iterator[Any]:
     """Yield the outermost loops in a statement, except those in functions and classes."""
     return (node for node in walk(statement, ast.ClassDef, *FUNCTIONS, *LOOPS) if isinstance(node, LOOPS))
+
+
+class Later(NamedTuple):
+    """The names that are set after a place in the code, and those that are set ahead of its last loop.
+
+    The code that a swap changed ran in that loop: the names that it read had been set.
+    """
+
+    names: FrozenSet[str] = frozenset()
+    ahead: FrozenSet[str] = frozenset()
+    loops: bool = False  # whether a loop follows
+
+    def before(self, *statements: ast.stmt) -> "Later":
+        """Return the names for the place before these statements."""
+        names, ahead, loops = self
+        for statement in reversed(statements):
+            if not loops and any(isinstance(node, LOOPS) for node in walk(statement, *FUNCTIONS)):
+                ahead, loops = frozenset(), True
+            set_names = set_by(statement)
+            names, ahead = names | set_names, ahead | set_names
+        return Later(names, ahead, loops)
+
+
+def branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
+    """Yield the places of a statement's branches, each with the statements that run after the branch."""
+    branching: Any = statement
+    if isinstance(statement, (ast.If, ast.With, ast.AsyncWith)):
+        yield branching, "body", []
+        if isinstance(statement, ast.If):
+            yield branching, "orelse", []
+    elif hasattr(statement, "handlers"):  # `try` or `try` with `except*`
+        final = branching.finalbody
+        yield branching, "body", [*branching.orelse, *final]
+        yield branching, "orelse", final
+        yield branching, "finalbody", []
+        for handler in branching.handlers:
+            yield handler, "body", final
+    for case in getattr(statement, "cases", ()):
+        yield case, "body", []
 
 
 def walk(top: ast.AST, *leaves: type) -> Iterator[ast.AST]:

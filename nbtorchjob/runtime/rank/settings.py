@@ -1,9 +1,9 @@
-"""A process's torch settings: read in the notebook, applied on ranks on request."""
+"""A process's torch settings: read in the notebook, applied on ranks on request. Its random numbers, too."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Callable, Dict, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from nbtorchjob.runtime import torch_versions
 
@@ -111,3 +111,25 @@ def lay(values: Dict[str, Any]) -> None:
 
         for name, value in values.items():
             _SETTINGS[name].lay(torch, value)
+
+
+class Randomness:
+    """The states of this process's random number generators, so that dropped code has drawn no numbers."""
+
+    def __init__(self) -> None:
+        self._states: List[Tuple[Any, Any]] = []  # each with the function that sets it
+        for name, get, set_ in (
+            ("random", "getstate", "setstate"),
+            ("numpy.random", "get_state", "set_state"),
+            ("torch", "get_rng_state", "set_rng_state"),
+            ("torch.cuda", "get_rng_state_all", "set_rng_state_all"),
+        ):
+            module = sys.modules.get(name)
+            # Getting the state of torch.cuda initializes it, which fails without a GPU.
+            if module is not None and getattr(module, "is_initialized", lambda: True)():
+                self._states.append((getattr(module, set_), getattr(module, get)()))
+
+    def put_back(self) -> None:
+        """Restore the states."""
+        for set_, state in self._states:
+            set_(state)

@@ -26,6 +26,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.objects import sources
@@ -135,6 +136,8 @@ class Change:
         self.compiled = bool(getattr(getattr(frames, "output_codes", None), "seen", ())) and any(
             isinstance(value, _CODE) for value in self._new.values()
         )
+        if self.compiled and self.words["or_back"] and torch_versions.SET_STANCE.get() is None:
+            raise CannotSwapError("this torch can't try code where it has compiled some: leave out --or-back")
 
     def take(self, before: Snapshot) -> None:
         """Record the values that a cell has set, and check that each can take the place of the old one.

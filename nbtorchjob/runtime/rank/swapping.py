@@ -31,6 +31,7 @@ statement in any of them.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -38,14 +39,16 @@ import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Tuple, cast
+from typing import Any, Callable, Dict, Generator, Iterable, Iterator, List, Optional, Tuple, cast
 
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import SAME, TRIAL, VERDICT
 from nbtorchjob.runtime.facts.errors import from_exception, is_a
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers, streams, swapped
-from nbtorchjob.runtime.rank.names import FUNCTIONS, LOOPS, Names, Snapshot, read_by, set_by, walk
+from nbtorchjob.runtime.rank.names import Later, Names, Snapshot, branches, read_by, set_by
+from nbtorchjob.runtime.rank.settings import Randomness
 from nbtorchjob.runtime.rank.swapped import Change, LackingNamesError
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
@@ -69,7 +72,7 @@ def install() -> None:
 
     def settle() -> None:
         for trial in _trials[-1:]:
-            trial.settle()
+            trial.end()
 
     points.on_swap, points.on_trial = _swap, settle
     swapped.began, optimizers.unfrozen = time.time(), []
@@ -77,7 +80,7 @@ def install() -> None:
 
 def _swap(number: int, count: int) -> None:
     """Do a swap at this rank's ``count``-th call of its kind."""
-    page, chance = points.page, _Randomness()
+    page, chance = points.page, Randomness()
     assert page is not None
     change, state = Change(vars(sys.modules["__main__"])), PREPARED
     record: Dict[str, Any] = {"metrics": report.last}
@@ -144,6 +147,7 @@ class _Trial:
         self._record = record
         self._page = points.page
         self._new: List[types.FunctionType] = []
+        self._stance: Any = None  # in which compiled functions run as they are written
         self._calling = False
         self._settling = threading.Lock()
         self._outcome = 0
@@ -157,32 +161,30 @@ class _Trial:
             new.__kwdefaults__ = own.__kwdefaults__
             self._new.append(new)
         _trials.append(self)  # before a stand-in is called, maybe in another thread
+        if "torch._dynamo" in sys.modules and torch_versions.SET_STANCE.get() is not None:
+            # What is compiled with ``fullgraph=True`` would fail at a stand-in, ahead of its call.
+            self._stance = torch_versions.SET_STANCE.get()("force_eager")
         for index, candidate in enumerate(self._change.functions):
-            # Code that calls :func:`call_tried`, for a function with the same free variables
-            trial = len(_trials) - 1
-            space: Dict[str, Any] = {}
-            exec(
-                "def stand_in(*args, **kwargs):\n"
-                "    from nbtorchjob.runtime.rank import swapping\n"
-                "    return swapping.call_tried(%d, %d, args, kwargs)" % (trial, index),
-                space,
-            )
-            code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
+            # Code that calls one of the functions below, for a function with the same free variables
             old = candidate.function.__code__
+            text = next(text for flags, text in _STAND_INS if not flags or old.co_flags & flags)
+            space: Dict[str, Any] = {}
+            exec(text % (len(_trials) - 1, index), space)
+            code: Any = space["stand_in"].__code__  # its type's stub lacks `replace` for old Pythons
             stand_in: types.CodeType = code.replace(co_freevars=old.co_freevars, co_name=old.co_name)
             candidate.function.__code__ = stand_in
 
-    def call(self, index: int, args: Any, kwargs: Any) -> Any:
-        """Call a function on trial."""
+    def call(self, index: int, use: Callable[[Any], Any]) -> Any:
+        """Call a function on trial, in ``use``."""
         candidate, new = self._change.functions[index], self._new[index]
         if self._calling:  # by another function on trial
-            return new(*args, **kwargs)
+            return use(new)
         outcome = self.settle()
         if outcome:
-            return (candidate.old if outcome == BACK else candidate.function)(*args, **kwargs)
-        chance, self._calling = _Randomness(), True
+            return use(candidate.old if outcome == BACK else candidate.function)
+        chance, self._calling = Randomness(), True
         try:
-            value = new(*args, **kwargs)
+            value = use(new)
         except (Exception, SystemExit) as exc:
             _tell(self._number, RAISED, {**self._record, **_described(exc)})
             if self.wait() == STAYS:
@@ -194,7 +196,7 @@ class _Trial:
         finally:
             self._calling = False
         chance.put_back()
-        return candidate.old(*args, **kwargs)
+        return use(candidate.old)
 
     def wait(self) -> int:
         """Wait until it is decided whether the change stays; return STAYS or BACK."""
@@ -224,9 +226,21 @@ class _Trial:
                 else:
                     self._change.keep()
                 self._outcome = decision
-                if points.page is self._page:
-                    points.tell_ready(self._number * STEP + SETTLED)
+                if self._stance is None:
+                    self._tell_settled()
         return self._outcome
+
+    def end(self) -> None:
+        """Settle the change at a point."""
+        if self.settle() and self._stance is not None:
+            stance, self._stance = self._stance, None
+            # Not before: with ``fullgraph=True``, a call that has compiled nothing fails as it returns.
+            stance.__exit__(None, None, None)
+            self._tell_settled()
+
+    def _tell_settled(self) -> None:
+        if points.page is self._page:
+            points.tell_ready(self._number * STEP + SETTLED)
 
 
 _trials: List[_Trial] = []  # only the last one may be unsettled
@@ -234,29 +248,57 @@ _trials: List[_Trial] = []  # only the last one may be unsettled
 
 def call_tried(trial: int, index: int, args: Any, kwargs: Any) -> Any:
     """Call the function on trial with that index."""
-    return _trials[trial].call(index, args, kwargs)
+    return _trials[trial].call(index, lambda function: function(*args, **kwargs))
 
 
-class _Randomness:
-    """The states of this process's random number generators, so that dropped code has drawn no numbers."""
+def iterate_tried(trial: int, index: int, args: Any, kwargs: Any) -> Generator[Any, Any, Any]:
+    """Iterate over a generator function on trial: its code up to the first item counts as its call."""
 
-    def __init__(self) -> None:
-        self._states: List[Tuple[Any, Any]] = []  # each with the function that sets it
-        for name, get, set_ in (
-            ("random", "getstate", "setstate"),
-            ("numpy.random", "get_state", "set_state"),
-            ("torch", "get_rng_state", "set_rng_state"),
-            ("torch.cuda", "get_rng_state_all", "set_rng_state_all"),
-        ):
-            module = sys.modules.get(name)
-            # Getting the state of torch.cuda initializes it, which fails without a GPU.
-            if module is not None and getattr(module, "is_initialized", lambda: True)():
-                self._states.append((getattr(module, set_), getattr(module, get)()))
+    def iterated(value: Any) -> Generator[Any, Any, Any]:
+        return (yield from value.__await__() if inspect.iscoroutine(value) else value)
 
-    def put_back(self) -> None:
-        """Restore the states."""
-        for set_, state in self._states:
-            set_(state)
+    def first(function: Any) -> Any:
+        iterator = iterated(function(*args, **kwargs))
+        return iterator, *_resume(iterator.send, None)
+
+    iterator, item, end = _trials[trial].call(index, first)
+    while end is None:
+        try:
+            sent = yield item
+        except GeneratorExit:
+            iterator.close()
+            raise
+        except BaseException as exc:
+            item, end = _resume(iterator.throw, exc)
+        else:
+            item, end = _resume(iterator.send, sent)
+    return end.value
+
+
+@types.coroutine
+def await_tried(trial: int, index: int, args: Any, kwargs: Any) -> Generator[Any, Any, Any]:
+    """Await a coroutine function on trial: its code up to where it first waits counts as its call."""
+    return (yield from iterate_tried(trial, index, args, kwargs))
+
+
+def _resume(resume: Callable[[Any], Any], value: Any) -> Tuple[Any, Optional[StopIteration]]:
+    try:
+        return resume(value), None
+    except StopIteration as end:
+        return None, end
+
+
+_STAND_IN = """
+%sdef stand_in(*args, **kwargs):
+    from nbtorchjob.runtime.rank import swapping
+    return (%sswapping.%s(%%d, %%d, args, kwargs))
+"""
+# By flags of the code that they stand in for
+_STAND_INS = (
+    (inspect.CO_GENERATOR, _STAND_IN % ("", "yield from ", "iterate_tried")),
+    (inspect.CO_COROUTINE, _STAND_IN % ("async ", "await ", "await_tried")),
+    (0, _STAND_IN % ("", "", "call_tried")),
+)
 
 
 def earlier(folder: str) -> List[str]:
@@ -345,7 +387,7 @@ class Replay:
         ``later`` are the cells that come after it.
         """
         texts = [cell["cell"] for cell in later if call.is_mine(cell)]
-        end = _Later().before(*(statement for text in texts for statement in ast.parse(text).body))
+        end = Later().before(*(statement for text in texts for statement in ast.parse(text).body))
         tree.body = [*_advancing(tree.body, end), _advance(end, tree.body[-1])]
         ast.fix_missing_locations(tree)
         return _AGAIN
@@ -354,35 +396,14 @@ class Replay:
 _AGAIN = "<again>"  # no name that a cell can spell
 
 
-class _Later(NamedTuple):
-    """The names that are set after a place in the code, and those that are set ahead of its last loop.
-
-    The code that a swap changed ran in that loop: the names that it read had been set.
-    """
-
-    names: FrozenSet[str] = frozenset()
-    ahead: FrozenSet[str] = frozenset()
-    loops: bool = False  # whether a loop follows
-
-    def before(self, *statements: ast.stmt) -> "_Later":
-        """Return the names for the place before these statements."""
-        names, ahead, loops = self
-        for statement in reversed(statements):
-            if not loops and any(isinstance(node, LOOPS) for node in walk(statement, *FUNCTIONS)):
-                ahead, loops = frozenset(), True
-            set_names = set_by(statement)
-            names, ahead = names | set_names, ahead | set_names
-        return _Later(names, ahead, loops)
-
-
-def _advancing(body: List[ast.stmt], later: _Later) -> List[ast.stmt]:
+def _advancing(body: List[ast.stmt], later: Later) -> List[ast.stmt]:
     """Return statements with a call of ``Replay.advance`` after each that sets names.
 
     ``later`` is for the place after all of them.
     """
     out: List[ast.stmt] = []
     for statement in reversed(body):
-        for owner, field, rest in _branches(statement):
+        for owner, field, rest in branches(statement):
             setattr(owner, field, _advancing(getattr(owner, field), later.before(*rest)))
         # The imports from __future__ come before all else.
         if set_by(statement) and getattr(statement, "module", "") != "__future__":
@@ -392,24 +413,6 @@ def _advancing(body: List[ast.stmt], later: _Later) -> List[ast.stmt]:
     return out[::-1]
 
 
-def _advance(later: _Later, after: ast.stmt) -> ast.stmt:
+def _advance(later: Later, after: ast.stmt) -> ast.stmt:
     names = [ast.parse(repr(sorted(some)), mode="eval").body for some in (later.names, later.ahead)]
     return ast.copy_location(ast.Expr(ast.Call(ast.Name(_AGAIN, ast.Load()), names, [])), after)
-
-
-def _branches(statement: ast.stmt) -> Iterator[Tuple[Any, str, List[ast.stmt]]]:
-    """Yield the places of a statement's branches, each with the statements that run after the branch."""
-    branching: Any = statement
-    if isinstance(statement, (ast.If, ast.With, ast.AsyncWith)):
-        yield branching, "body", []
-        if isinstance(statement, ast.If):
-            yield branching, "orelse", []
-    elif hasattr(statement, "handlers"):  # `try` or `try` with `except*`
-        final = branching.finalbody
-        yield branching, "body", [*branching.orelse, *final]
-        yield branching, "orelse", final
-        yield branching, "finalbody", []
-        for handler in branching.handlers:
-            yield handler, "body", final
-    for case in getattr(statement, "cases", ()):
-        yield case, "body", []

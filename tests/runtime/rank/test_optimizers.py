@@ -36,7 +36,7 @@ def rates(make, change, steps=8, lr=1.0):
     return out
 
 
-class Falling(torch.optim.lr_scheduler.ReduceLROnPlateau):
+class Falling(torch.optim.lr_scheduler.ReduceLROnPlateau):  # type: ignore[misc, name-defined]
     """Reduces the rate at each step, as of a metric that stays the same."""
 
     def step(self):

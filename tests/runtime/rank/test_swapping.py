@@ -1,6 +1,8 @@
 """A rank's part in swaps: it waits for no decision that will not come, and misses none that was made."""
 
+import asyncio
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -9,6 +11,7 @@ import weakref
 
 import pytest
 
+from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import points, report
 from nbtorchjob.runtime.api.points import AT, KIND, NUMBER, POINT, SWAP, TRIAL, VERDICT, Page
 from nbtorchjob.runtime.rank import swapped, swapping
@@ -23,6 +26,7 @@ from nbtorchjob.runtime.rank.swapping import (
     SETTLED,
     STAYS,
     STEP,
+    WENT_WELL,
 )
 from tests.patience import LIMIT
 from tests.runtime.swaps import packed
@@ -43,9 +47,8 @@ class Node:
 
     def offer(self, number, text, *, or_back=False):
         """Offer the rank a swap at its next point."""
-        payload = packed(
-            text, or_back=or_back, assumes=[n for n in ("gate", "lr", "torch") if n in self.space]
-        )
+        names = [name for name in ("closed", "gate", "lr", "torch") if name in self.space]
+        payload = packed(text, or_back=or_back, assumes=names)
         (self.folder / f"swap-{number}.payload").write_bytes(payload)
         self.page[KIND], self.page[AT + SWAP], self.page[NUMBER] = POINT, 0, number
         self.page[AT + SWAP] = self.page.bind(SWAP, POINT)
@@ -78,6 +81,8 @@ def node(folder, monkeypatch):
     monkeypatch.setattr(points, "page", None)
     yield Node(folder, vars(main))
     points._forget()
+    assert points.on_trial is not None
+    points.on_trial()  # it may have had compiled functions run as they are written
     points.on_swap = points.on_trial = None
     report.begin()  # it includes swapped numbers
 
@@ -132,6 +137,97 @@ def test_a_function_that_stays_as_it_is_tries_nothing(node):
     node.join()
 
     assert node.space["answer"] == (1, "old")
+
+
+def finished(value):
+    """Return what a generator yields, or what a coroutine returns."""
+
+    async def wait():
+        return await value
+
+    return asyncio.run(wait()) if inspect.iscoroutine(value) else [*value]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("def f():\n    yield 'old'", "def f():\n    yield 1 / 0"),
+        ("def f():\n    return ['old']", "def f():\n    yield 1 / 0"),
+        ("async def f():\n    return ['old']", "async def f():\n    return 1 / 0"),
+    ],
+)
+def test_what_runs_only_once_it_is_iterated_or_awaited_is_on_trial_then(node, old, new):
+    exec(old, node.space)
+    node.offer(1, new, or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    node.start(lambda: node.space.update(answer=finished(node.space["f"]())))
+    node.wait(1, RAISED)
+    node.decide(1, BACK)
+    node.join()
+
+    assert node.space["answer"] == ["old"]
+
+
+def test_a_generator_on_trial_gets_what_is_sent_to_it_and_thrown_into_it(node):
+    text = (
+        "def f():\n    try:\n        sent = yield 1\n        yield sent\n"
+        "    except KeyError:\n        yield 3\n    finally:\n        closed.append(1)\n    return 4"
+    )
+    node.space["closed"] = []
+    node.offer(1, text, or_back=True)
+    node.decide(1, GO)
+    node.point.passed()
+    items: list[int] = []
+
+    def use():
+        generator = node.space["f"]()
+        items.extend((next(generator), generator.send(2), generator.throw(KeyError())))
+        try:
+            next(generator)
+        except StopIteration as end:
+            items.append(end.value)
+
+    node.start(use)
+    node.wait(1, WENT_WELL)
+    node.decide(1, STAYS)
+    node.join()
+
+    assert (items, node.space["closed"]) == ([1, 2, 3, 4], [1])
+
+
+COMPILED = [
+    "@torch.compile(fullgraph=True, backend='eager')\ndef f(x):\n    return x + 1\nouter = f",
+    "def f(x):\n    return x + 1\n"
+    "@torch.compile(fullgraph=True, backend='eager')\ndef outer(x):\n    return f(x)",
+]
+
+
+@pytest.mark.parametrize("code", COMPILED, ids=["itself", "its caller"])
+def test_a_function_in_code_that_is_compiled_whole_is_tried_or_refused(node, folder, code):
+    torch = pytest.importorskip("torch")
+    node.space["torch"] = torch
+    exec(code, node.space)
+    node.space["outer"](torch.ones(()))
+    node.offer(1, "def f(x):\n    return x + 2", or_back=True)
+    node.decide(1, GO if torch_versions.SET_STANCE.get() else DROP)
+    node.point.passed()
+    node.page.release(SWAP)
+    if not torch_versions.SET_STANCE.get():
+        assert "leave out --or-back" in (folder / "swap-1-rank-0.json").read_text()
+        return
+    node.start(lambda: node.space.update(answer=node.space["outer"](torch.ones(()))))
+    node.wait(1, WENT_WELL)
+    node.decide(1, STAYS)
+    node.join()
+    assert node.space["answer"] == 3
+
+    node.page.watch(True)
+    node.point.passed()
+    assert divmod(node.page.ready(0), STEP) == (1, SETTLED)
+    compiled = len(torch._dynamo.convert_frame.output_codes.seen)
+    assert node.space["outer"](torch.ones(())) == 3
+    assert len(torch._dynamo.convert_frame.output_codes.seen) > compiled
 
 
 def test_what_was_on_trial_is_settled_before_another_swap(node):
