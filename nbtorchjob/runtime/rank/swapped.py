@@ -286,6 +286,13 @@ def _put(cls: Any, name: str, value: Any) -> None:
         type.__setattr__(cls, name, value)
     elif name in vars(cls):
         type.__delattr__(cls, name)
+        if name == "__new__" and cls.__new__ is object.__new__:
+            # Python would go on to call that with all arguments, of which it then takes none.
+            def new(of: Any, *args: Any, **kwargs: Any) -> Any:
+                inherited = super(cls, of).__new__
+                return inherited(of) if inherited is object.__new__ else inherited(of, *args, **kwargs)
+
+            type.__setattr__(cls, name, staticmethod(new))
 
 
 def _give(function: Any, attributes: Dict[str, Any]) -> None:

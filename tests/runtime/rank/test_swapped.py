@@ -131,6 +131,20 @@ def test_what_a_new_class_lacks_is_gone_from_objects_that_are_there(space, pack)
     assert (point == 3, point.slow, space["Point"].__hash__) == (True, 1, None)
 
 
+NEW = "    def __new__(cls, x):\n        return super().__new__(cls)\n"
+POINT = "class Point:\n    def __init__(self, x):\n        self.x = x\n"
+
+
+@pytest.mark.parametrize(("before", "after"), [(POINT + NEW, POINT), (POINT, POINT + NEW)])
+def test_a_class_makes_objects_without_a_new_method_that_it_had(space, pack, before, after):
+    exec(compile(before, "<before>", "exec"), space)
+    change = changed(space, pack(after))
+    assert space["Point"](2).x == 2
+
+    change.undo()
+    assert space["Point"](3).x == 3
+
+
 def test_all_is_put_back(space, pack):
     function, net = space["loss"], space["Net"]()
     before = dict(space)
