@@ -89,13 +89,13 @@ class _Loader(pickle.Unpickler):
         return self.instead.get(obj, obj) if isinstance(obj, FunctionType) else obj
 
 
-_WRAPPERS = (
+WRAPPERS = (
     functools.partial,
     functools.partialmethod,
     functools.cached_property,
     functools.singledispatchmethod,
 )
-_CACHED = type(functools.lru_cache()(len))
+CACHED = type(functools.lru_cache()(len))
 CellType = type(rebuilt.make_cell())
 
 
@@ -111,9 +111,9 @@ def class_cells(values: Any, cls: Any) -> Iterator[Any]:
             waiting.append(member.__func__)
         elif isinstance(member, property):
             waiting += [member.fget, member.fset, member.fdel]
-        elif isinstance(member, _WRAPPERS):
+        elif isinstance(member, WRAPPERS):
             waiting.append(member.func)
-        elif isinstance(member, _CACHED):
+        elif isinstance(member, CACHED):
             waiting.append(member.__wrapped__)
         elif isinstance(member, FunctionType):
             for cell in member.__closure__ or ():

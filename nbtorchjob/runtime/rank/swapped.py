@@ -24,20 +24,21 @@ import traceback
 import types
 from contextlib import suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Set
 
 from nbtorchjob.runtime import torch_versions
 from nbtorchjob.runtime.api import report
 from nbtorchjob.runtime.api.points import ADDED, LATER, REBOUND, REPLACED, SAME
 from nbtorchjob.runtime.objects import sources
 from nbtorchjob.runtime.rank import call, optimizers
-from nbtorchjob.runtime.rank.names import Names, Snapshot, adopt, class_cells
+from nbtorchjob.runtime.rank.names import CACHED, WRAPPERS, Names, Snapshot, adopt, class_cells
 from nbtorchjob.runtime.store.payload import FILES, Payload
 
 _COMPILED = "_torchdynamo_orig_callable"
 _COPIED = ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__annotations__")
 _METHODS = (types.FunctionType, classmethod, staticmethod, property)
 _CODE = (types.FunctionType, type)
+_WITH_CODE = (*_CODE, CACHED, *WRAPPERS)
 _SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # Names in a class's namespace that belong to the class itself, or were computed for it.
 _OWN = frozenset(
@@ -133,9 +134,8 @@ class Change:
             self.hows[path] = REPLACED if setting.prepare() else SAME
             self._settings.append(setting)
         frames = sys.modules.get("torch._dynamo.convert_frame")
-        self.compiled = bool(getattr(getattr(frames, "output_codes", None), "seen", ())) and any(
-            isinstance(value, _CODE) for value in self._new.values()
-        )
+        seen = getattr(getattr(frames, "output_codes", None), "seen", ())
+        self.compiled = bool(seen) and any(isinstance(value, _WITH_CODE) for value in self._new.values())
         if self.compiled and self.words["or_back"] and torch_versions.SET_STANCE.get() is None:
             raise CannotSwapError("this torch can't try code where it has compiled some: leave out --or-back")
 
@@ -333,15 +333,6 @@ def _is_mine(cls: Any) -> bool:
     return str(cls.__module__) == "__main__"
 
 
-def _named(classes: Tuple[Any, ...]) -> str:
-    return ", ".join(cls.__name__ for cls in classes)
-
-
-def _slots(cls: Any) -> Any:
-    slots = vars(cls).get("__slots__")
-    return slots if slots is None or isinstance(slots, str) else tuple(slots)
-
-
 def _interchangeable(old: Any, new: Any) -> bool:
     """Whether one function can get the other's code: the two have the same globals and free variables."""
     return (
@@ -370,9 +361,11 @@ def _check_class(name: str, old: type, new: Any, stays: Dict[int, Any]) -> None:
         raise CannotSwapError("%s can't become another name for %s" % (name, stays[id(new)].__name__))
     bases = tuple(stays.get(id(base), base) for base in new.__bases__)
     if bases != old.__bases__ or type(old) is not type(new):
-        change = "other bases now (%s, not %s)" % (_named(bases), _named(old.__bases__))
+        named = (", ".join(base.__name__ for base in some) for some in (bases, old.__bases__))
+        change = "other bases now (%s, not %s)" % tuple(named)
         raise CannotSwapError(_NOT_FOR_EXISTING % (name, change))
-    if _slots(old) != _slots(new):
+    slots = (vars(cls).get("__slots__") for cls in (old, new))
+    if len({own if own is None or isinstance(own, str) else tuple(own) for own in slots}) > 1:
         raise CannotSwapError(_NOT_FOR_EXISTING % (name, "other __slots__ now"))
 
 
@@ -381,7 +374,7 @@ def _how(old: Any, new: Any, kept: bool, running: Set[Any]) -> str:
     with suppress(Exception):  # whatever a comparison of the user's objects raises
         if type(old) is type(new) and bool(_content(old) == _content(new)):
             return SAME
-    if isinstance(old, _CODE) and isinstance(new, _CODE) and not kept:
+    if isinstance(old, _WITH_CODE) and isinstance(new, _WITH_CODE) and not kept:
         return REBOUND
     return LATER if running.intersection(_codes(old)) else REPLACED
 
@@ -393,15 +386,21 @@ def _content(value: Any) -> Any:
         return type(value), _content(value.__func__)
     if isinstance(value, property):
         return property, [_content(part) for part in (value.fget, value.fset, value.fdel)]
+    if isinstance(value, CACHED):
+        return value.cache_parameters(), _content(value.__wrapped__)
+    if isinstance(value, WRAPPERS) and not hasattr(value, "dispatcher"):  # which has a registry
+        return type(value), _content(value.func), getattr(value, "args", ()), getattr(value, "keywords", {})
     if isinstance(value, types.FunctionType):
-        closed = object() if set(value.__code__.co_freevars) - {"__class__"} else None
-        return _content(value.__code__), value.__defaults__, value.__kwdefaults__, vars(value), closed
+        cells = zip(value.__code__.co_freevars, value.__closure__ or ())
+        closed = [_content(cell.cell_contents) for name, cell in cells if name != "__class__"]
+        own = {k: _content(v) for k, v in vars(value).items()}
+        return _content(value.__code__), value.__defaults__, value.__kwdefaults__, own, closed
     if isinstance(value, types.CodeType):
         names = value.co_names, value.co_varnames, value.co_freevars
         return value.co_code, names, [_content(constant) for constant in value.co_consts]
     if isinstance(value, type) and _is_mine(value):
-        own = vars(value).items()
-        return {k: _content(v) for k, v in own if isinstance(v, _METHODS) or not k.startswith("__")}
+        parts = [(k, v) for k, v in vars(value).items() if k not in _OWN and not isinstance(v, _SLOTS)]
+        return {k: _content(v) for k, v in parts if isinstance(v, _METHODS) or not k.startswith("__")}
     return type(value), value
 
 

@@ -197,6 +197,30 @@ def test_what_is_alike_is_told(space, pack):
     assert changed(space, pack(text)).hows == {"scale": SAME, "loss": SAME, "other": REPLACED}
 
 
+ALIKE = {
+    "cached": "@functools.lru_cache(8)\ndef f(x):\n    return {}",
+    "partial": "f = functools.partial(lambda x, y: x, {})",
+    "decorated": "def by(inner):\n    @functools.wraps(inner)\n    def outer():\n        return inner()\n"
+    "    return outer\n@by\ndef f():\n    return {}",
+    "dataclass": "@dataclasses.dataclass\nclass f:\n    x: int = {}",
+    "abstract": "class f(abc.ABC):\n    @abc.abstractmethod\n    def g(self):\n        return {}",
+    "slots": "class f:\n    __slots__ = ('x', 'y')\n    def g(self):\n        return {}",
+    "nested": "class f:\n    class Inner:\n        width = {}",
+    "cached method": "class f:\n    @functools.lru_cache\n    def g(self):\n        return {}",
+    "property": "class f:\n    @functools.cached_property\n    def g(self):\n        return {}",
+}
+
+
+@pytest.mark.parametrize("text", ALIKE.values(), ids=ALIKE)
+def test_what_a_decorator_or_a_class_makes_of_the_same_code_is_alike(space, pack, text):
+    imports = "import abc, dataclasses, functools\n"
+    exec(compile(imports + text.format(1), "<before>", "exec"), space)
+    by_name = not isinstance(space["f"], type)
+
+    assert changed(space, pack(imports + text.format(1))).hows["f"] == SAME
+    assert changed(space, pack(imports + text.format(2))).hows["f"] == (REBOUND if by_name else REPLACED)
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
