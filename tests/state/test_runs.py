@@ -305,7 +305,7 @@ def test_a_long_run_is_judged_by_what_was_seen_first():
 
 def test_a_run_that_counts_from_zero_still_does_after_many_restarts():
     early = Early(stop_when="loss > 2", by="epoch", at_least=13)
-    again = []
+    again: list[ev.Event] = []
     for round_ in range(1, 12):  # each goes on from a checkpoint after the epoch before
         again.append(ev.WorkersStarted(90.0 * round_, 0, round_, round_, (0,), 1))
         again += [
