@@ -30,8 +30,7 @@ from nbtorchjob.spec.grid import LookUp
 from nbtorchjob.state import JobState, Origin, Phase
 from nbtorchjob.state.facts.events import Closed, Event, LogChunk, Lost, WorkersStarted
 from nbtorchjob.state.facts.logs import LogLine, Splitter, of_stream
-from nbtorchjob.ui.card import render
-from nbtorchjob.ui.card.view import Stops
+from nbtorchjob.ui.card import Notes, render
 
 # What ``ast.literal_eval`` raises for a text that isn't a literal.
 _NO_LITERAL = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
@@ -224,7 +223,7 @@ class Stream:
         self._node_ranks: set[tuple[int, int]] = set()  # rank and round, on the requested node
         self._line_open = False
         self._phase: Phase | None = None
-        self._stops = Stops()
+        self._notes = Notes()
         job.listen(self._on_event)
 
     def _on_event(self, event: Event) -> None:
@@ -250,12 +249,12 @@ class Stream:
             self._write(shown)
 
     def draw(self, state: JobState) -> None:
-        """Print the job's status, once for each phase, and which ranks stop in the debugger."""
+        """Print the job's status, once for each phase, and what its user should know or do."""
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._say(state)
-        if stops := self._stops.new(state):
-            self._tell(stops.rstrip("\n"))
+        if notes := self._notes.new(state):
+            self._tell(notes.rstrip("\n"))
 
     def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Print how the job ended, or if it continues, its status."""

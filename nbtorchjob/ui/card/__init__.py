@@ -9,13 +9,17 @@ somebody should act or take notice, red if it failed.
 from __future__ import annotations
 
 import re
+import time
 from enum import Enum
 from functools import lru_cache
 from html import escape
 from pathlib import Path
 
 from nbtorchjob.state import JobState, Phase
-from nbtorchjob.state.text import facts
+from nbtorchjob.state.facts.events import STEPS
+from nbtorchjob.state.info import MARK
+from nbtorchjob.state.text import attempts, facts
+from nbtorchjob.state.text.lifetime import progress_line, stillness
 from nbtorchjob.text.colours import RGB, shade
 from nbtorchjob.text.words import line
 from nbtorchjob.ui.elements import DIM, PHASES, STALLED, tag
@@ -26,6 +30,7 @@ _BAR = "display:block;width:100%;height:4px"
 _NOTE = "padding:8px 12px;overflow-wrap:anywhere"
 _MAX_NAME = 80
 BODY = "padding:0 12px 8px"
+_CHANGES = re.compile(r"\d[\d.,]*(?: (?:s|min|h|d)\b)?|\(seen .*?\)|\s+")  # in a text, with time
 
 
 class Tone(Enum):
@@ -62,6 +67,46 @@ def tone(state: JobState, now: float) -> Tone:
 def of_phase(phase: Phase) -> Tone:
     """Return the tone of a job, or a group of jobs, of which only the phase is known."""
     return _OF_PHASE.get(phase, Tone.QUIET)
+
+
+def needs(state: JobState, now: float) -> list[str]:
+    """Return what somebody should know or do, the verdict on a hang first; nothing if all goes well."""
+    if tone(state, now) is not Tone.ACT:
+        return []
+    verdict = facts.hanging(state, now)
+    reasons = [reason for reason in attempts.pending(state, now) if reason != verdict]
+    # If there is none, it has stalled, and nobody has looked into it.
+    return [*([verdict] if verdict else []), *reasons] or [stillness(state, now) or progress_line(state, now)]
+
+
+class Notes:
+    """What somebody should know or do, where a line stays once it is written: each thing is said once."""
+
+    def __init__(self) -> None:
+        self._ranks: set[int] = set()
+        self._said: set[str] = set()
+
+    def new(self, state: JobState) -> str:
+        """Return lines for ranks that stopped since, and for all else that wasn't said yet."""
+        now = time.time()
+        stopped = {stop.rank for stop in state.stopped}
+        stops = facts.stops(state, now)
+        lines = stops if stopped - self._ranks else []
+        # A rank that somebody steps through stops at each line.
+        steps = {rank for rank in self._ranks & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
+        self._ranks = stopped | steps
+        # Of the next attempt, the line on the phase tells.
+        reasons = [need for need in needs(state, now) if need not in (*stops, attempts.coming(state, now))]
+        reasons += [wait.text for wait in state.waiting if wait.holder]
+        reasons += facts.waiting(state) if any(wait.reason for wait in state.waiting) else []
+        if MARK in state.info.name and not state.phase.terminal:  # the ranks of a lab wait for each other
+            reasons += attempts.lines(state)
+        for reason in reasons:
+            said = _CHANGES.sub("", reason)
+            if said not in self._said:
+                self._said.add(said)
+                lines = [*lines, f"{state.info.name}: {reason}"]
+        return "".join(f"{text}\n" for text in lines)
 
 
 def frame(tone: Tone, *parts: str) -> str:

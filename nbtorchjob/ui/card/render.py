@@ -77,7 +77,7 @@ def html(
     tone = card.tone(state, now)
     top = [
         _head(state, now, tone, value, offers, live=live),
-        _note(state, now, tone),
+        _note(state, now),
     ]
     folded = state.phase.terminal
     first = [
@@ -156,19 +156,18 @@ def _head(state: JobState, now: float, tone: card.Tone, value: str, offers: Offe
     )
 
 
-def _note(state: JobState, now: float, tone: card.Tone) -> str:
+def _note(state: JobState, now: float) -> str:
     """Return what somebody should know or do, if the state calls for it."""
-    if tone is not card.Tone.ACT:
+    lines = card.needs(state, now)
+    if not lines:
         return ""
-    verdict = facts.hanging(state, now)
-    others = [reason for reason in attempts.pending(state, now) if reason != verdict]
-    lines = [verdict, *others] if verdict else others
-    if not lines:  # stalled, and nobody has looked into it
-        lines = [stillness(state, now) or progress_line(state, now)]
     # The verdict in one sentence, then what leads to it or out of it.
-    first, _, reason = lines[0].partition("; " if verdict else ": " if state.stopped else "\n")
+    divides = "; " if lines[0] == facts.hanging(state, now) else ": " if state.stopped else "\n"
+    first, _, reason = lines[0].partition(divides)
     shown = [first, reason, *lines[1:]]
-    return card.note(tone, *(prose(line(part[:1].upper() + part[1:], LINE)) for part in shown if part))
+    return card.note(
+        card.Tone.ACT, *(prose(line(part[:1].upper() + part[1:], LINE)) for part in shown if part)
+    )
 
 
 def _tiles(state: JobState, now: float) -> str:

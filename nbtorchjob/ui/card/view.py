@@ -22,12 +22,11 @@ from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.machine.interrupts import Interrupted
 from nbtorchjob.runtime.api import displays
 from nbtorchjob.state import JobInfo, JobState, Phase
-from nbtorchjob.state.facts.events import STEPS
 from nbtorchjob.state.facts.logs import LogTail
 from nbtorchjob.state.info import MARK
-from nbtorchjob.state.text import facts
 from nbtorchjob.text import Filter, safe, shown, shows
 from nbtorchjob.text.hints import hint
+from nbtorchjob.ui import card
 from nbtorchjob.ui.card import describe, render, sending, tails
 from nbtorchjob.ui.card.sending import Output
 from nbtorchjob.ui.elements import asset, meant
@@ -61,22 +60,6 @@ def _kernel() -> str:
     except (ImportError, RuntimeError):
         return ""
     return file.removeprefix(_KERNEL) if file.startswith(_KERNEL) else ""
-
-
-class Stops:
-    """The stopped ranks that were reported."""
-
-    def __init__(self) -> None:
-        self._ranks: set[int] = set()
-
-    def new(self, state: JobState) -> str:
-        """Return lines about the stopped ranks if there is a new one; else nothing."""
-        stopped = {stop.rank for stop in state.stopped}
-        new = stopped - self._ranks
-        # A rank that somebody steps through stops at each line.
-        steps = {rank for rank in self._ranks & state.goes_on.keys() if state.goes_on[rank].how == STEPS}
-        self._ranks = stopped | steps
-        return "".join(f"{text}\n" for text in facts.stops(state, time.time())) if new else ""
 
 
 E = TypeVar("E", bound=BaseException)
@@ -186,7 +169,7 @@ class Terminal:
         # A look at the log may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._phase: Phase | None = None
-        self._stops = Stops()
+        self._notes = card.Notes()
         self._fresh_line = True
 
     def draw(self, state: JobState) -> None:
@@ -194,7 +177,7 @@ class Terminal:
         if state.phase is not self._phase and not state.phase.terminal:
             self._phase = state.phase
             self._write(render.last_line(state, time.time()) + "\n")
-        if text := self._stops.new(state):
+        if text := self._notes.new(state):
             self._write(text)
         for piece in state.logs.get(state.info.speaker, LogTail()).pieces:
             if (piece.round, piece.end) > self._shown:
@@ -245,19 +228,12 @@ class Silent:
 
     def __init__(self, write: Callable[[str], object] | None = None) -> None:
         self._write = write
-        self._stops = Stops()
-        self._waits = False
+        self._notes = card.Notes()
 
     def draw(self, state: JobState) -> None:
-        """Say once what the job waits for on this machine, and which of its ranks are stopped."""
-        if not self._waits and (queued := held_up(state)):
-            self._waits = True
-            self._tell(f"{state.info.name} {queued}")
-        if text := self._stops.new(state):
-            self._tell(text.rstrip("\n"))
-
-    def _tell(self, text: str) -> None:
-        (self._write or say)(text)
+        """Say what is new to its user."""
+        if text := self._notes.new(state):
+            (self._write or say)(text.rstrip("\n"))
 
     def close(self, state: JobState, value: str = "", *, deleted: bool = False) -> None:
         """Show nothing."""

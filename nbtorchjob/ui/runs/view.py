@@ -15,8 +15,9 @@ from nbtorchjob.state.text import facts
 from nbtorchjob.text import safe
 from nbtorchjob.text.hints import hint
 from nbtorchjob.ui import runs as render
+from nbtorchjob.ui.card import Notes
 from nbtorchjob.ui.card.sending import Output
-from nbtorchjob.ui.card.view import Stops, held_up
+from nbtorchjob.ui.card.view import held_up
 from nbtorchjob.ui.elements import asset
 
 PERIOD_S = 0.5
@@ -53,7 +54,7 @@ class Silent:
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
-        self._stops: dict[int, Stops] = {}  # by the number of the run
+        self._notes: dict[int, Notes] = {}  # by the number of the run
         self._waits = False
 
     def draw(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
@@ -63,9 +64,9 @@ class Silent:
             self._waits = True
             self._write(safe(f"{runs.name} {first}"))
         for state in states:
-            if state.stopped or state.info.number in self._stops:
-                stops = self._stops.setdefault(state.info.number, Stops())
-                if text := stops.new(state):
+            if state.stopped or state.info.number in self._notes:
+                notes = self._notes.setdefault(state.info.number, Notes())
+                if text := notes.new(state):
                     self._write(text.rstrip("\n"))
 
     def close(self, runs: Runs[Any], states: Sequence[JobState]) -> None:
