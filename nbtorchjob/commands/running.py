@@ -156,6 +156,15 @@ def run(args: ParsedArgs, front: Front) -> Any:
     return submit(request, front)
 
 
+def map_(args: ParsedArgs, front: Front) -> Any:
+    """Run a call once for each value that the line names; raises ``LineError`` if it names none."""
+    with interrupts.message(interrupts.NOTHING):
+        request = front.called(args.words)
+        if not request.rows:
+            raise LineError(f"{hint('map')} expects --each NAME=VALUES; {hint('run')} runs one job")
+    return submit(request, front)
+
+
 def submit(request: RunRequest, front: Front) -> Any:
     """Run a call as its options request: a dry run, or a job that is followed unless it is detached."""
     if request.rows:

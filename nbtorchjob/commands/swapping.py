@@ -87,7 +87,8 @@ def swap(args: ParsedArgs, find: Find) -> Answers:
         with tokenize.open(path) as opened:  # obeys a coding comment, as Python does
             text = opened.read()
     except (OSError, ValueError, SyntaxError) as exc:
-        raise LineError(f"{hint('swap')}: {path} can't be read ({exc})") from None
+        why = getattr(exc, "strerror", None) or exc
+        raise LineError(f"{hint('swap')}: {path} can't be read ({why})") from None
     folder = path.absolute().parent
     sys.path.insert(0, str(folder))  # as when Python runs the file: modules beside it come along
     try:

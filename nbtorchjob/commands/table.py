@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from nbtorchjob.backends.base import Backend, Queues, Suspends, able
 from nbtorchjob.commands import connecting, labs, running, swapping, verbs
 from nbtorchjob.commands.front import Answers, Find, Front, ParsedArgs
-from nbtorchjob.errors import LineError
+from nbtorchjob.errors import LineError, SpecError
 from nbtorchjob.frozen import FrozenDataclass
 from nbtorchjob.spec import Option, digits, option, options
 from nbtorchjob.state import Phase
@@ -55,7 +55,7 @@ _MANY: Mapping[str, tuple[int, float]] = {
     "NAME [PATH]": (1, 2),
     "NAME PATH [FOLDER]": (2, 3),
     "NAME [PORT[:RANK]]": (1, 2),
-    "SHELL": (1, 1),
+    "bash|zsh|fish": (1, 1),
     "NAME [FILE]": (1, 2),
     "NAME K=V...": (2, float("inf")),
 }
@@ -151,11 +151,15 @@ class Verb(FrozenDataclass):
 
     def do(self, args: ParsedArgs, front: Front) -> Any:
         """Carry out the verb, and let ``front`` show the outcome; return the line's value."""
-        if self.waits is not None:
-            return self.waits(args, front)
-        if self.answers is not None:
-            for answer in self.answers(args, front.find):
-                front.show(answer)
+        try:
+            if self.waits is not None:
+                return self.waits(args, front)
+            if self.answers is not None:
+                for answer in self.answers(args, front.find):
+                    front.show(answer)
+        except SpecError as exc:  # it names the parameter in Python, the line's user has given an option
+            flags = [o.flags[-1] for o in self.options if o.key == exc.field and o.key in args.options]
+            raise exc.about(flags[0]) if flags else exc from None
         return None
 
 

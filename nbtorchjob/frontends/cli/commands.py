@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nbtorchjob.commands import completion, table
+from nbtorchjob.commands import completion, running, table
 from nbtorchjob.commands.table import JSON, VERBS, Verb
 from nbtorchjob.errors import LineError
 from nbtorchjob.spec import option
@@ -28,6 +28,7 @@ _MAP = replace(
     name="map",
     words="SCRIPT.py:FUNCTION [-- ARG...]",
     help="run a function once per --each value",
+    waits=running.map_,
 )
 _TEND = Verb(
     "tend",
@@ -45,7 +46,7 @@ _TEND = Verb(
     ),
 )
 _MCP = Verb("mcp", "", "offer verbs to agents, as an MCP server on stdin and stdout")
-_COMPLETION = Verb("completion", "SHELL", f"print the completion script for {', '.join(SHELLS)}")
+_COMPLETION = Verb("completion", "|".join(SHELLS), "print a shell's completion script")
 
 
 COMMANDS: Mapping[str, Verb] = {

@@ -193,7 +193,7 @@ def test_a_log_is_a_rank_s_or_its_end(command):
     assert command("logs", "--stderr", "--stdout").code == 2
     refused = command("logs", "--rank", "7")
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err.startswith("nbtorchjob: rank: got 7, but it must be 0 to 1: ")
+    assert refused.err.startswith("nbtorchjob: --rank: got 7, but it must be 0 to 1: ")
     assert command("logs", "-f", "--rank", "7").err == refused.err
 
 
@@ -214,7 +214,7 @@ def test_the_lines_of_all_ranks_come_by_time_and_are_searched(command):
     assert command("logs", "--all-ranks", "--rank", "1").code == 2
     for follow in ((), ("-f",)):
         assert set(command("logs", "--node", "0", *follow).out.splitlines()) == lines
-    assert command("logs", "--node", "1").err.startswith("nbtorchjob: node: got 1, but it must be 0: ")
+    assert command("logs", "--node", "1").err.startswith("nbtorchjob: --node: got 1, but it must be 0: ")
 
 
 def test_all_ranks_logs_are_written_to_an_archive(command, tmp_path):

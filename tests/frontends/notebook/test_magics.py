@@ -493,8 +493,8 @@ def test_logs_give_a_rank_and_a_tail(notebook):
     assert notebook.out == "1 1\n1 2\n"
     notebook.run("%torchjob logs --tail 0")
     assert notebook.out == ""
-    assert "tail: got -1" in notebook.refusal("%torchjob logs --tail -1")
-    assert "rank: got 2, but it must be 0 to 1: " in notebook.refusal("%torchjob logs --rank 2")
+    assert "--tail: got -1" in notebook.refusal("%torchjob logs --tail -1")
+    assert "--rank: got 2, but it must be 0 to 1: " in notebook.refusal("%torchjob logs --rank 2")
 
 
 def test_all_that_is_known_of_a_job_is_described(notebook):
