@@ -109,9 +109,9 @@ class Telling:
             else:
                 match = _rank(line)
                 rank = match[1] if match else b""
-                kept, most = (self._first, _ROUNDS) if _FIRST in line else (self._newest, RECENT)
-                if rank in kept or len(kept) < _MOST_RANKS:
-                    kept.setdefault(rank, deque(maxlen=most)).append(line)
+                for kept, most in ((self._newest, RECENT), (self._first, _ROUNDS))[: 1 + (_FIRST in line)]:
+                    if rank in kept or len(kept) < _MOST_RANKS:
+                        kept.setdefault(rank, deque(maxlen=most)).append(line)
 
     def newest(self, rank: int) -> list[bytes]:
         """Return the newest reports of a rank, except those whose metrics are all in newer ones.
@@ -139,7 +139,7 @@ class Telling:
 
     def _first_of(self, rank: bytes) -> bytes:
         """Return the first report of a rank, or an empty line if none was kept."""
-        if self._newest or self._first:
+        if self._newest:
             self._sort()
             return next(iter(self._first.get(rank, ())), b"")
         fragment = b'"rank": %b,' % rank
@@ -147,27 +147,26 @@ class Telling:
         return next((line for line in of_rank if _FIRST in line), b"")
 
     def _newest_first(self, rank: bytes) -> Iterable[bytes]:
-        """Return the newest reports of a rank, or its first if it has no others."""
-        if self._newest or self._first:
+        """Return the newest reports of a rank."""
+        if self._newest:
             self._sort()
-            return reversed(self._newest.get(rank) or self._first.get(rank) or deque())
+            return reversed(self._newest.get(rank, deque()))
         newest: list[bytes] = []
-        first: list[bytes] = []
         fragment = b'"rank": %b,' % rank
         for line in reversed(self._unsorted):
             match = _rank(line) if fragment in line else None
             if match and match[1] == rank and not line.startswith(USED):
-                (first if _FIRST in line else newest).append(line)
+                newest.append(line)
                 if len(newest) == RECENT:
                     break
-        return newest or first
+        return newest
 
     @property
     def lines(self) -> list[bytes]:
         """The lines that are kept."""
         self._sort()
         kept = (*self._first.values(), *self._newest.values(), *(uses.lines for uses in self._uses.values()))
-        return [line for lines in kept for line in lines]
+        return [*dict.fromkeys(line for lines in kept for line in lines)]
 
 
 class _Uses:

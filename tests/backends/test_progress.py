@@ -68,7 +68,7 @@ def test_of_newest_reports_those_are_left_out_whose_metrics_all_came_again():
         reported(4, loss=math.nan),
         reported(5, loss=5),
     ]
-    telling.sift([reported(0, params=1), *lines])
+    telling.sift([reported(0, loss=10), *lines])
     assert telling.newest(0) == [lines[0], lines[2], lines[3], lines[5]]
 
     telling = Telling()
@@ -86,7 +86,7 @@ def test_a_first_report_that_counts_from_zero_comes_before_the_newest(before):
     lines = [reported(0, step=0), *(reported(seq, step=seq) for seq in range(1, 9)), reported(0, 1, step=5)]
     telling.sift([*(used(seq) for seq in range(before)), *lines])
 
-    assert telling.newest(0) == [lines[0], reported(8, step=8)]
+    assert telling.newest(0) == [lines[0], reported(8, step=8), lines[-1]]  # the newest round has one report
 
 
 def test_newest_reports_are_the_same_however_many_lines_came_before():
