@@ -183,6 +183,8 @@ def _differences(spec: JobSpec, pool: JobInfo) -> Iterator[str]:
         if o.home[:1] == ("cell",) or o.key in (*_OF_JOBS, _DEADLINE):
             continue
         value = value_at(o, spec)
+        if isinstance(value, Unsaid):
+            continue
         if o.key == _NODES and isinstance(pool_spec.launch, Elastic) and _part(spec, pool_spec.launch):
             continue
         pool_value = pool.cluster.get(o.key) if o.key in _PLACES else value_at(o, pool_spec)

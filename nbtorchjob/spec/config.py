@@ -39,8 +39,16 @@ from nbtorchjob.spec.policies import RestartPolicy, RunPolicy
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
-class Unsaid(int):
+class Unsaid:
     """A default that the user didn't choose: in a pool it stands for the pool's value."""
+
+
+class UnsaidNumber(Unsaid, int):
+    """Such a number of nodes."""
+
+
+class UnsaidRange(Unsaid, str):
+    """Such an elastic range of nodes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Elastic:
     ``--rdzv-conf``. ``increase_shared_mem`` is deprecated.
     """
 
-    nnodes: int | str = setting("--nnodes N|MIN:MAX", "number of nodes, or an elastic range", Unsaid(1))
+    nnodes: int | str = setting("--nnodes N|MIN:MAX", "number of nodes, or an elastic range", UnsaidNumber(1))
     nproc_per_node: int = setting("--nproc-per-node N", "ranks per node", 1, takes="int")
     start_method: str = setting(
         "--start-method HOW", "start method of a node's ranks", "spawn", choices=START_METHODS

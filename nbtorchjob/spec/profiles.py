@@ -46,6 +46,7 @@ from nbtorchjob import errors
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.machine.folders import working
 from nbtorchjob.spec import Option, toml
+from nbtorchjob.spec.config import Elastic, UnsaidNumber, UnsaidRange
 from nbtorchjob.spec.jobspec import JobSpec
 from nbtorchjob.spec.options import KEYS, CellOptions
 from nbtorchjob.spec.overlay import (
@@ -84,6 +85,10 @@ class Site:
         self._defaults = toml.values(file.defaults, f"{file.path} [defaults]")
         self.base = overlay(JobSpec(), self._defaults, self._default)
         self._locked = [toml.find_option(key, f"{file.path} locked") for key in file.locked]
+        launch = self.base.launch
+        if isinstance(launch, Elastic) and _NODES in self._defaults and _NODES not in self._locked:
+            unsaid = (UnsaidRange if launch.elastic else UnsaidNumber)(launch.nnodes)
+            self.base = replace(self.base, launch=replace(launch, nnodes=unsaid))
         self._limits = toml.values(file.limits, f"{file.path} [limits]")
         for option, most in self._limits.items():
             where = f"{file.path} [limits] {option.key}"
@@ -158,7 +163,7 @@ class Site:
         return f"{self._path} [defaults] {option.key}"
 
 
-_ENV = KEYS["env"]
+_ENV, _NODES = KEYS["env"], KEYS["nnodes"]
 
 
 def _counts(option: Option, spec: JobSpec) -> bool:
@@ -349,8 +354,10 @@ def _entries(spec: JobSpec, old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _makes(values: Mapping[Option, Any], spec: JobSpec) -> bool:
     """Whether a profile with these values yields ``spec``, also for a job in a pool."""
-    profile_spec, nodes = overlay(JobSpec(), values, lambda option: option.key), KEYS["nnodes"]
-    return profile_spec == spec and chosen_at(nodes, profile_spec) == chosen_at(nodes, spec)
+    nodes = value_at(_NODES, spec)  # a site's default isn't written: it lies beneath the profile
+    base = JobSpec(Elastic(nodes)) if isinstance(nodes, UnsaidNumber | UnsaidRange) else JobSpec()
+    profile_spec = overlay(base, values, lambda option: option.key)
+    return profile_spec == spec and chosen_at(_NODES, profile_spec) == chosen_at(_NODES, spec)
 
 
 def _plain(value: Any) -> Any:

@@ -102,9 +102,15 @@ def _of(home: tuple[str, ...]) -> tuple[Option, ...]:
 
 def entries(spec: JobSpec) -> dict[str, Entry]:
     """Return the entries with which a form shows ``spec``."""
+    plain, pooled = JobSpec(), spec.pool is not None
+    # A number of nodes that is nbtorchjob's own default, or is left to the pool, is an empty entry.
+    values = {
+        key: chosen_at(o, spec, in_pool=pooled or value_at(o, spec) == value_at(o, plain))
+        for key, o in ENTRY_KEYS.items()
+    }
     return {
         LAUNCH: type(spec.launch).__name__,
-        **{key: entry(o, chosen_at(o, spec)) for key, o in ENTRY_KEYS.items()},
+        **{key: entry(o, values[key]) for key, o in ENTRY_KEYS.items()},
     }
 
 
@@ -150,7 +156,7 @@ def judge(
     default, secrets = JobSpec(), values.get(ENTRY_KEYS["secret-env"], ())
     blank = replace(
         base,
-        launch=_unexpressed(base.launch, elastic=entries[LAUNCH] == Elastic.__name__),
+        launch=_unexpressed(base, elastic=entries[LAUNCH] == Elastic.__name__),
         cluster=default.cluster,
         retry=default.retry,
         hidden={name: text for name, text in base.hidden.items() if name in secrets},
@@ -182,10 +188,13 @@ def _value(option: Option, entry: str | bool | Sequence[str]) -> Any:
     return dict(pair(row, option.key) for row in rows) if option.takes == "pairs" else tuple(rows)
 
 
-def _unexpressed(launch: Launch, *, elastic: bool) -> Launch:
-    """Return the part of a launch config that no option can express, all else at its default."""
+def _unexpressed(base: JobSpec, *, elastic: bool) -> Launch:
+    """Return the part of a launch config that no entry shows, all else at its default."""
+    launch = base.launch
     shared = launch.increase_shared_mem
     if elastic:
+        if isinstance(launch, Elastic) and base.pool is not None and isinstance(launch.nnodes, Unsaid):
+            return Elastic(launch.nnodes, rdzv_configs=launch.rdzv_configs, increase_shared_mem=shared)
         configs = launch.rdzv_configs if isinstance(launch, Elastic) else Elastic().rdzv_configs
         return Elastic(rdzv_configs=configs, increase_shared_mem=shared)
     if isinstance(launch, Elastic):
@@ -257,7 +266,7 @@ def _changed(config: Any, in_pool: bool) -> list[Field[Any]]:
     for f in fields(config):
         value = getattr(config, f.name)
         default = f.default if f.default_factory is MISSING else f.default_factory()
-        differs = value != default
+        differs = value != default and not (in_pool and isinstance(value, Unsaid))
         if in_pool and not differs:
             chosen = isinstance(default, Unsaid) and not isinstance(value, Unsaid)
             differs = bool(_changed(value, in_pool)) if is_dataclass(value) else chosen

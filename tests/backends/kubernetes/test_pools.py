@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nbtorchjob import api, capture, submission
+from nbtorchjob import api, capture, pools, submission
 from nbtorchjob.backends import turns_of
 from nbtorchjob.backends.kubernetes.jobs import find
 from nbtorchjob.backends.kubernetes.objects import labelling
@@ -29,6 +29,7 @@ from nbtorchjob.errors import (
 from nbtorchjob.machine import folders, processes
 from nbtorchjob.payload import archive
 from nbtorchjob.runtime.api.artifacts import artifacts_dir
+from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic
 from nbtorchjob.spec.jobspec import JobSpec
@@ -343,6 +344,18 @@ def test_variables_take_effect_that_a_fork_can_take_over(pool):
 def test_what_does_not_fit_is_refused_by_name(pool, asked, why):
     with pytest.raises(SpecError, match=re.escape(why)):
         run("1", **asked)
+
+
+@pytest.mark.parametrize("nnodes", ["1", "3", "'1:4'"])
+def test_a_sites_number_of_nodes_does_not_keep_a_job_from_all_of_its_pool(
+    pool, nnodes, tmp_path, monkeypatch
+):
+    (tmp_path / "site.toml").write_text(f"[defaults]\nnnodes = {nnodes}")
+    monkeypatch.setenv("NBTORCHJOB_SITE_CONFIG", str(tmp_path / "site.toml"))
+    spec, _ = options.parse("--pool warm", profiles.default())
+
+    assert pools.fitted(spec, pool).launch.max_nodes == 2
+    assert pools.fitted(options.parse("--pool warm --nnodes 1", spec)[0], pool).launch.max_nodes == 1
 
 
 def test_a_job_that_does_not_fit_may_have_pods_of_its_own(pool, place):

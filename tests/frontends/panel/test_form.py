@@ -10,7 +10,7 @@ import nbtorchjob
 from nbtorchjob import submission
 from nbtorchjob.errors import SpecError
 from nbtorchjob.frontends.panel import form
-from nbtorchjob.spec import options
+from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.config import Elastic, Master, PyTorch, Unsaid, Worker
 from nbtorchjob.spec.jobspec import JobSpec
@@ -262,6 +262,20 @@ def test_a_number_of_nodes_that_nobody_chose_is_an_empty_entry_and_stays_unchose
     for base in (HELD, replace(HELD, launch=Elastic(1))):
         assert not isinstance(judged(base, nnodes="1").spec.launch.nnodes, Unsaid)
         assert isinstance(judged(base, nnodes="").spec.launch.nnodes, Unsaid)
+
+
+@pytest.mark.parametrize("nnodes", ["2", "'1:4'"])
+def test_a_sites_number_of_nodes_is_shown_unless_a_pool_has_its_own(nnodes, tmp_path, monkeypatch):
+    (tmp_path / "site.toml").write_text(f"[defaults]\nnnodes = {nnodes}")
+    monkeypatch.setenv("NBTORCHJOB_SITE_CONFIG", str(tmp_path / "site.toml"))
+    base = profiles.default()
+    pooled = replace(base, pool="warm")
+
+    assert form.entries(base)["nnodes"] == nnodes.strip("'")
+    assert judged(base).spec == base
+    assert form.entries(pooled)["nnodes"] == ""
+    assert judged(pooled).spec == pooled
+    assert "nnodes" not in form.python(pooled)
 
 
 def test_a_secret_goes_with_its_row_and_another_value_takes_its_place():
