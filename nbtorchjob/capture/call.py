@@ -54,8 +54,7 @@ def from_cell(
     ``sys.argv``, ``root`` is the folder whose modules travel, and ``former`` are the names that former cells
     set on their ranks. ``rank_names``, which a lab's ranks have, aren't taken along; nor are the values that
     differ between the runs of a group (``run_values`` has the first run's). A cell that ``swaps`` only
-    defines names, and calls nothing. Raises ``CaptureError`` where the capture can't work, and
-    ``SyntaxError`` as Python does.
+    defines names, and calls nothing. Raises ``CaptureError``, and ``SyntaxError`` as Python does.
     """
     # A namespace without a name stands for a notebook: ranks take its definitions for their own.
     namespace = namespace if "__name__" in namespace else {"__name__": "__main__", **namespace}

@@ -194,22 +194,23 @@ def trying_all(names: Sequence[str]) -> Iterator[Callable[[str], AbstractContext
     """Let a verb try all of its names: errors within what is yielded are raised only at the end.
 
     As ``kubectl`` does it: a misspelt name must leave no other job running. The error of a single name is
-    raised as it is, those of several names as one ``PartialFailureError``.
+    raised as it is, those of several names, or of a group's jobs, as one ``PartialFailureError``.
     """
-    failures: list[str] = []
+    failures: list[tuple[str, NBTorchJobError]] = []
 
     @contextmanager
     def trying(name: str) -> Iterator[None]:
         try:
             yield
         except NBTorchJobError as exc:
-            if len(names) == 1:
-                raise
-            failures.append(str(exc) if name in str(exc) else f"{name}: {exc}")
+            failures.append((name, exc))
 
     yield trying
+    if len(names) == 1 and failures and failures[0][0] == names[0]:
+        raise failures[0][1]
     if failures:
-        raise PartialFailureError("\n".join(failures))
+        lines = (str(exc) if name in str(exc) else f"{name}: {exc}" for name, exc in failures)
+        raise PartialFailureError("\n".join(lines))
 
 
 def for_each_name(answers: Callable[[str, Find], Answers]) -> Callable[[ParsedArgs, Find], Answers]:

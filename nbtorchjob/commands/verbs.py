@@ -40,8 +40,8 @@ def parse(
 ) -> tuple[JobSpec, CellOptions]:
     """Return the spec of a line of options, laid over the profile that it names, or the session's default.
 
-    With a ``base``, the profile is laid over that, or the line itself if it names none. ``say`` reports which
-    files of profiles aren't obeyed, and which options have no effect.
+    With a ``base``, the profile is laid over that, or the line itself if it names none. ``say`` reports
+    profiles that aren't obeyed, and options without effect.
     """
     if say is not None:
         for note in profiles.notes():
@@ -63,8 +63,7 @@ def list_(args: ParsedArgs, _find: Find) -> Answers:
         jobs = [job for job in jobs if matches(job, args.words)]
     # If a backend couldn't be asked, it isn't known whether there are any.
     text = "" if notes and not jobs else jobs_text(jobs)
-    if args.words and not jobs:
-        text = f"No job matches {' '.join(args.words)!r}."
+    text = f"No job matches {' '.join(args.words)!r}." if args.words and not jobs else text
     yield Answer(text, {"jobs": jobs, "notes": notes}, (lambda: jobs_html(jobs)) if text else "")
 
 
@@ -246,8 +245,9 @@ def cancel(args: ParsedArgs, find: Find) -> Answers:
                     yield Answer(f"{name} cancelled, but {exc}", {"name": name, "error": str(exc)})
                     continue
                 for job in jobs:
-                    job.cancel(gently=gently)
-                    cancelled.append(job)
+                    with trying(name if len(jobs) == 1 else job.name):
+                        job.cancel(gently=gently)
+                        cancelled.append(job)
         for job in cancelled:
             with trying(job.name):
                 yield _cancelled(job, _END_S + (job.info.grace_s if gently else 0))
@@ -267,20 +267,23 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     return Answer(f"{job.name} cancelled, but {why}", {"name": job.name, "error": why})
 
 
-@for_each_name
-def delete(name: str, find: Find) -> Answers:
+def delete(args: ParsedArgs, find: Find) -> Answers:
     """Delete jobs, with their records."""
-    try:
-        jobs = running.matching(name, find)
-    except DamagedError as exc:
-        backend(exc.backend).delete(exc.name)
-        yield Answer(f"{name} deleted", {"name": name})
-        return
-    for job in jobs:
-        job.delete()
-        front.forget(job)
-        shown = name if len(jobs) == 1 else job.name
-        yield Answer(f"{shown} deleted", {"name": shown})
+    with trying_all(args.words) as trying:
+        for name in args.words:
+            with trying(name):
+                try:
+                    jobs = running.matching(name, find)
+                except DamagedError as exc:
+                    backend(exc.backend).delete(exc.name)
+                    yield Answer(f"{name} deleted", {"name": name})
+                    continue
+                for job in jobs:
+                    shown = name if len(jobs) == 1 else job.name
+                    with trying(shown):
+                        job.delete()
+                        front.forget(job)
+                        yield Answer(f"{shown} deleted", {"name": shown})
 
 
 def note(args: ParsedArgs, find: Find) -> Answers:

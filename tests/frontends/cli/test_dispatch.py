@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import nbtorchjob
-from nbtorchjob import Elastic, JobSpec, api
+from nbtorchjob import Elastic, Job, JobSpec, api
 from nbtorchjob.commands.table import VERBS
 from nbtorchjob.errors import ClusterError, UnreachableError
 from nbtorchjob.frontends.cli import output
@@ -334,6 +334,25 @@ def test_a_verb_tries_all_of_its_names_and_reports_each_failure(command, verb):
     ]
     assert (done.out, done.code) == ("", 1)
     assert command(verb, "typo").code == 3  # alone, the error's own code
+
+
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_a_run_that_can_not_be_ended_keeps_no_other_run_from_being_ended(command, verb, monkeypatch):
+    for number in (1, 2, 3):
+        Acted(f"sweep-r{number}", group="sweep", number=number).end()
+    act = getattr(Job, verb)
+
+    def refused(job, **options):
+        if job.name == "sweep-r2":
+            raise ClusterError("the cluster is away")
+        act(job, **options)
+
+    monkeypatch.setattr(Job, verb, refused)
+    done = command(verb, "sweep")
+
+    assert [line.split()[0] for line in done.out.splitlines()] == ["sweep-r3", "sweep-r1"]
+    assert (done.err, done.code) == ("nbtorchjob: sweep-r2: the cluster is away\n", 1)
 
 
 @pytest.mark.usefixtures("apart")
