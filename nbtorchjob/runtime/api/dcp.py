@@ -112,7 +112,8 @@ class Checkpoints:
         """Load a checkpoint into ``state``, in place.
 
         Raises ``RuntimeError`` if it doesn't fit, also if no rank's state has a place for a part of its model
-        or optimizers: DCP would leave that part out silently.
+        or optimizers: DCP would leave that part out silently. A module's extra state that the checkpoint
+        lacks stays as it is: the code may have been swapped since.
         """
         import torch.distributed.checkpoint as dcp  # late: it imports sympy, a second of a pool's start
 
@@ -126,8 +127,13 @@ class Checkpoints:
             )
             more = " and %d more" % (len(left_out) - 3) if len(left_out) > 3 else ""
             raise RuntimeError(message % (os.path.basename(path), ", ".join(left_out[:3]) + more))
+        model = state.get("model", {})
+        saved_names = {key for keys in saved.values() if keys[0] == "model" for key in keys[1:2]}
+        new = {name for name in model if name.endswith("_extra_state")} - saved_names
+        aside = {name: model.pop(name) for name in sorted(new)}
         try:
             dcp.load(state, checkpoint_id=path, process_group=self._group)
+            model.update(aside)
         except dcp.CheckpointException as exc:  # not an ``Exception``, and with a traceback for each rank
             message = "the checkpoint %s doesn't fit this training: %.300s"
             raise RuntimeError(message % (os.path.basename(path), _reason(exc))) from exc

@@ -482,6 +482,18 @@ def test_a_model_with_an_extra_state_of_other_keys_goes_on(folder, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
+@pytest.mark.parametrize(("saved", "loaded"), [(Partly, WithExtraState), (WithExtraState, Partly)])
+def test_a_model_whose_code_got_or_lost_an_extra_state_goes_on(folder, monkeypatch, saved, loaded):
+    monkeypatch.setitem(globals(), "Partly", saved)
+    training, *_ = alone(folder)
+    training.step = 3
+    training.save()
+    monkeypatch.setitem(globals(), "Partly", loaded)
+
+    assert alone(folder)[0].step == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
 def test_a_second_training_of_a_job_with_the_same_folder_is_noticed(folder, monkeypatch):
     monkeypatch.setenv(ROUND, "7")
     alone(folder)[0].save()
