@@ -258,7 +258,7 @@ def _cancelled(job: Job[Any], timeout: float) -> Answer:
     try:
         job.wait(timeout)
         state, now = job.state, time.time()
-        how = f"; {reason}" if (reason := lifetime.hold_reason(state)) else ""
+        how = f"; {reason}" if (reason := lifetime.after_cancel(state)) else ""
         return Answer(f"{job.name} {facts.status(state, now).lower()}{how}", record(state, now))
     except DamagedError as exc:
         why = str(exc)

@@ -69,6 +69,13 @@ def hold_reason(state: JobState) -> str:
     return ""
 
 
+def after_cancel(state: JobState) -> str:
+    """Say what a cancelled cell of a lab still does, or what keeps a job from starting again; else ""."""
+    if state.info.of_lab and not state.info.in_pool and not state.phase.terminal:
+        return f"its ranks were interrupted, and {hint('stacks', state.info.name)} shows where they are"
+    return hold_reason(state)
+
+
 def _amount(resource: str, text: str) -> str:
     return size(int(text)) if resource in _BYTES and text.isdecimal() else clean(text)
 

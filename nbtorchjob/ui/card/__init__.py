@@ -17,7 +17,6 @@ from pathlib import Path
 
 from nbtorchjob.state import JobState, Phase
 from nbtorchjob.state.facts.events import STEPS
-from nbtorchjob.state.info import MARK
 from nbtorchjob.state.text import attempts, facts
 from nbtorchjob.state.text.lifetime import progress_line, stillness
 from nbtorchjob.text.colours import RGB, shade
@@ -99,7 +98,8 @@ class Notes:
         reasons = [need for need in needs(state, now) if need not in (*stops, attempts.coming(state, now))]
         reasons += [wait.text for wait in state.waiting if wait.holder]
         reasons += facts.waiting(state) if any(wait.reason for wait in state.waiting) else []
-        if MARK in state.info.name and not state.phase.terminal:  # the ranks of a lab wait for each other
+        # The other ranks of a lab may wait for one that has failed.
+        if state.info.of_lab and not state.info.in_pool and not state.phase.terminal:
             reasons += attempts.lines(state)
         for reason in reasons:
             said = _CHANGES.sub("", reason)

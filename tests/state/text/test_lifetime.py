@@ -23,6 +23,20 @@ WHO = "the operator"
 pytestmark = pytest.mark.usefixtures("greenwich")
 
 
+def test_ranks_that_an_interrupt_does_not_reach_are_named_with_the_way_to_see_them():
+    begun_cell: list[ev.Event] = [
+        ev.NodeStarted(1.0, 0, "here", 1),
+        ev.WorkersStarted(2.0, 0, 0, 0, (0, 1), 2),
+    ]
+    cell = reduce(apply, [*begun_cell, ev.CancelRequested(3.0)], JobState(JobInfo("lab#2")))
+    pools = reduce(apply, begun_cell, JobState(JobInfo("pool#2", spec={"lab": False})))
+
+    assert lifetime.after_cancel(cell) == (
+        "its ranks were interrupted, and %torchjob stacks lab#2 shows where they are"
+    )
+    assert [lifetime.after_cancel(state) for state in (pools, job(*begun(1, 1000.0)))] == ["", ""]
+
+
 def test_a_deadline_has_a_time_and_a_distance():
     state = job(*begun(1, 1000.0))
 
