@@ -18,10 +18,10 @@ from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from logging import Logger
 from pathlib import Path, PurePath
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
-from nbtorchjob.capture import report
+from nbtorchjob.capture import patches, report
 from nbtorchjob.capture.model import Call
 from nbtorchjob.capture.pickling import goes_by_reference
 from nbtorchjob.runtime.facts.secret import masked
@@ -108,11 +108,13 @@ class _Opened:
                 self._values[node.targets[0].id] = node.value
 
     def texts(self) -> Iterator[str]:
-        parts: set[ast.AST] = set()  # parts of paths, which follow their whole, and paths that are written to
+        parts = self._targets()  # and parts of paths, which follow their whole
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Attribute) and node.attr in _WRITES:
-                parts.add(node.value)
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value not in parts
+            ):
                 # A captured path whose attribute is used: ``folder.iterdir()``
                 value = self._values.get(node.value.id)
                 if isinstance(value, PurePath):
@@ -122,15 +124,30 @@ class _Opened:
             if isinstance(node, ast.BinOp) and node not in parts and (text := self._text(node)):
                 yield text
             if isinstance(node, ast.Call) and node not in parts:
-                name, keywords = _called(node), [word.value for word in node.keywords if word.arg == "mode"]
-                modes = [str(n.value) for n in (*node.args[:2], *keywords) if isinstance(n, ast.Constant)]
-                writes = name == "open" and any(re.fullmatch(r"[wxa][bt+]*", mode) for mode in modes)
-                if writes or name.startswith(_SAVES):
-                    paths = [*node.args, getattr(node.func, "value", node)]
-                    parts.update(p for p in paths if isinstance(p, ast.BinOp) or _called(p) in _PATHS)
-                elif name in _OPENS or name.startswith(_BEGIN):
+                name = _called(node)
+                if (name in _OPENS and not _writes(node)) or name.startswith(_BEGIN):
                     values = [*node.args, *(word.value for word in node.keywords)]
                     yield from (text for argument in values for text in self._named(argument))
+
+    def _targets(self) -> set[ast.AST]:
+        """Return the expressions whose value is a path that code only writes to."""
+        targets: set[ast.AST] = set()
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Attribute) and node.attr in _WRITES:
+                targets.add(node.value)
+            elif isinstance(node, ast.Call) and (_writes(node) or _called(node).startswith(_SAVES)):
+                paths = [*node.args, getattr(node.func, "value", node)]
+                targets.update(
+                    p for p in paths if isinstance(p, ast.BinOp | ast.Name) or _called(p) in _PATHS
+                )
+            elif isinstance(node, ast.BinOp) and node in targets:
+                targets.add(node.left)
+        names = [node for node in ast.walk(self._tree) if isinstance(node, ast.Name)]
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load) and node not in targets}
+        saved = {node.id for node in names if node in targets} - read
+        assigned = [node for node in ast.walk(self._tree) if isinstance(node, ast.Assign)]
+        targets.update(a.value for a in assigned if getattr(a.targets[0], "id", "") in saved)
+        return targets
 
     def _named(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.List | ast.Tuple | ast.Dict):
@@ -158,6 +175,13 @@ class _Opened:
     def _joined(self, parts: Sequence[ast.AST], depth: int) -> str:
         texts = [self._text(part, depth - 1) for part in parts]
         return os.path.join(*texts) if all(texts) else ""
+
+
+def _writes(call: ast.Call) -> bool:
+    """Whether a call opens a file to write to it."""
+    keywords = [word.value for word in call.keywords if word.arg == "mode"]
+    modes = [str(n.value) for n in (*call.args[:2], *keywords) if isinstance(n, ast.Constant)]
+    return _called(call) == "open" and any(re.fullmatch(r"[wxa][bt+]*", mode) for mode in modes)
 
 
 def _called(node: ast.AST) -> str:
@@ -297,7 +321,7 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
     except (OSError, ValueError, SyntaxError):  # the file has been broken since; ranks will report that
         return
     # Custom importers (pytest, run-time type checkers) compile the same text to different code.
-    if type(module.__loader__) is SourceFileLoader and _edited(module, compiled):
+    if type(module.__loader__) is SourceFileLoader and patches.edited(module, compiled):
         yield f"{name} was edited after it was imported here: ranks run the edited file"
         return
     anew, bound = f"on ranks: they import {name} anew", _bound(tree)
@@ -319,7 +343,7 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
             function = attribute.__func__ if type(attribute) in (staticmethod, classmethod) else attribute
             code = function.__code__ if type(function) is FunctionType else None
             moved = code is not None and (code.co_name, code.co_filename) != (key, str(path))
-            if _made_in(function) == "__main__":
+            if patches.made_in(function) == "__main__":
                 yield f"{owner}.{key} was set in the notebook, but not {anew}"
             elif moved and undecorated.get(key):
                 yield f"{owner}.{key} was replaced here, but not {anew}"
@@ -327,17 +351,6 @@ def _module(module: ModuleType, path: Path, name: str) -> Iterator[str]:
                 key.startswith("__") or key in bound or "*" in bound
             ):
                 yield f"{owner}.{key} was set here, but doesn't exist {anew}"
-
-
-def _made_in(value: Any) -> str:
-    """Return the name of the module that defines a function, a class, or another object's class.
-
-    The object's own attributes aren't read: it may warn (torch's reduce_op), or return anything.
-    """
-    if issubclass(type(value), FunctionType):
-        return str(value.__module__)
-    cls = value if issubclass(type(value), type) else type(value)
-    return str(type.__getattribute__(cls, "__module__"))
 
 
 _Body = list[ast.stmt]
@@ -352,13 +365,19 @@ def _spaces(module: ModuleType, tree: ast.Module) -> Iterator[tuple[str, Mapping
         # Attributes set by NamedTuple, a decorator or a base's __init_subclass__ aren't in the text.
         if isinstance(stmt, ast.ClassDef) and type(cls) is type and not stmt.decorator_list:
             private = re.compile(rf"^_{re.escape(stmt.name.lstrip('_'))}(?=__)")  # as ``__name`` is stored
-            space = {private.sub("", name): value for name, value in vars(cls).items()}
+            inherited = {name for base in cls.__mro__[1:] for name in vars(base)} - {*_bound(stmt)}
+            # A method of a base replaces its registry by a copy (PyYAML's ``add_constructor``).
+            space = {
+                private.sub("", name): value
+                for name, value in vars(cls).items()
+                if name not in inherited or type(value) not in (dict, list, set)
+            }
             if not (issubclass(cls, tuple) or hasattr(cls.__init_subclass__, "__func__")):
                 yield f"{module.__name__}.{stmt.name}", space, stmt.body
 
 
-def _bound(tree: ast.Module) -> list[str]:
-    """Return the names that a module's text sets, once for each time; ``*`` if it may set any name."""
+def _bound(tree: ast.AST) -> list[str]:
+    """Return the names that a text sets, once for each time; ``*`` if it may set any name."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -399,22 +418,3 @@ def _literals(body: Iterable[ast.stmt]) -> dict[str, Any]:
                 case _:
                     literals[name] = ast.literal_eval(value)
     return literals
-
-
-def _edited(module: ModuleType, code: CodeType) -> bool:
-    """Whether an imported function differs from the one that is now in the file."""
-    now = {constant.co_name: constant for constant in code.co_consts if isinstance(constant, CodeType)}
-    return any(
-        name not in now or _form(now[name]) != _form(value.__code__)
-        for name, value in vars(module).items()
-        if type(value) is FunctionType
-        and value.__globals__ is vars(module)
-        and (value.__name__, value.__code__.co_filename) == (name, code.co_filename)
-    )
-
-
-def _form(code: CodeType) -> tuple[Any, ...]:
-    # The order of a set's items is another one in a file of bytecode.
-    constants = (sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in code.co_consts)
-    inner = tuple(_form(c) if isinstance(c, CodeType) else repr(c) for c in constants)
-    return code.co_code, code.co_names, code.co_varnames, inner

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, compress, repeat
 from operator import is_, not_
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from nbtorchjob.runtime.objects import importable, rebuilt
@@ -108,6 +108,36 @@ def _function(value: Any) -> Any:
     if kind is property:
         return value.fget
     return value.__func__ if kind in _WRAPPERS else value
+
+
+def edited(module: ModuleType, code: CodeType) -> bool:
+    """Whether an imported function differs from the one that is now in the file."""
+    now = {constant.co_name: constant for constant in code.co_consts if isinstance(constant, CodeType)}
+    return any(
+        name not in now or _form(now[name]) != _form(value.__code__)
+        for name, value in vars(module).items()
+        if type(value) is FunctionType
+        and value.__globals__ is vars(module)
+        and (value.__name__, value.__code__.co_filename) == (name, code.co_filename)
+    )
+
+
+def _form(code: CodeType) -> tuple[Any, ...]:
+    # The order of a set's items is another one in a file of bytecode.
+    constants = (sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in code.co_consts)
+    inner = tuple(_form(c) if isinstance(c, CodeType) else repr(c) for c in constants)
+    return code.co_code, code.co_names, code.co_varnames, inner
+
+
+def made_in(value: Any) -> str:
+    """Return the name of the module that defines a function, a class, or another object's class.
+
+    The object's own attributes aren't read: it may warn (torch's reduce_op), or return anything.
+    """
+    if issubclass(type(value), FunctionType):
+        return str(value.__module__)
+    cls = value if issubclass(type(value), type) else type(value)
+    return str(type.__getattribute__(cls, "__module__"))
 
 
 class _Look:

@@ -48,12 +48,18 @@ def found(tree, text, **names):
         ("import pandas as pd\ndef to_x(d): ...\nto_x(pd.read_csv('data/train.csv'))", ["data/train.csv"]),
         ("from pathlib import Path\nPath('out.txt').write_text('x')", []),
         ("import torch\ntorch.save(1, 'model.pt')", []),
+        ("from pathlib import Path\np = Path('out.txt')\nopen(p, 'w')", []),
+        ("from pathlib import Path\np = Path('out.txt')\np.write_text('x')\np.touch()", []),
+        ("from pathlib import Path\np = Path('out.txt')\np.touch()\np.read_text()", ["out.txt"]),
+        ("from pathlib import Path\nd = Path('data')\n(d / 'train.csv').write_text('x')", []),
+        ("from pathlib import Path\nd = Path('data')\n(d / 'x').write_text('x')\nrun(d)", ["data"]),
+        ("import torch\nbest = 'model.pt'\ntorch.save(1, best)\ntorch.load(best)", ["model.pt"]),
         ("print('config.yaml', 'data')", []),
         ("open('not there'); open('/etc/passwd'); open('../x'); open('.')", []),
     ],
 )  # fmt: skip
 def test_a_path_that_code_opens_is_found(tree, text, paths):
-    assert found(tree, text, load_dataset=print) == paths
+    assert found(tree, text, load_dataset=print, run=print) == paths
 
 
 def test_a_captured_path_counts_and_a_captured_function(tree):

@@ -257,6 +257,18 @@ def test_what_a_named_tuple_sets_is_no_difference(root):
     assert call.notes == ()
 
 
+def test_a_registry_that_a_bases_method_copies_into_a_class_is_no_difference(root):
+    text = "import yaml\nclass Loader(yaml.SafeLoader): pass\nLoader.add_constructor('!x', print)\n"
+    put(root, {"yaml_c.py": text})
+    module = importlib.import_module("yaml_c")
+
+    assert capture.from_cell("yaml_c.Loader", {"yaml_c": module}, root=root).notes == ()
+    module.Loader.strict = True
+    assert capture.from_cell("yaml_c.Loader", {"yaml_c": module}, root=root).notes == (
+        "yaml_c.Loader.strict was set here, but doesn't exist on ranks: they import yaml_c.py anew",
+    )
+
+
 HOSTILE = """
 class Lies(type):
     def __getattribute__(cls, name):
