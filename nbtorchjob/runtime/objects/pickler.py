@@ -22,6 +22,7 @@ import importlib
 import inspect
 import io
 import itertools
+import pathlib
 import pickle
 import sys
 import types
@@ -172,6 +173,12 @@ class Pickler(pickle.Pickler):
             return self.reduce_net
         if type_ in self.dispatch_table:
             return _leave
+        if (
+            notebooks
+            and issubclass(type_, pathlib.PurePath)
+            and type_.__reduce__ is pathlib.PurePath.__reduce__
+        ):
+            return _reduce_path
         if hasattr(type_, "__getattr__") and not hasattr(type_, "__setstate__"):
             return _reduce_trapped
         plain = (type_.__reduce__, type_.__reduce_ex__) == (object.__reduce__, object.__reduce_ex__)
@@ -810,6 +817,10 @@ def _reduced(obj: Any) -> Any:
     return rebuilt.make_named, (reduced, type(obj), *_maker(obj)), state, None, None, rebuilt.fill_named
 
 
+def _reduce_path(path: Any) -> Any:
+    return (*path.__reduce__()[:2], getattr(path, "__dict__", None) or None)
+
+
 def _reduce_trapped(obj: Any) -> Any:
     reduced = _reduced(obj)
     if not isinstance(reduced, tuple) or len(reduced) > 5 or len(reduced) < 3 or reduced[2] is None:
@@ -831,17 +842,29 @@ def _reduce_hashed(obj: Any) -> Any:
     return rebuilt.make_hashed, (type(obj), *early), (own, slots), None, None, rebuilt.fill_hashed
 
 
-_VALUES = (
-    *(object, int, float, complex, str, bytes, tuple, frozenset),
-    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
-)
+_VALUES = (object, int, float, complex, str, bytes, tuple, frozenset)
+# Python's classes whose reductions call the object's class with the value, and leave out attributes.
+_BARE = {
+    *(("datetime", name) for name in ("date", "datetime", "time", "timedelta")),
+    *(("decimal", "Decimal"), ("fractions", "Fraction")),
+}
 
 
 def _remaking(type_: Any) -> Optional[Callable[[Any], Any]]:
-    """Return what reduces objects of a class with a ``__new__`` of its own; None for any other.
+    """Return what reduces values with attributes, or with a ``__new__`` of their own; None for any other.
 
-    pickle would call that with the finished value, or without the arguments that it requires.
+    pickle would leave out the attributes, and call the ``__new__`` with the finished value, or without the
+    arguments that it requires.
     """
+    bare = next((base for base in type_.__mro__ if (base.__module__, base.__name__) in _BARE), None)
+    reductions = [(cls.__reduce__, cls.__reduce_ex__) for cls in (type_, bare) if cls is not None]
+    if bare is not None and reductions[0] == reductions[1] and not _has_own_state(type_):
+
+        def reduce_bare(obj: Any) -> Any:
+            args = (type_, bare, obj.__reduce_ex__(5)[1])
+            return rebuilt.make_past_own, args, _attributes(obj), None, None, rebuilt.fill_hashed
+
+        return reduce_bare
     new = type_.__new__
     if not isinstance(new, types.FunctionType) or new.__globals__.get("__name__", "").startswith(
         "namedtuple_"
