@@ -230,7 +230,7 @@ def _return_marks(optimizer: Any, state: Dict[str, Any]) -> None:
         if str(frame.f_globals.get("__name__")).startswith("torch.distributed.checkpoint."):
             return
         frame = frame.f_back
-    marks = vars(optimizer)[MARK]
+    marks = getattr(getattr(optimizer, "optimizer", optimizer), MARK, ())  # Lightning's has the same hooks
     for group in state["param_groups"] if marks else ():
         group[MARK] = [*marks]
 

@@ -1,6 +1,7 @@
 """An optimizer's values are set while it trains, and again in the next attempt."""
 
 import gc
+from typing import Any
 
 import pytest
 
@@ -263,6 +264,16 @@ def test_states_from_before_a_value_was_set_are_as_they_were_and_load(tmp_path):
         change = Setting("optimizer.lr", 0, {"optimizer": optimizer})
         change.prepare()
         assert [swap for swap in ("s1", "s2") if change.marked(swap)] == swaps
+
+
+def test_an_optimizer_that_shares_the_hooks_of_another_returns_its_marks():
+    optimizer = torch.optim.SGD(parameters(), lr=1.0)
+    wrapper: Any = object.__new__(type("Wrapper", (torch.optim.SGD,), {"optimizer": optimizer}))
+    wrapper.__dict__.update(vars(optimizer))  # as Lightning makes one
+    change = setting("wrapper.lr", 0.5, {"wrapper": wrapper})
+    change.apply(), change.mark("s1")
+
+    assert wrapper.state_dict() == optimizer.state_dict()
 
 
 def test_a_hook_of_the_codes_own_on_every_step_is_called_also_as_a_value_is_set_again():
