@@ -119,6 +119,10 @@ def culprit(facts: Facts) -> Failure | None:
     # The ends with a reason, and the deletion of a pod if nothing failed before it
     explained: list[Failure] = []
     for event in facts.errors:
+        # What a rank raised after its node was told to end, as a handler of SIGTERM may, follows from that.
+        life = facts.nodes.get(event.node, Node(event.node)).life_at(event.time)
+        if any(exit_.code in _TOLD_TO_END for exit_ in life.exits):
+            continue
         error = facts.variables.get(described(event), event.error)
         reason = failure.of_error(event.error)
         explained.append(Failure(reason, error.time, event.rank, event.node, error, event.round))

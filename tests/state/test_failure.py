@@ -15,6 +15,7 @@ from nbtorchjob.state import JobInfo, JobState, Phase, apply, failure
 from nbtorchjob.state.facts import events as ev
 from nbtorchjob.state.facts.events import Stage
 from nbtorchjob.state.failure import Cause
+from nbtorchjob.state.text import facts
 
 STARTED = ev.NodeStarted(1.0, 0, "host", pod="a")
 KILLED = ev.NodeExited(3.0, 0, 137, signal.SIGKILL, "a", "Error")
@@ -139,6 +140,27 @@ def test_what_we_asked_for_is_no_failure(last):
     state = end(ev.CancelRequested(2.0), *taken(ev.DELETED, last))
 
     assert (state.phase, state.failure.reason.cause) == (Phase.CANCELLED, Cause.CANCELLED)
+
+
+def test_what_a_rank_raises_once_its_node_is_told_to_end_is_no_cause():
+    raised = ev.RankFailed(3.0, 0, 0, 0, 0, Error("Preempted", "saved"))
+
+    told_to_end = end(raised, *code(exits.CANCELLED)).failure
+    by_itself = end(raised, *code(exits.USER_ERROR)).failure
+
+    assert told_to_end is not None
+    assert by_itself is not None
+    assert (told_to_end.reason.cause, told_to_end.error) == (Cause.INFRA, None)
+    assert (by_itself.reason.cause, by_itself.rank) == (Cause.USER, 0)
+
+
+@pytest.mark.parametrize("recoverable", [False, True])
+def test_a_retry_of_a_recoverable_error_may_end_otherwise(recoverable):
+    raised = ev.RankFailed(3.0, 0, 0, 0, 0, Error("E", "away", recoverable=recoverable))
+    state = end(raised, *code(exits.USER_ERROR))
+
+    assert state.failure is not None
+    assert ("a retry would fail the same way" in facts.cause(state.failure, state)) != recoverable
 
 
 def test_an_exit_code_is_explained_by_the_exception_that_was_told():

@@ -382,7 +382,8 @@ def cause(failure: Failure, state: JobState) -> str:
     where = f"on {_blamed(failure.node, failure, state)}" if many and failure.node is not None else ""
     cause = failure.reason.cause
     if cause is Cause.USER and failure.error is not None and not failure.reason.hint and certain:
-        fault = f"Your code raised this {where}".rstrip() + "; a retry would fail the same way."
+        same = "" if failure.error.recoverable else "; a retry would fail the same way"
+        fault = f"{f'Your code raised this {where}'.rstrip()}{same}."
     elif cause in (Cause.USER, Cause.UNKNOWN) or (
         cause is Cause.CANCELLED and state.phase is not Phase.FAILED
     ):
