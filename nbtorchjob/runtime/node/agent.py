@@ -294,9 +294,28 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             timeout = min(timeout, self._departure.rest)
         death_sig = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         if self._pcontext:
-            self._pcontext.close(death_sig, timeout)
+            end = time.monotonic() + timeout
+            for process in (process for process in self._processes if process.exitcode is None):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, death_sig)
+            # A rank that heeds the signal and returns waits for all others to return.
+            while self._wait_or_end_returned(end - time.monotonic()):
+                pass
+            self._pcontext.close(death_sig, max(0.0, end - time.monotonic()))
         # No rank is left to wait for, and not every version takes a time-out (``END_TIMEOUT``).
         super()._shutdown(death_sig, **({"is_restart": True} if torch_versions.CLOSES.get() else {}))
+
+    def _wait_or_end_returned(self, seconds: float) -> bool:
+        """End ranks that have returned; wait for one to end or return. Return whether that may go on."""
+        returned, alive = self._returned(), []
+        for local, process in enumerate(self._processes):
+            if process.exitcode is None and local in returned:
+                process.kill()
+                process.join()
+            elif process.exitcode is None:
+                alive.append(process.sentinel)
+        readers = [queue._reader for local, queue in self._values[1].items() if local not in returned]
+        return bool(alive) and seconds > 0 and bool(connection.wait([*alive, *readers], seconds))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)

@@ -420,6 +420,23 @@ def test_a_rank_that_ignores_sigterm_is_killed(folder):
     assert left_behind(job) == []
 
 
+def test_a_node_that_must_end_does_not_wait_for_a_rank_that_has_returned():
+    def obedient():
+        stop = []
+        signal.signal(signal.SIGTERM, lambda *_: stop.append(True))
+        report(ready=1)
+        while not stop:
+            time.sleep(0.01)
+
+    job = submit(obedient, spec=Elastic(nproc_per_node=2))
+    seen(job, ready(2))
+    os.kill(job.state.nodes[0].life.start.pid, signal.SIGTERM)
+
+    assert job.wait(15)  # its ranks would be killed after 30 s
+    assert job.state.phase is Phase.FAILED
+    assert left_behind(job) == []
+
+
 def test_an_interrupt_while_it_is_waited_for_keeps_a_job_from_nobody_whenever_it_comes():
     job = submit(forever)
     seen(job, ready(2))
