@@ -41,6 +41,7 @@ def test_what_one_agent_writes_another_reads(shared):
     assert second.multi_get(["a", "b", "c", "d"]) == [b"1", b"2", b"3", b"5"]
     assert second.check(["a", "d"])
     assert not second.check(["a", "e"])
+    assert second.check([]) == shared.check([])
 
 
 FORGED = {
