@@ -38,6 +38,7 @@ from nbtorchjob.environment.images import JobImage as AskedImage
 from nbtorchjob.errors import LackingError
 from nbtorchjob.frontends.cli.terminal import Terminal
 from nbtorchjob.machine import folders
+from nbtorchjob.runtime.facts import injected
 from nbtorchjob.spec import options, profiles
 from nbtorchjob.spec.cluster import Cluster
 from nbtorchjob.spec.options import CellOptions
@@ -104,6 +105,14 @@ class Model:
 )
 def test_a_launch_config_alone_is_a_spec(spec, ranks):
     assert nbtorchjob.submit(world, spec=spec).result(LIMIT) == ranks
+
+
+@pytest.mark.torch
+def test_what_an_operator_has_set_in_the_notebooks_pod_is_not_for_its_jobs(monkeypatch):
+    for name, value in {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4", injected.STREAM: "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    assert nbtorchjob.submit(world, spec=Elastic(nnodes=2)).result(LIMIT) == 2
 
 
 @pytest.mark.torch

@@ -249,7 +249,13 @@ class Attempt:
             )
         # By default gloo listens at the address of the host's name, which other hosts may reach.
         defaults = {"GLOO_SOCKET_IFNAME": "lo", **PAGES, **folders.compiler_variables()}
-        return {**defaults, **self._request["env"], **self._refuge, **own}
+        # Here the supervisor is the operator: what another one set in the notebook's pod isn't for this job.
+        requested = {
+            name: value
+            for name, value in self._request["env"].items()
+            if not name.startswith(("PET_", "VC_")) and name not in injected.OF_CLUSTERS
+        }
+        return {**defaults, **requested, **self._refuge, **own}
 
     def reap(self) -> None:
         """Record which nodes have ended."""
