@@ -91,11 +91,11 @@ def test_what_is_left_out(source, left):
     assert program.bare(source) == left
 
 
-def test_a_trivial_cell_takes_less_than_85_kb_to_a_cluster():
+def test_a_trivial_cell_takes_less_than_86_kb_to_a_cluster():
     # In a process of its own: otherwise settings that other tests change here would travel as well.
     ran = subprocess.run([sys.executable, "-c", PACK], capture_output=True, text=True, check=True)
 
-    assert int(ran.stdout) < 85_000
+    assert int(ran.stdout) < 86_000
 
 
 PACK = """

@@ -32,7 +32,6 @@ ATTEMPT = "NBTORCHJOB_ATTEMPT"  # if this package starts attempts: which one thi
 # If an operator starts them, how often it has done so: the sum of these. A Job counts the failures of each
 # index (Kubernetes 1.29), apart from those that its policy ignores, and Volcano the restarts of the job.
 FAILURES, IGNORED, RESTARTS = "NBTORCHJOB_FAILURES", "NBTORCHJOB_IGNORED", "NBTORCHJOB_RESTARTS"
-OF_CLUSTERS = (DOMAIN, SWAPS, UNSEEN, STREAM, FAILURES, IGNORED, RESTARTS)  # set in pods alone
 _INDEX = (NODE, "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "VC_TASK_INDEX")
 _PORT = 29400  # torchrun's default
 

@@ -288,34 +288,31 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: Optional[float] = None) -> None:
-        """End the ranks; SIGINT, which ends a node at once, becomes SIGTERM, as it would raise in a rank."""
+        """End the ranks with SIGTERM, whichever signal ends the node: SIGINT would raise in a rank."""
         timeout = self._shutdown_timeout if timeout is None else timeout
         if self._departure is not None and self._departure.own:
             timeout = min(timeout, self._departure.rest)
-        death_sig = signal.SIGTERM if death_sig == signal.SIGINT else death_sig
         if self._pcontext:
             end = time.monotonic() + timeout
-            for process in (process for process in self._processes if process.exitcode is None):
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, death_sig)
+            for process in self._processes:
+                process.terminate()
             # A rank that heeds the signal and returns waits for all others to return.
-            while self._wait_or_end_returned(end - time.monotonic()):
+            while self._awaits(end - time.monotonic()):
                 pass
-            self._pcontext.close(death_sig, max(0.0, end - time.monotonic()))
+            self._pcontext.close(signal.SIGTERM, 1)
         # No rank is left to wait for, and not every version takes a time-out (``END_TIMEOUT``).
-        super()._shutdown(death_sig, **({"is_restart": True} if torch_versions.CLOSES.get() else {}))
+        super()._shutdown(signal.SIGTERM, **({"is_restart": True} if torch_versions.CLOSES.get() else {}))
 
-    def _wait_or_end_returned(self, seconds: float) -> bool:
-        """End ranks that have returned; wait for one to end or return. Return whether that may go on."""
-        returned, alive = self._returned(), []
-        for local, process in enumerate(self._processes):
-            if process.exitcode is None and local in returned:
+    def _awaits(self, seconds: float) -> bool:
+        """Wait for a rank to end or return, and end those that have returned; return whether it saw any."""
+        returned, ends = self._returned(), []
+        for local, queue in self._values[1].items():
+            process = self._processes[local]
+            if local in returned:
                 process.kill()
-                process.join()
             elif process.exitcode is None:
-                alive.append(process.sentinel)
-        readers = [queue._reader for local, queue in self._values[1].items() if local not in returned]
-        return bool(alive) and seconds > 0 and bool(connection.wait([*alive, *readers], seconds))
+                ends += [process.sentinel, queue._reader]
+        return seconds > 0 and bool(ends and connection.wait(ends, seconds))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = self._watched(worker_group)

@@ -272,7 +272,7 @@ def _exit_message(exc: BaseException) -> str:
     code = errors.exit_code(exc)
     if not isinstance(code, int):
         return "" if code is None else errors.text_of(code)
-    if code & 0xFF in exits.RESERVED or (code and not code & 0xFF):
+    if code and code & 0xFF in (0, *exits.RESERVED):
         return "sys.exit(%d)" % code
     argparse = sys.modules.get("argparse")
     for frame, _ in traceback.walk_tb(errors.traceback_of(exc) if argparse is not None else None):

@@ -63,7 +63,7 @@ class SignedStore(Store):  # type: ignore[misc]
 
     def check(self, names: Sequence[str]) -> bool:
         """Whether agents of this job have written all of these."""
-        return bool(self._store.check(names)) and len(self.multi_get(names)) == len(names)
+        return bool(self._store.check(names) and (self.multi_get(names) or not names))
 
     def multi_get(self, names: Sequence[str]) -> List[bytes]:
         """See the base class."""

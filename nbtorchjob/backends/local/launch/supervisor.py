@@ -52,6 +52,13 @@ _OF_PATH = "PYTHONPATH"  # its entries are in the request's path already
 # The packages of a payload's program, and the CRC-32 of each member that is imported here.
 _PROGRAM = ("nbtorchjob.runtime", "cloudpickle")
 _imported: dict[str, int] = {}
+# What is injected into pods alone.
+_OF_PODS = frozenset(
+    (
+        *(injected.DOMAIN, injected.SWAPS, injected.UNSEEN, injected.STREAM),
+        *(injected.FAILURES, injected.IGNORED, injected.RESTARTS),
+    )
+)
 
 
 def import_program() -> None:
@@ -253,7 +260,7 @@ class Attempt:
         requested = {
             name: value
             for name, value in self._request["env"].items()
-            if not name.startswith(("PET_", "VC_")) and name not in injected.OF_CLUSTERS
+            if not name.startswith(("PET_", "VC_")) and name not in _OF_PODS
         }
         return {**defaults, **requested, **self._refuge, **own}
 
