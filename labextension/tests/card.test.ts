@@ -8,10 +8,12 @@ const AT = '/user/me/nbtorchjob/api/jobs/local%3Atrain';
 
 const asked: string[] = [];
 let host: HTMLElement;
+let failure: (() => Response) | null; // how requests fail; null: they don't
 
 /** A running card, as far as the script looks. */
-function card(text: string): string {
-  return `<div class="nbtorchjob"><div><b class="nbt-state">Running</b></div>
+function card(text: string, isWaitedFor = false): string {
+  const waitedFor = isWaitedFor ? 'nbtorchjob-waited-for' : '';
+  return `<div class="nbtorchjob ${waitedFor}"><div><b class="nbt-state">Running</b></div>
     <div class="nbtorchjob-drawn"><span>drawn at 10:15</span><span class="nbt-tools"></span></div>
     <p>${text}</p></div>`;
 }
@@ -23,6 +25,9 @@ function show(created: number, served: { readonly created: number }): void {
   host = document.querySelector('#output') as HTMLElement;
   vi.stubGlobal('fetch', async (url: string, { method }: { method: string }) => {
     asked.push(`${method} ${url}`);
+    if (failure) {
+      return failure();
+    }
     const meant = new URL(url, 'http://hub').searchParams.get('created');
     if (meant !== null && Number(meant) !== served.created) {
       const message = 'train was deleted; another job has its name';
@@ -38,6 +43,7 @@ function show(created: number, served: { readonly created: number }): void {
 
 beforeEach(() => {
   asked.length = 0;
+  failure = null;
   vi.useFakeTimers();
   vi.stubGlobal('confirm', () => true);
 });
@@ -110,4 +116,48 @@ it('copies a manifest on a page without TLS', async () => {
   expect(copies).toEqual([card('as served')]);
   expect(host.querySelector('textarea')).toBeNull();
   expect(host.querySelector('[role=status]')?.textContent).toBe('copied');
+});
+
+const unreachable = (): Response => {
+  throw new TypeError('Failed to fetch');
+};
+
+it.each([
+  ['the network', unreachable],
+  ['a proxy', () => new Response('<h1>Bad Gateway</h1>', { status: 502 })],
+  ['an expired login', () => Response.json({ message: 'Forbidden' }, { status: 403 })]
+])('gets its buttons once %s is no longer in the way', async (_, fails) => {
+  failure = fails;
+  show(100.25, { created: 100.25 });
+  await vi.advanceTimersByTimeAsync(20_000);
+  expect(host.querySelectorAll('button')).toHaveLength(0);
+  expect(asked.length).toBeLessThanOrEqual(5);
+
+  failure = null;
+  await vi.advanceTimersByTimeAsync(10_000);
+
+  expect(host.querySelector('p')?.textContent).toBe('as served');
+  expect(host.querySelectorAll('button').length).toBeGreaterThan(0);
+});
+
+it('asks a server without the extension only once', async () => {
+  failure = () => Response.json({ message: 'Not Found' }, { status: 404 });
+  show(100.25, { created: 100.25 });
+  await vi.advanceTimersByTimeAsync(60_000);
+
+  expect(asked).toHaveLength(1);
+});
+
+it('shows why the server draws nothing only until something is drawn', async () => {
+  show(100.25, { created: 100.25 });
+  await vi.advanceTimersByTimeAsync(2000);
+  failure = unreachable;
+  await vi.advanceTimersByTimeAsync(6000);
+  expect(host.textContent).toContain('Failed to fetch');
+
+  host.innerHTML = card('as the kernel draws it', true);
+  await vi.advanceTimersByTimeAsync(1000);
+
+  expect(host.textContent).toContain('as the kernel draws it');
+  expect(host.textContent).not.toContain('Failed to fetch');
 });

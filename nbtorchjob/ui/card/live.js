@@ -29,7 +29,8 @@
     const body = await answer.json().catch(() => ({}));
     const message = body.message || `the server answers ${answer.status}`;
     const isOurs = Boolean(body.reason); // other servers' errors have none
-    throw Object.assign(new Error(message), {isOurs, isDeleted: isOurs && answer.status === 404});
+    const isMissing = answer.status === 404;
+    throw Object.assign(new Error(message), {isOurs, isMissing, isDeleted: isOurs && isMissing});
   };
 
   // The bar outlives the drawings as well.
@@ -173,10 +174,14 @@
     refocus();
   };
   search.oninput = draw;
-  const observer = new MutationObserver(() => {
+  const afterDrawing = () => {
     drawings += 1;
-    drawn = performance.now();
+    stale.textContent = "";
     draw();
+  };
+  const observer = new MutationObserver(() => {
+    drawn = performance.now();
+    afterDrawing();
   });
   observer.observe(host, {childList: true});
   draw();
@@ -188,11 +193,9 @@
     const before = drawings, drawing = document.createElement("div");
     drawing.innerHTML = await (await send("GET", at("/card"))).text();
     if (drawings > before || waitedFor()) return;
-    stale.textContent = "";
     host.querySelector(".nbtorchjob").replaceWith(drawing.firstElementChild);
-    observer.takeRecords(); // only the kernel's drawings count
-    drawings += 1;
-    draw();
+    observer.takeRecords(); // `drawn` is when the kernel last drew
+    afterDrawing();
   };
   // A deleted job's card keeps what it showed last, but no longer claims that it holds.
   const markDeleted = () => {
@@ -207,26 +210,33 @@
     host.querySelectorAll("details > a, .nbtorchjob-do").forEach(offer => offer.remove());
     bar.remove();
   };
+  // An ended job's card has no such line. A job deleted while it runs ends first, and is gone seconds later.
+  let left = ENDED_LOOKS;
+  const wait = () => host.querySelector(".nbtorchjob-drawn") || left-- > 0 ? STALE_MS : 0;
   const begin = async () => {
-    await send("GET", at("")).catch(error => { if (!error.isOurs) throw error; }); // other servers have no such route
+    const error = await send("GET", at("")).then(() => null, error => error);
+    if (error && !error.isOurs) {
+      // A server without our extension has no such route. Networks, proxies and logins may recover.
+      return error.isMissing ? 0 : wait();
+    }
     served = true;
     draw();
-    // An ended job has no bar. A job deleted while it runs ends first, and is gone seconds later.
-    let left = ENDED_LOOKS;
-    host.torchjobLook = async () => { // returns the milliseconds until the next look; 0: there is none
-      await look().catch(error => {
-        stale.textContent = error.message;
-        if (error.isDeleted) { markDeleted(); left = 0; }
-      });
-      return host.contains(bar) || left-- > 0 ? STALE_MS : 0;
-    };
-    ticking(new WeakRef(host), FIRST_MS);
+    return FIRST_MS;
   };
-  if (page) begin().catch(() => {});
-})((card, first) => {
+  host.torchjobLook = async () => { // returns the milliseconds until the next look; 0: there is none
+    if (!served) return begin();
+    const before = drawings;
+    const error = await look().then(() => null, error => error);
+    if (error && drawings === before) stale.textContent = error.message;
+    if (!error?.isDeleted) return wait();
+    markDeleted();
+    return 0;
+  };
+  if (page) ticking(new WeakRef(host));
+})(card => {
   const tick = async () => {
     const wait = await card.deref()?.torchjobLook();
     if (wait) setTimeout(tick, wait);
   };
-  setTimeout(tick, first);
+  tick();
 })
