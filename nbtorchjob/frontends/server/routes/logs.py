@@ -248,7 +248,7 @@ class FilesHandler(Api):
     @authorized
     async def get(self, id: str) -> None:
         """Return the files at or below ``file`` now; for an ended job, those that came home."""
-        path = self.get_argument("file", "")
+        path = self.get_argument("file", "", strip=False)
 
         def find(at: Backend, name: str) -> dict[str, Any]:
             listing = files.listed(at, at.brief_state(name), path)
@@ -272,7 +272,7 @@ class FileHandler(StreamedApi):
         The whole file is streamed as a download. With ``limit``, that many bytes of it are returned, and
         ``X-File-Size`` is the size of the whole file.
         """
-        job, path = JobId.parse(id), self.get_argument("file", "")
+        job, path = JobId.parse(id), self.get_argument("file", "", strip=False)
         node_text, limit_text = self.get_argument("node", ""), self.get_argument("limit", "")
         node = number("node", node_text) if node_text else None
         limit = number("limit", limit_text) if limit_text else None

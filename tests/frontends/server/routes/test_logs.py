@@ -417,6 +417,7 @@ def writes(go):
     folder = artifacts_dir()
     (folder / "runs").mkdir()
     (folder / "runs" / "page.html").write_bytes(b"<script>alert(1)</script>")
+    (folder / "blank ").write_bytes(b"blank")
     (folder / "key").symlink_to(folder.parent / "key")
     (checkpoint_dir() / "last.pt").write_bytes(b"weights")
     (folder / "ready").touch()
@@ -436,7 +437,12 @@ async def listed(server, job, **query):
 async def test_files_are_listed_and_read_while_ranks_run_and_after(server, state_dir, tmp_path):
     job = api.submit(writes, str(tmp_path / "go"))
     await asyncio.to_thread(until, lambda: job.files("artifacts/ready").files)
-    sizes = {"artifacts/ready": 0, "artifacts/runs/page.html": len(PAGE), "checkpoints/last.pt": 7}
+    sizes = {
+        "artifacts/blank ": 5,
+        "artifacts/ready": 0,
+        "artifacts/runs/page.html": len(PAGE),
+        "checkpoints/last.pt": 7,
+    }
 
     for ends in (False, True):
         if ends:
@@ -453,6 +459,9 @@ async def test_files_are_listed_and_read_while_ranks_run_and_after(server, state
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
         saved = await server.get(f"{jobs(local(job), 'file')}?file=checkpoints/last.pt")
         assert saved.body == b"weights"
+        assert await listed(server, job, file="artifacts/blank%20") == {"artifacts/blank ": 5}
+        blank = await server.get(f"{jobs(local(job), 'file')}?file=artifacts/blank%20&node=0")
+        assert blank.body == b"blank"
         for wrong in ("artifacts/key", "artifacts/../key", "checkpoints/../key", "/etc/passwd", ""):
             code, message = error(await server.get(f"{jobs(local(job), 'file')}?file={wrong}"))
             assert code == 409
