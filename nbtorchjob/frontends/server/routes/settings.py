@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from jupyter_server.auth.decorator import authorized
 from tornado import web
@@ -119,15 +119,17 @@ class _AtNotebook(Api):
     """Requests about a notebook: profiles are searched in its folder and above, as its kernel does."""
 
     def folder(self) -> Path:
-        """Return where to search from; raises ``MalformedError`` for a path outside the server's root."""
+        """Return the folder that its kernel starts in, which need not be below the served folder.
+
+        Raises ``MalformedError`` for a path outside the server's contents.
+        """
         path = self.get_argument("path", "", strip=False)
-        parts = PurePosixPath(path.strip("/")).parts
-        if ".." in parts:
+        if ".." in PurePosixPath(path).parts:
             raise MalformedError(
                 f"path: got {path[:_MOST_SHOWN]!r}, but it must be a notebook's path or folder, "
                 "as the server's contents have it"
             )
-        return Path(self.serverapp.root_dir, *parts)
+        return Path(cast("Any", self.serverapp).kernel_manager.cwd_for_path(path))
 
 
 class ProfilesHandler(_AtNotebook):
@@ -141,9 +143,9 @@ class ProfilesHandler(_AtNotebook):
         Each has the line that selects it and the whole spec that results. ``notes`` say which profiles can't
         be used, and why; 409 for a file that can't be read.
         """
-        folder = self.folder()
 
         def find() -> dict[str, Any]:
+            folder = self.folder()
             by_name: dict[str, Any] = {}
             notes = profiles.notes(cwd=folder)
             for name in profiles.names(cwd=folder):
@@ -169,9 +171,10 @@ class DoctorHandler(_AtNotebook):
         That may take a while: it asks the cluster, and tries its stores with a small file, which is removed
         afterwards. So it is a POST: a link on somebody else's page can't trigger it.
         """
-        folder, name = self.folder(), self.get_argument("profile", "", strip=False)
+        name = self.get_argument("profile", "", strip=False)
 
         def find() -> JobSpec:
+            folder = self.folder()
             try:
                 profile = profiles.load(name, cwd=folder) if name else profiles.default(cwd=folder)
                 return profiles.admitted(profile)

@@ -73,6 +73,22 @@ async def test_a_notebook_finds_the_profiles_of_its_folder_and_above(server, wri
         assert await found(path) == ("near", ["far", "near"])
 
 
+@pytest.mark.parametrize("served", [True, False])
+async def test_profiles_are_searched_where_the_notebooks_kernel_starts(
+    server, jp_serverapp, write, tmp_path, served
+):
+    write("[profiles.of-the-server]")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "nbtorchjob.toml").write_text("[profiles.elsewhere]")
+    jp_serverapp.contents_manager.root_dir = str(tmp_path / "elsewhere")
+    if served:
+        jp_serverapp.kernel_manager.root_dir = str(tmp_path / "elsewhere")
+
+    answer = await told(server, "profiles?path=train.ipynb")
+
+    assert [*answer["profiles"]] == ["elsewhere" if served else "of-the-server"]
+
+
 async def test_a_profile_that_can_not_be_used_is_told_beside_the_others(server, write):
     write("[profiles.bad]\nnnodes = 0\n[profiles.good]\nnnodes = 2")
     answer = await told(server, "profiles")
