@@ -5,7 +5,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { reportErrors, strings } from '../commands/register';
 import { CommandIDs } from '../ids';
-import type { Client } from '../model/client';
+import { type Client, isMeant, meant } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job } from '../model/record';
 
@@ -33,13 +33,15 @@ export function addOpenLine(options: OpenLineOptions): void {
     execute: args =>
       reportErrors(trans, async () => {
         const at = linked(typeof args.search === 'string' ? args.search : '');
-        const target = at ?? place(args.id, args.line);
+        const target = at ?? place(args.id, args.line, args.created);
         if (target) {
           await app.restored;
           if (at) {
             leave(router);
           }
-          openLogs(model.jobs.get(target.id) ?? (await client.job({ id: target.id })), target);
+          const listed = model.jobs.get(target.id);
+          const isListed = listed !== undefined && isMeant(target, listed);
+          openLogs(isListed ? listed : await client.job(meant(target)), target);
         }
       })
   });

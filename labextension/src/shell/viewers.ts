@@ -43,7 +43,7 @@ export class Viewers {
       const openAtFailure = job.phase === 'FAILED';
       const act = (verb: 'cancel' | 'retry') =>
         void app.commands.execute(CommandIDs[verb], meant(job));
-      const link = (rank: number, line: number) => linkTo(location.href, job.id, { rank, line });
+      const link = (rank: number, line: number) => linkTo(location.href, job, { rank, line });
       return new LogViewer({ client, job, model, trans, openAtFailure, act, copy, link });
     });
     if (at && content instanceof LogViewer) {
