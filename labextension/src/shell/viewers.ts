@@ -39,7 +39,7 @@ export class Viewers {
   openLogs(job: Job, at?: Place): void {
     const { app, client, model, trans } = this.options;
     this.closeNamesake(this.logs, job);
-    const { content } = this.open(this.logs, [job.id], trans.__('Logs: %1', job.name), () => {
+    const { content } = this.open(this.logs, job, [job.id], trans.__('Logs: %1', job.name), () => {
       const openAtFailure = job.phase === 'FAILED';
       const act = (verb: 'cancel' | 'retry') =>
         void app.commands.execute(CommandIDs[verb], meant(job));
@@ -56,7 +56,7 @@ export class Viewers {
     const { client, trans } = this.options;
     const ask = () => client.page(job);
     this.closeNamesake(this.descriptions, job);
-    this.open(this.descriptions, [job.id], trans.__('Job: %1', job.name), () =>
+    this.open(this.descriptions, job, [job.id], trans.__('Job: %1', job.name), () =>
       this.page([job], ask)
     );
   }
@@ -66,7 +66,7 @@ export class Viewers {
     const { client, trans } = this.options;
     const label = trans._n('Compare: %1 job', 'Compare: %1 jobs', ids.length);
     const jobs = ids.map(id => ({ id }));
-    this.open(this.comparisons, ids, label, () => this.page(jobs, () => client.compare(ids)));
+    this.open(this.comparisons, null, ids, label, () => this.page(jobs, () => client.compare(ids)));
   }
 
   /** Shows a file that a job's ranks have written. */
@@ -76,7 +76,7 @@ export class Viewers {
     const label = path.split('/').pop() ?? path;
     const ids = [job.id, path, `${node}`];
     this.closeNamesake(this.files, job, ids);
-    this.open(this.files, ids, label, () => {
+    this.open(this.files, job, ids, label, () => {
       return new FileView({ job, place: { path, node }, name, client, trans });
     });
   }
@@ -100,7 +100,7 @@ export class Viewers {
     const ids = (widget: Widget) => name(widget).split('&').map(decodeURIComponent);
     void this.options.restorer?.restore(tracker, {
       command,
-      args: widget => ({ id: ids(widget)[0], ids: ids(widget), restored: true }),
+      args: tab => ({ ...this.jobs.get(tab), ids: ids(tab), restored: true }),
       name
     });
     return tracker;
@@ -108,6 +108,7 @@ export class Viewers {
 
   private open(
     tracker: Tracker,
+    job: Meant | null,
     ids: readonly string[],
     label: string,
     make: () => Content
@@ -122,6 +123,9 @@ export class Viewers {
       tab.title.caption = [label, ...ids].join('\n');
       tab.title.icon = jobIcon;
       tab.title.closable = true;
+      if (job) {
+        this.jobs.set(tab, meant(job));
+      }
       void tracker.add(tab);
     }
     if (!tab.isAttached) {
@@ -137,6 +141,8 @@ export class Viewers {
     return tracker.find(widget => widget.id === tabId(tracker, ids));
   }
 
+  /** The job of each tab, as a saved layout refers to it; a comparison has several, and none here. */
+  private readonly jobs = new WeakMap<Widget, Meant>();
   private readonly logs: Tracker;
   private readonly descriptions: Tracker;
   private readonly comparisons: Tracker;
