@@ -45,6 +45,18 @@ export function isMeant(job: Meant, other: Meant): boolean {
   return job.id === other.id && (job.created ?? other.created) === (other.created ?? job.created);
 }
 
+/** A reference to a job in one word: its id, and after an `@` when it was created. */
+export function nameOf({ id, created }: Meant): string {
+  return created === undefined ? id : `${id}@${created}`;
+}
+
+/** The reference that a word stands for. */
+export function named(word: string): Meant {
+  // A cluster's context may have an @ as well, but never after the last slash.
+  const [, id = word, created] = /^(.*)@(\d+(?:\.\d+)?)$/.exec(word) ?? [];
+  return { id, created: created === undefined ? undefined : Number(created) };
+}
+
 /** Where a file of a job lies. */
 export type FilePlace = Pick<RunFile, 'path' | 'node'>;
 
@@ -116,8 +128,8 @@ export class Client {
   }
 
   /** A comparison of jobs: their curves, and how they differ from the first. */
-  compare(ids: readonly string[]): Promise<Page> {
-    return this.json('GET', { path: 'compare', query: { job: ids } });
+  compare(jobs: readonly Meant[]): Promise<Page> {
+    return this.json('GET', { path: 'compare', query: { job: jobs.map(nameOf) } });
   }
 
   /** The YAML of the job's objects on the cluster, without Secrets. */

@@ -9,7 +9,7 @@ import { FileView } from '../files/view';
 import { jobIcon } from '../icons';
 import { CommandIDs } from '../ids';
 import { LogViewer } from '../logs';
-import { type Client, type FilePlace, type Meant, meant } from '../model/client';
+import { type Client, type FilePlace, type Meant, meant, named } from '../model/client';
 import type { JobsModel } from '../model/model';
 import type { Job, Page } from '../model/record';
 
@@ -61,12 +61,14 @@ export class Viewers {
     );
   }
 
-  /** Shows a comparison of jobs. */
+  /** Shows a comparison of jobs, each named by its id or as `nameOf` does. */
   openComparison(ids: readonly string[]): void {
     const { client, trans } = this.options;
     const label = trans._n('Compare: %1 job', 'Compare: %1 jobs', ids.length);
-    const jobs = ids.map(id => ({ id }));
-    this.open(this.comparisons, null, ids, label, () => this.page(jobs, () => client.compare(ids)));
+    const jobs = ids.map(named);
+    this.open(this.comparisons, null, ids, label, () =>
+      this.page(jobs, () => client.compare(jobs))
+    );
   }
 
   /** Shows a file that a job's ranks have written. */
@@ -120,7 +122,7 @@ export class Viewers {
       tab.toolbar.hide(); // a log has its own, a page has none
       tab.id = tabId(tracker, ids);
       tab.title.label = label;
-      tab.title.caption = [label, ...ids].join('\n');
+      tab.title.caption = [label, ...ids.map(word => named(word).id)].join('\n');
       tab.title.icon = jobIcon;
       tab.title.closable = true;
       if (job) {

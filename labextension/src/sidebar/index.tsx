@@ -20,6 +20,7 @@ import type { CommandRegistry } from '@lumino/commands';
 
 import { isVerb, VERBS, type Verb } from '../commands/verbs';
 import { CommandIDs, RunsCommandIDs } from '../ids';
+import { nameOf } from '../model/client';
 import type { Job, RunFile } from '../model/record';
 import { type Listed, isRuns } from '../model/runs';
 import type { ITorchJobs } from '../tokens';
@@ -130,7 +131,7 @@ function pageOf({ client, commands, deleteAll, model, openFile, trans }: Sidebar
 }
 
 function idsOf(jobs: readonly Job[]): string[] {
-  return jobs.map(({ id }) => id);
+  return jobs.map(nameOf);
 }
 
 function iconOf(commands: CommandRegistry, name: IconName): LabIcon | null {

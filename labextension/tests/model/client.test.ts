@@ -1,7 +1,7 @@
 import { ServerConnection } from '@jupyterlab/services';
 import { describe, expect, it } from 'vitest';
 
-import { Client, RequestError } from '../../src/model/client';
+import { Client, RequestError, nameOf, named } from '../../src/model/client';
 import type { Job } from '../../src/model/record';
 
 import { aJob } from '../jobs';
@@ -140,10 +140,26 @@ describe('the client', () => {
     const page = { heading: '2 jobs compared', parts: [] };
     const { client, asked } = served(() => Response.json(page));
 
-    expect([await client.page(JOB), await client.compare([ID, 'local:b'])]).toEqual([page, page]);
-    const compare = AT.replace(/jobs\/.*/, `compare?job=${encodeURIComponent(ID)}&job=local%3Ab`);
+    expect([
+      await client.page(JOB),
+      await client.compare([{ id: ID, created: 100.25 }, named('local:b')])
+    ]).toEqual([page, page]);
+    const compare = AT.replace(
+      /jobs\/.*/,
+      `compare?job=${encodeURIComponent(ID)}%40100.25&job=local%3Ab`
+    );
     expect(asked.map(({ url }) => url)).toEqual([`${AT}/page`, compare]);
   });
+
+  it.each(['local:a', 'local:a@100.25', 'kubernetes:me@7/ml/a', 'kubernetes:me@7/ml/a@100.25'])(
+    'names a job in one word: %s',
+    word => {
+      const job = named(word);
+
+      expect(nameOf(job)).toBe(word);
+      expect(job.id.endsWith('a')).toBe(true);
+    }
+  );
 
   it("says what the server's answer says is wrong", async () => {
     const refusal = { message: 'no job train-1 here', reason: 'Not Found' };

@@ -90,6 +90,15 @@ def number(name: str, text: str) -> int:
     return int(text)
 
 
+def run_of(created: str) -> str:
+    """Return ``JobInfo.run`` of the job created then, ``""`` for ``""``; raises ``MalformedError``."""
+    if created and not re.fullmatch(CREATED, created):
+        raise MalformedError(
+            f"created: got {created[:_MOST_SHOWN]!r}, but it must be a job's, in seconds since the epoch"
+        )
+    return run_at(float(created)) if created else ""
+
+
 T = TypeVar("T")
 
 TEXT = "text/plain; charset=utf-8"
@@ -133,9 +142,14 @@ class Api(ExtensionHandlerMixin, APIHandler):
         lanes: Lanes = cast("Any", self.extensionapp).lanes
         return await lanes.run(lane, lambda: installed(work), once)
 
-    async def of(self, job: JobId, work: Callable[[Backend, str], T], once: str = "") -> T:
-        """Do work on a job with its backend; raises ``JobNotFoundError`` if another job has the id now."""
-        run = self.run
+    async def of(
+        self, job: JobId, work: Callable[[Backend, str], T], once: str = "", run: str | None = None
+    ) -> T:
+        """Do work on a job with its backend; raises ``JobNotFoundError`` if another job has the id now.
+
+        ``run`` is which of the jobs that had the id is meant, by default the request's.
+        """
+        run = self.run if run is None else run
 
         def ask() -> T:
             at = backend_of(job.backend, job.address)
@@ -152,12 +166,7 @@ class Api(ExtensionHandlerMixin, APIHandler):
     @property
     def run(self) -> str:
         """Which of the jobs that had the id one after the other is meant; ``""`` for the present one."""
-        text: str = self.get_argument("created", "")
-        if text and not re.fullmatch(CREATED, text):
-            raise MalformedError(
-                f"created: got {text[:_MOST_SHOWN]!r}, but it must be a job's, in seconds since the epoch"
-            )
-        return run_at(float(text)) if text else ""
+        return run_of(self.get_argument("created", ""))
 
     def record(self, state: JobState) -> Record:
         """Return a job as JSON, with its notebook's path as this server serves it."""

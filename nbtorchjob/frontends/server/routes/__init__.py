@@ -227,7 +227,7 @@ PARAMETERS: Mapping[str, Shape] = {
         "schema": {"type": "string", "pattern": f"^{CREATED}$"},
     },
     "job": {
-        "description": "A job's id, once for each job.",
+        "description": "A job's id, once for each job; may end in `@` and its `created`.",
         "schema": {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": MOST},
     },
     "verb": {

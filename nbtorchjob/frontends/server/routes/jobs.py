@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from nbtorchjob.backends.base import Backend, Exports, Retries, TenderStatus, ab
 from nbtorchjob.commands import swapping
 from nbtorchjob.commands.table import CHANGES, OFFERS
 from nbtorchjob.errors import DamagedError, MalformedError
-from nbtorchjob.frontends.server.handlers import TEXT, Api, JobId
+from nbtorchjob.frontends.server.handlers import CREATED, TEXT, Api, JobId, run_of
 from nbtorchjob.frontends.server.watch import News, Note, Watch
 from nbtorchjob.machine.folders import state_dir
 from nbtorchjob.state import JobState
@@ -270,18 +271,26 @@ class PageHandler(Api):
         self.finish(await self.of(JobId.parse(id), described))
 
 
+_MEANT = re.compile(rf"(.*?)(?:@({CREATED}))?", re.DOTALL)
+
+
 class CompareHandler(Api):
     """Jobs compared with each other."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Return the jobs' curves, and how their options and their code differ from the first one's."""
-        jobs = [JobId.parse(text) for text in self.get_arguments("job")]
+        """Return the jobs' curves, and how their options and their code differ from the first one's.
+
+        A ``job`` may end in ``@`` and when it was created: no later job with its id is meant.
+        """
+        # A cluster's context may have an @ as well, but never after the last slash.
+        matches = [_MEANT.fullmatch(text) for text in self.get_arguments("job")]
+        jobs = [(JobId.parse(match[1]), run_of(match[2] or "")) for match in matches if match]
         if not 2 <= len(jobs) <= page.MOST:
             raise MalformedError(f"job: got {len(jobs)}, but it must be 2 to {page.MOST} jobs")
         states = await asyncio.gather(
-            *(self.of(job, lambda backend, name: backend.snapshot(name)) for job in jobs)
+            *(self.of(job, lambda backend, name: backend.snapshot(name), run=run) for job, run in jobs)
         )
         self.finish(await self.ask("comparisons", lambda: page.comparison(states, time.time())))
 

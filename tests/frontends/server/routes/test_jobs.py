@@ -166,6 +166,16 @@ async def test_jobs_are_compared(server, ended):
     assert error(not_found)[0] == 404
 
 
+async def test_a_later_job_of_the_same_name_is_not_compared(server, ended):
+    query, at = f"job={quote(local(ended))}", ended.info.created
+
+    meant = await server.get(f"nbtorchjob/api/compare?{query}&{query}@{at}")
+    namesake = await server.get(f"nbtorchjob/api/compare?{query}&{query}@{at - 100}")
+
+    assert meant.code == 200
+    assert error(namesake)[0] == 404
+
+
 async def test_a_comparison_is_made_beside_the_event_loop(server, ended, monkeypatch):
     threads, compare = [], page.comparison
 
