@@ -10,14 +10,15 @@ import errno
 import json
 import os
 import time
-from typing import Any, Dict, Set
+from typing import Any, Dict, Set, Tuple
 
 EVENTS = "NBTORCHJOB_EVENTS"
 LONGEST_FACT = 1 << 20  # bytes of an event's JSON: no event is longer
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
-_fds: Dict[str, int] = {}
+# The user's code may close any descriptor, and its number may then be that of a file of its own.
+_files: Dict[str, Tuple[int, os.stat_result]] = {}
 _torn: Set[str] = set()  # files in which a full disk may have left half a line
 
 
@@ -42,10 +43,19 @@ def append(path: str, record: Dict[str, Any], *, once: bool = False) -> None:
         finally:
             os.close(fd)
         return
-    if path not in _fds:
+    if not _is_open(path):
         # A pipe that was put in its place mustn't block the writer.
-        _fds[path] = os.open(path, APPEND, 0o600)
-    _write(_fds[path], path, record)
+        fd = os.open(path, APPEND, 0o600)
+        _files[path] = fd, os.fstat(fd)
+    _write(_files[path][0], path, record)
+
+
+def _is_open(path: str) -> bool:
+    try:
+        fd, opened = _files[path]
+        return os.path.samestat(os.fstat(fd), opened)
+    except (KeyError, OSError):
+        return False
 
 
 def _write(fd: int, path: str, record: Dict[str, Any]) -> None:
@@ -75,14 +85,3 @@ def _write(fd: int, path: str, record: Dict[str, Any]) -> None:
 def tear() -> None:
     """Begin the next fact on a new line, as another process may have left half a line."""
     _torn.add(os.environ.get(EVENTS, ""))
-
-
-def renew() -> None:
-    """Reopen the files that the user's code has closed, or whose descriptors it has reused."""
-    for path, fd in list(_fds.items()):
-        try:
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                continue
-        except OSError:
-            pass
-        del _fds[path]

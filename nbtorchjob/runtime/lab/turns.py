@@ -209,7 +209,6 @@ class _Turns:
         worker.over(self._of)
         self._output.renew()
         self._of.sampler.renew()
-        facts.renew()
         if exc is not None and errors.is_a(exc, SystemExit) and errors.exit_code(exc) in (None, 0):
             exc = None  # success without a value
         if points.first_call() and (exc is None or errors.is_a(exc, points.Leaving)):

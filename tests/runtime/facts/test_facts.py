@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,25 @@ def test_an_event_is_one_line(path):
     facts.append(str(path), {"event": "Notice", "text": "two\nlines"})
 
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["Closed", "Notice"]
+
+
+@pytest.mark.parametrize("reused", [False, True], ids=["closed", "closed and its number reused"])
+def test_an_event_reaches_its_file_after_the_users_code_has_closed_its_descriptor(reused, path):
+    facts.append(str(path), {"event": "Reported", "step": 1})
+    links = Path("/proc/self/fd").iterdir()
+    fd = next(int(link.name) for link in links if link.resolve() == path.resolve())
+    with (path.parent / "checkpoint").open("wb") as checkpoint:
+        if reused:
+            os.dup2(checkpoint.fileno(), fd)
+        else:
+            os.close(fd)
+
+        facts.append(str(path), {"event": "Reported", "step": 2})
+
+        if reused:
+            os.close(fd)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert (path.parent / "checkpoint").read_bytes() == b""
 
 
 def test_a_write_that_a_full_disk_cut_short_is_made_again_in_the_ballasts_room(path, monkeypatch):
