@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import json
 import linecache
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import Any, List, Optional, Sequence, Tuple
 
+from nbtorchjob.runtime.facts import LONGEST_FACT
 from nbtorchjob.runtime.facts.injected import FOLDER, SHIPPED
 
 # A traceback through deep recursion is cut to its first and last frames, as Python does when printing it.
@@ -146,22 +148,28 @@ class Error:
         return cls(**fields)
 
 
-def from_exception(exc: BaseException, *, retry_on: Sequence[str] = (), depth: int = 0) -> Error:
-    """Describe ``exc``, leaving out the frames of this runtime.
+def from_exception(
+    exc: BaseException, *, retry_on: Sequence[str] = (), depth: int = 0, most: int = MAX_MESSAGE
+) -> Error:
+    """Describe ``exc``, leaving out the frames of this runtime, with texts of at most ``most`` characters.
 
     It is recoverable if it is a :class:`RecoverableError` or of a type that ``retry_on`` names.
     """
     cause = behind(exc)
-    return Error(
+    error = Error(
         type=type_name(type(exc)),
-        message=_bounded(text_of(exc)),
+        message=bounded(text_of(exc), most),
         frames=tuple(frame for frame, _ in traced(exc)),
-        notes=tuple(_bounded(note) for note in _notes(exc)[:MAX_NOTES] if isinstance(note, str)),
-        cause=from_exception(cause, depth=depth + 1) if cause is not None and depth < 8 else None,
+        notes=tuple(bounded(note, most) for note in _notes(exc)[:MAX_NOTES] if isinstance(note, str)),
+        cause=from_exception(cause, depth=depth + 1, most=most) if cause is not None and depth < 8 else None,
         direct=_cause(exc) is not None,
         member=any(member is cause for member in members(exc)),
         recoverable=_recoverable(exc, retry_on),
     )
+    # JSON writes up to 12 bytes for a character. Half of a fact is left for variables.
+    if most and not depth and len(json.dumps(error.to_json())) > LONGEST_FACT // 2:
+        return from_exception(exc, retry_on=retry_on, most=most // 2)
+    return error
 
 
 def _recoverable(exc: BaseException, retry_on: Sequence[str]) -> bool:
@@ -258,8 +266,9 @@ def users_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frames[last:] or frames[first:] or frames)
 
 
-def _bounded(text: str) -> str:
-    return text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " […]"
+def bounded(text: str, most: int = MAX_MESSAGE) -> str:
+    """Return a text, cut if it has more than ``most`` characters."""
+    return text if len(text) <= most else text[:most] + " […]"
 
 
 def traced(exc: BaseException) -> List[Tuple[Frame, Optional[FrameType]]]:

@@ -314,7 +314,7 @@ def described(exc: BaseException, header: Dict[str, Any], log: str) -> Tuple[Err
     if missed:
         errors.add_notes(exc, missed)
     error, text = errors.from_exception(exc, retry_on=header["retry"]["retry_on"]), _exit_message(exc)
-    return replace(error, message=text) if text else error, text
+    return replace(error, message=errors.bounded(text)) if text else error, text
 
 
 def tell(exc: BaseException, error: Error, text: str, rank: int, round_: int, **more: Any) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from nbtorchjob.runtime.facts import LONGEST_FACT
-from nbtorchjob.runtime.facts.errors import MAX_FRAMES, Error, Frame, RecoverableError, from_exception
+from nbtorchjob.runtime.facts.errors import (
+    MAX_FRAMES,
+    Error,
+    Frame,
+    RecoverableError,
+    add_notes,
+    from_exception,
+)
 from nbtorchjob.runtime.rank import call
 
 
@@ -210,6 +217,26 @@ def test_a_failure_on_a_line_with_a_long_literal_fits_into_a_fact():
 
     assert error.frames[-1].line.startswith("[][len('111")
     assert len(json.dumps(error.to_json())) < LONGEST_FACT // 8
+
+
+@pytest.mark.parametrize("character", ["漢", "😀", "\x1b"])
+def test_a_failure_with_long_texts_in_any_script_fits_into_a_fact(character):
+    error = RuntimeError("first")
+    for _ in range(9):
+        behind, error = error, RuntimeError("shape: " + character * 20_000)
+        error.__cause__ = behind
+        add_notes(error, [character * 20_000] * 16)
+
+    data = json.dumps(from_exception(error).to_json())
+
+    assert len(data) < 3 * LONGEST_FACT // 4
+    whole = Error.from_json(json.loads(data))
+    assert whole.message.startswith("shape: " + character * 100)
+    assert len(whole.notes) == 16
+
+
+def test_a_long_message_is_whole_while_it_fits_into_a_fact():
+    assert from_exception(ValueError("漢" * 16_000)).message == "漢" * 16_000
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has groups from 3.11 on")
