@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,8 @@ UNUSED_S = 30 * 24 * 3600.0  # after which data is removed
 SHARE = 0.5  # of its disk that a cache takes at most
 _LOOK_S = 0.2
 _LOCK, _USED, _PARTIAL = ".lock", ".used", ".partial"
+# A cache may be named where other files are, and some tools have folders with locks beside them, too.
+_IS_LOCK = re.compile(r"([0-9a-f]{32})\.lock").fullmatch
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -130,7 +133,7 @@ def entries(cache: str) -> List[Entry]:
     except FileNotFoundError:
         return []
     entries = []
-    for path in (os.path.join(cache, name[: -len(_LOCK)]) for name in names if name.endswith(_LOCK)):
+    for path in (os.path.join(cache, match.group(1)) for match in map(_IS_LOCK, names) if match):
         with suppress(OSError):  # it may be removed meanwhile
             with open(path + _LOCK) as file:
                 used = os.fstat(file.fileno()).st_mtime

@@ -144,6 +144,19 @@ def test_what_is_being_fetched_is_left_alone_and_half_a_fetch_goes(folder):
     assert os.listdir(folder) == []
 
 
+def test_other_files_in_its_folder_stay_though_they_are_named_as_locks(folder, monkeypatch):
+    (folder / "env").mkdir()
+    (folder / "env" / "file").write_text("own")
+    for name in ("env.lock", "poetry.lock"):
+        (folder / name).write_text("own")
+        os.utime(folder / name, (0, 0))
+
+    assert trimmed(folder, needs=10_500, monkeypatch=monkeypatch) == []
+    assert left(folder) == []
+    assert sorted(os.listdir(folder)) == ["env", "env.lock", "poetry.lock"]
+    assert (folder / "env" / "file").read_text() == "own"
+
+
 def test_data_that_somebody_removed_by_hand_can_be_fetched_while_another_job_holds_it(folder):
     path = put(folder, "hf://gone")
     used = cache.use(path)
