@@ -68,9 +68,7 @@ def provide(header: Dict[str, Any], folder: str, node: int) -> float:
 def is_complete(own: str, look: Look) -> bool:
     """Whether all files of some data are in its folder: some may have been removed since."""
     sizes = _sizes(own)
-    return all(
-        sizes.get(file.name) == file.size or (file.size is None and file.name in sizes) for file in look.files
-    )
+    return all(file.name in sizes and file.size in (None, sizes[file.name]) for file in look.files)
 
 
 class _Fetch:

@@ -36,6 +36,7 @@ class Server(ThreadingHTTPServer):
         self.cuts = 0  # how many responses to cut in the middle
         self.etag = '"one"'
         self.ranges = True
+        self.lengths = True  # whether responses say how long they are
         self.status = 200
         self.busy: list[tuple[int, str]] = []  # the next files' statuses and Retry-After headers
         self.listing = b""  # the Hub API's answer, if not the list of files
@@ -125,7 +126,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in dict(headers).items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        if self.server.lengths:
+            self.send_header("Content-Length", str(len(data)))
+        else:
+            self.send_header("Connection", "close")
         self.end_headers()
         if self.command == "HEAD":
             return
@@ -527,6 +531,18 @@ def test_several_nodes_at_once_fetch_once_and_find_the_same(server, tmp_path, fa
     server.etag = '"two"'  # a later version is fetched beside it
     provide.provide(header(tmp_path, entry), str(tmp_path), 0)
     assert places()["web"] != folder
+
+
+@pytest.mark.parametrize("etag", ['"one"', ""])
+def test_a_file_of_unknown_size_is_fetched_and_is_complete_once_it_is_there(server, tmp_path, facts, etag):
+    server.etag, server.ranges, server.lengths = etag, False, False
+    look = Web(server.url("blob.bin")).look()
+    assert look.files == [sources.File("blob.bin", None)]
+    assert not provide.is_complete(str(tmp_path), look)
+
+    provide.provide(header(tmp_path, {"name": "web", "where": server.url("blob.bin")}), str(tmp_path), 0)
+    assert Path(places()["web"], "blob.bin").read_bytes() == BLOB
+    assert provide.is_complete(places()["web"], look)
 
 
 def test_half_a_fetch_is_not_there_and_the_next_one_completes_it(server, tmp_path, facts, monkeypatch):
