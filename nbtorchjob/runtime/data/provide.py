@@ -152,6 +152,10 @@ class _Fetch:
             raise DataError(text % (needs, self._cache, self._place, free // _MIB), _no_room())
         with self._telling(look.size, partial):
             _fetch_all(self._source, left, partial)
+            if not self._source.is_still(look):
+                for name, _ in left:
+                    os.unlink(os.path.join(partial, name))
+                raise DataError("%s changed while it was fetched" % self._where, exits.RECOVERABLE_ERROR)
         if self._source.notes and not any(file.name.startswith(self._source.notes) for file in look.files):
             notes = os.path.join(partial, self._source.notes)
             shutil.rmtree(notes, ignore_errors=True)

@@ -99,6 +99,10 @@ class Source(abc.ABC):
         Raises ``DataError``, and ``OSError`` if the folder can't be written to.
         """
 
+    def is_still(self, look: Look) -> bool:
+        """Return whether files that came since ``look`` are sure to be of its version."""
+        return True
+
     def patiently(self, attempt: Callable[[], _T], done: Callable[[], int] = lambda: 0) -> _T:
         """Return what ``attempt`` returns, repeated if that may help: up to five times without progress."""
         failures = 0
@@ -198,6 +202,7 @@ class Store(Source):
         with _store_errors(url):
             core: Any = importlib.import_module("fsspec.core")
             self._fs, root = core.url_to_fs(url)
+            self._fs.invalidate_cache()  # it is shared by all of this process, and keeps listings
             self._root = root.rstrip("/")
             self._single = not url.endswith("/") and self._fs.isfile(self._root)
             if self._single:
@@ -247,6 +252,10 @@ class Store(Source):
                 out.write(piece)
             if out.tell() < ends[-1]:
                 raise DataError("%s changed while it was fetched" % url, exits.RECOVERABLE_ERROR)
+
+    def is_still(self, look: Look) -> bool:
+        """See the base class: the ranges of an object that changes meanwhile are of two versions."""
+        return self.look().version == look.version
 
 
 class _store_errors:

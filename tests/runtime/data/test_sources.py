@@ -468,6 +468,29 @@ def test_an_object_that_is_left_goes_on_where_it_stopped(tmp_path):
     fs.rm("/bucket", recursive=True)
 
 
+def test_an_object_that_changes_while_it_is_fetched_is_fetched_anew(tmp_path, facts, monkeypatch):
+    fs = pytest.importorskip("fsspec").filesystem("memory")
+    fs.pipe({"/bucket/big": BLOB, "/bucket/small": b"small"})
+    monkeypatch.setattr(sources, "_RANGE", 40_000)
+    cat, later = type(fs).cat_file, bytes(len(BLOB) + 1)
+
+    def changing(fs, path, start=None, end=None, **options):
+        if start == 200_000 and fs.cat(path) != later:
+            fs.pipe("/bucket/big", later)
+        return cat(fs, path, start=start, end=end, **options)
+
+    monkeypatch.setattr(type(fs), "cat_file", changing)
+    entry = {"name": "data", "where": "memory://bucket"}
+    with pytest.raises(DataError, match="--data data: memory://bucket changed while it was") as raised:
+        provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert raised.value.code == exits.RECOVERABLE_ERROR
+    assert [path.name for path in tmp_path.glob("cache/*.partial/*")] == []
+
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert Path(places()["data"], "big").read_bytes() == later
+    fs.rm("/bucket", recursive=True)
+
+
 def test_a_placeholder_of_a_folder_is_no_file(tmp_path, monkeypatch):
     fs = pytest.importorskip("fsspec").filesystem("memory")
     fs.pipe({"/bucket/a/sub/one.txt": b"one"})
