@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from nbtorchjob.errors import Shape, SpecError
 from nbtorchjob.runtime.facts.secret import has_password
@@ -277,6 +277,16 @@ def where(text: str) -> Where:
     return Where(scheme, text)
 
 
+def _check_host(parts: SplitResult, text: str) -> None:
+    """Raise ``SpecError`` if a web page's host, or its port, can't be one."""
+    try:
+        host = (parts.hostname or "").encode("idna") if parts.port != 0 else b""
+    except ValueError:  # a port that is no number, or a label that is too long
+        host = b""
+    if not host or " " in parts.netloc or parts.username is not None:
+        raise SpecError("data", text, "https://HOST/FILE or https://HOST:PORT/FILE, without a user's name")
+
+
 def places(value: object) -> Frozen[str]:
     """Return places by the names of their data; raises ``SpecError``."""
     if not isinstance(value, Mapping):
@@ -299,7 +309,9 @@ def places(value: object) -> Frozen[str]:
                 raise SpecError("data", text, "a place without '..'")
             if parts.scheme == "pvc" and not _CLAIM.fullmatch(parts.netloc):
                 raise SpecError("data", text, "pvc://CLAIM/PATH, with the name of a PersistentVolumeClaim")
-            if parts.scheme not in ("http", "https"):
+            if parts.scheme in ("http", "https"):
+                _check_host(parts, text)
+            else:
                 unknown = set(parse_qs(parts.query, keep_blank_values=True))
                 if parts.scheme != "pvc":
                     unknown -= {"include", "exclude"}

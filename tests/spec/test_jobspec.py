@@ -220,3 +220,16 @@ def test_a_query_that_nobody_reads_is_refused(text):
 )
 def test_a_query_that_is_read_stays(text):
     assert JobSpec(data={"d": text}).data == {"d": text}
+
+
+@pytest.mark.parametrize(
+    "address", ["h:port", "h:99999", "...", f"{'a' * 64}.org", "a host", ":80", "token@h", "user:@h"]
+)
+def test_a_page_on_a_host_that_can_be_none_is_refused(address):
+    with pytest.raises(SpecError, match="https://HOST/FILE"):
+        JobSpec(data={"d": f"https://{address}/f"})
+
+
+@pytest.mark.parametrize("address", ["h", "h:8080", "[::1]:80", "bücher.example", "a_b.example."])
+def test_a_page_on_any_host_is_taken(address):
+    assert JobSpec(data={"d": f"https://{address}/f"}).data == {"d": f"https://{address}/f"}

@@ -25,6 +25,7 @@ from nbtorchjob.runtime.store.payload import PayloadError
 
 PART = ".nbtorchjob-part"  # suffix of a file that is being fetched
 FULL = (errno.ENOSPC, errno.EDQUOT)
+_LONGEST = 1000  # characters of an error
 _TRIES = 5  # in a row without any progress
 _AGAIN_S = 2.0  # until the second one; twice as long each time
 
@@ -41,7 +42,7 @@ class DataError(PayloadError):
     hidden = False
 
     def __init__(self, text: str, code: int = exits.CONFIG_ERROR, again_s: Optional[float] = None) -> None:
-        super().__init__(text)
+        super().__init__(" ".join(text.split())[:_LONGEST])  # whatever a library or a server says
         self.code = code
         self.again_s = again_s
 

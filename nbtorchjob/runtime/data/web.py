@@ -59,7 +59,7 @@ class Page:
                 return exc  # an empty file has no first byte
             exc.close()
             raise refused(self._address, exc.code, exc.headers, self._credentials) from None
-        except InvalidURL as exc:
+        except (InvalidURL, ValueError) as exc:  # its own, or one that a server leads to
             raise DataError("%s isn't a valid address: %s" % (shown(self._address), exc)) from None
         except (OSError, HTTPException) as exc:
             reason = getattr(exc, "reason", None) or exc
@@ -96,7 +96,9 @@ class Web(Source):
             total = headers.get("Content-Range", "").rpartition("/")[2]
             size = total if response.status in (206, 416) else headers.get("Content-Length", "")
         self._etag, self._modified = headers.get("ETag", ""), headers.get("Last-Modified", "")
-        name = os.path.basename(unquote(urlsplit(self.where).path)) or "data"
+        name = os.path.basename(unquote(urlsplit(self.where).path))
+        if name in ("", ".", "..") or "\0" in name:
+            name = "data"
         version = self._etag or (self._modified and "%s %s" % (self._modified, size))
         return Look(version, [File(name, int(size) if size.isdigit() else None)])
 
@@ -340,7 +342,7 @@ class LibraryHub(Hub):
                 headers = getattr(response, "headers", None)
                 return refused(self._filtered.url, status, headers, _CREDENTIALS)
             cause = cause.__cause__ or cause.__context__
-        text = "%s can't be fetched: %s" % (self._filtered.url, " ".join(str(exc).split())[:300])
+        text = "%s can't be fetched: %s" % (self._filtered.url, exc)
         if type(exc) is ValueError or type(exc).__name__ in ("HFValidationError", "OfflineModeIsEnabled"):
             return DataError(text)
         return DataError.later(text)

@@ -76,7 +76,9 @@ class Handler(BaseHTTPRequestHandler):
         elif path.startswith(("/datasets/org/squad/resolve/", "/org/model/resolve/")):
             self._content(server.files.get(path.partition(COMMIT + "/")[2]))
         else:
-            self._content(BLOB if path == "/blob.bin" else b"" if path == "/empty" else None)
+            self._content(
+                BLOB if path == "/blob.bin" or path.startswith("/any/") else b"" if path == "/empty" else None
+            )
 
     def _api(self, path):
         server = self.server
@@ -235,6 +237,23 @@ def test_a_server_that_is_not_there_may_be_there_later(server):
     with pytest.raises(DataError, match=r"can't be reached: .*refused") as raised:
         Web(f"http://127.0.0.1:{port}/x").look()
     assert raised.value.code == exits.RECOVERABLE_ERROR
+
+
+@pytest.mark.parametrize("location", [f"http://{'a' * 64}.org/x", "http://h:port/x"])
+def test_a_server_that_leads_to_no_address_is_refused(server, location):
+    server.location = location
+    with pytest.raises(DataError, match="moved isn't a valid address: ") as raised:
+        Web(server.url("moved")).look()
+    assert raised.value.code == exits.CONFIG_ERROR
+
+
+@pytest.mark.parametrize("path", ["", "%2E%2E", "a%2F.", "a%00b"])
+def test_a_page_whose_name_no_file_can_have_is_named_data(server, path):
+    assert Web(server.url(f"any/{path}")).look().files == [sources.File("data", len(BLOB))]
+
+
+def test_what_a_library_says_in_many_lines_is_one_of_bounded_length():
+    assert str(DataError("it\nfailed:\r\n  " + "x" * 5000)) == "it failed: " + "x" * 989
 
 
 class Waits(threading.Event):
