@@ -236,7 +236,8 @@ class Hub(Source):
         super().__init__(where)
         self._filtered = FilteredUrl.parse(where)
         self._repo = _Repo.parse(self._filtered.url)
-        self._token = next((os.environ[name] for name in _TOKENS if os.environ.get(name)), "")
+        token = next((os.environ[name] for name in _TOKENS if os.environ.get(name)), "")
+        self._token = "".join(token.split())  # Secrets made from files end with a newline
         self._commit = ""
 
     def look(self) -> Look:

@@ -429,7 +429,7 @@ def test_what_the_hub_does_not_show_says_what_to_do(server, library, monkeypatch
     with pytest.raises(DataError, match="set HF_TOKEN") as raised:
         source_of("hf://datasets/org/squad", library).look()
     assert raised.value.code == exits.CONFIG_ERROR
-    monkeypatch.setenv("HF_TOKEN", "right")
+    monkeypatch.setenv("HF_TOKEN", "right\n")
     if not library:
         assert source_of("hf://datasets/org/squad", library).look().version == COMMIT
 
