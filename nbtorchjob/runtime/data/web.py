@@ -32,7 +32,7 @@ from nbtorchjob.runtime.data.sources import (
 )
 from nbtorchjob.runtime.facts import exits
 
-_PIECE = 1 << 20
+_PIECE = 1 << 16  # what a connection that breaks loses at most
 _WAIT_S = 30.0  # for a server to respond
 _LATER = (408, 425, 429)  # and all above 499
 _LONGEST_S = 300.0  # wait that a server may request: the Hub counts requests per five minutes

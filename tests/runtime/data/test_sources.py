@@ -1,5 +1,6 @@
 """Sources of data: the web with all its failures, and the Hub with and without its library."""
 
+import collections
 import contextlib
 import errno
 import json
@@ -311,6 +312,20 @@ def test_a_connection_that_breaks_as_it_is_read_is_no_disk_that_breaks(server, t
     assert raised.value.code == exits.RECOVERABLE_ERROR
     breaks.clear()
     provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+
+
+def test_connections_that_each_bring_a_little_before_they_break_bring_all(server, tmp_path, monkeypatch):
+    read, requested = HTTPResponse.read, collections.Counter[HTTPResponse]()
+
+    def breaks(response, size=None):
+        requested[response] += size or 0
+        if requested[response] > 100_000:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        return read(response, size)
+
+    monkeypatch.setattr(HTTPResponse, "read", breaks)
+    assert fetched(Web(server.url("blob.bin")), tmp_path)[1] == {"blob.bin": BLOB}
+    assert len(server.gets("/blob.bin")) > 5
 
 
 def test_a_token_is_shown_to_no_other_host(server, tmp_path):
