@@ -134,12 +134,11 @@ class _Fetch:
     def _fetch(self, look: Look, own: str, lock: IO[str]) -> None:
         # Data that has lost some of its files may be in use: they are restored in place.
         partial = own if os.path.isdir(own) else cache.partial(own)
-        os.makedirs(partial, exist_ok=True)
         sizes = _sizes(partial)
         self._began, self._had = time.time(), sum(sizes.values())
         left = [file for file in look.files if file.size is None or sizes.get(file.name) != file.size]
-        cache.describe(lock, self._where, 0)
-        # Remove other data from the cache, as far as this needs room; raise if that isn't enough.
+        # Remove other data from the cache, as far as this needs room; raise if that isn't enough. A full disk
+        # takes no file's contents, and no folder, before that.
         removed_entries = cache.trim(self._cache, (look.size or 0) - self._had, time.time())
         if removed_entries:
             text = "%d MiB that no job uses were removed from %s (%s) to make room for data %s"
@@ -150,6 +149,8 @@ class _Fetch:
             text = "it needs %d MiB in %s (%s), where %d MiB are free"
             needs = (look.size - self._had + _MIB - 1) // _MIB
             raise DataError(text % (needs, self._cache, self._place, free // _MIB), _no_room())
+        cache.describe(lock, self._where, 0)
+        os.makedirs(partial, exist_ok=True)
         with self._telling(look.size, partial):
             _fetch_all(self._source, left, partial)
             if not self._source.is_still(look):

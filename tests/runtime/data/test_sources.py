@@ -17,7 +17,7 @@ import pytest
 
 from nbtorchjob.runtime.api import mirror
 from nbtorchjob.runtime.api.artifacts import DATA
-from nbtorchjob.runtime.data import provide, sources, web
+from nbtorchjob.runtime.data import cache, provide, sources, web
 from nbtorchjob.runtime.data.sources import DataError, FilteredUrl, Store
 from nbtorchjob.runtime.data.web import Hub, LibraryHub, Page, Web
 from nbtorchjob.runtime.facts import EVENTS, exits
@@ -648,6 +648,31 @@ def test_a_disk_without_room_is_one_line_before_and_after(server, tmp_path, fact
     with pytest.raises(DataError, match=r"the disk of .* is full") as raised:
         provide.provide(header(tmp_path, entry), str(tmp_path), 0)
     assert raised.value.code == code
+
+
+def test_a_disk_that_is_full_to_the_last_byte_gets_room_first(server, tmp_path, facts, monkeypatch):
+    entry = {"name": "web", "where": server.url("blob.bin")}
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    old, usage, makedirs, describe = places()["web"], shutil.disk_usage(tmp_path), os.makedirs, cache.describe
+    provide._used.pop().close()  # as if its node had ended
+
+    def with_room(do):
+        def checked(path, *args, **options):
+            if os.path.exists(old) and not os.path.isdir(getattr(path, "name", path)):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return do(path, *args, **options)
+
+        return checked
+
+    free = usage.total * 3 // 4
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: usage._replace(free=0 if os.path.exists(old) else free)
+    )
+    monkeypatch.setattr(os, "makedirs", with_room(makedirs))
+    monkeypatch.setattr(cache, "describe", with_room(describe))
+    server.etag = '"two"'
+    provide.provide(header(tmp_path, entry), str(tmp_path), 0)
+    assert (Path(places()["web"], "blob.bin").read_bytes() == BLOB, os.path.exists(old)) == (True, False)
 
 
 def test_a_cache_that_lost_a_file_gets_it_back_and_can_be_removed(server, tmp_path, facts, monkeypatch):
