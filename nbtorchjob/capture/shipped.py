@@ -8,6 +8,7 @@ through the job's store, by their digests.
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import json
 import os
@@ -226,9 +227,16 @@ def check_data(spec: JobSpec, root: Path) -> None:
         if where(text).scheme:
             continue
         path = data_path(text, root)
-        if not path.exists():
-            raise CaptureError(f"--data {name}={text}: there is no such file or folder in {root}")
-        if not os.access(path, os.R_OK):
+        try:
+            mode = path.stat().st_mode
+        except OSError as exc:
+            why = f"it can't be read ({exc.strerror})"
+            if exc.errno in (errno.ENOENT, errno.ENOTDIR):
+                why = f"there is no such file or folder in {root}"
+            raise CaptureError(f"--data {name}={text}: {why}") from None
+        if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):  # nobody may ever write into a pipe
+            raise CaptureError(f"--data {name}={text}: it is neither a file nor a folder")
+        if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(mode) else 0)):
             raise CaptureError(f"--data {name}={text}: it can't be read")
         if spec.remote and not spec.cluster.storage:
             raise CaptureError(

@@ -237,3 +237,10 @@ def test_data_that_is_not_there_is_named_with_the_folder(tree):
     for place in ("nothing", "~nobody-here/x"):
         with pytest.raises(CaptureError, match=f"d={place}: there is no such file or folder in {tree}$"):
             shipped.check_data(JobSpec(data={"d": place}), tree)
+
+
+def test_data_that_is_a_pipe_or_has_no_possible_name_is_one_line(tree):
+    os.mkfifo(tree / "pipe")
+    for place, why in (("pipe", "it is neither a file nor a folder"), ("x" * 300, "File name too long")):
+        with pytest.raises(CaptureError, match=f"--data d={place}: .*{why}"):
+            shipped.check_data(JobSpec(data={"d": place}), tree)
