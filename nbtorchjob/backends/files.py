@@ -39,6 +39,7 @@ _PIECE_BYTES = 1 << 20
 _WHOLE_BYTES = 1 << 23  # a synced copy up to this size is compared as a whole
 _TAIL_BYTES = 1 << 16  # compared at the end of a bigger copy, if the file has grown
 _MOST_NAME = 4096
+_LONGEST_NAME = 255  # bytes of a file's own name, on all usual file systems
 _MOST = 1 << 62
 _MOST_LACKING = 3  # reasons that an error gives
 
@@ -390,7 +391,10 @@ def _lock(file: BinaryIO, path: str, target: Path) -> None:
 
 def partial_of(target: Path) -> Path:
     """Return the path at which a file is written until it is whole."""
-    return target.with_name(f".{target.name}{PARTIAL}")
+    name = target.name
+    if len(os.fsencode(f".{name}{PARTIAL}")) > _LONGEST_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return target.with_name(f".{name}{PARTIAL}")
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def test_what_could_not_be_copied_is_named_once_all_else_is_here(job, written, t
 
 def test_all_files_of_an_ended_job_are_copied(job, tmp_path, monkeypatch):
     monkeypatch.setattr(host_files, "MOST_FILES", 2)
-    sends(job, 0, {f"{number}.csv": "x" for number in range(3)})
+    sends(job, 0, {f"{number}.csv": "x" for number in range(2)} | {"n" * 255: "as long as a name may be"})
     job.end()
 
     assert attach(job.name).files().more

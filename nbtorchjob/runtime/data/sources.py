@@ -24,6 +24,7 @@ from nbtorchjob.runtime.facts import exits
 from nbtorchjob.runtime.store.payload import PayloadError
 
 PART = ".nbtorchjob-part"  # suffix of a file that is being fetched
+_LONGEST_NAME = 255  # bytes of a file's name, on all usual file systems
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _LONGEST = 1000  # characters of an error
 _TRIES = 5  # in a row without any progress
@@ -141,6 +142,14 @@ def target(file: File, folder: str) -> str:
     return path
 
 
+def part_of(path: str) -> str:
+    """Return where a file is written until it is whole: beside it, though its name may be as long as any."""
+    folder, name = os.path.split(path)
+    if len(os.fsencode(name + PART)) > _LONGEST_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return os.path.join(folder, name + PART)
+
+
 class FilteredUrl(NamedTuple):
     """A URL, and which of its files are wanted: ``?include=*.json,*.safetensors&exclude=*.bin``."""
 
@@ -227,9 +236,9 @@ class Store(Source):
     def fetch(self, file: File, folder: str) -> None:
         """See the base class."""
         path = target(file, folder)
-        with open(path + PART, "ab") as out:
+        with open(part_of(path), "ab") as out:
             self.patiently(lambda: self._read_on(out, file), out.tell)
-        os.replace(path + PART, path)
+        os.replace(out.name, path)
 
     def _read_on(self, out: Any, file: File) -> None:
         """Append what is missing, by ranges: drivers don't resume a transfer that was cut off."""
@@ -324,9 +333,9 @@ class SentFolder(Source):
         path = target(file, folder)
 
         def copy() -> str:
-            with open(path + PART, "wb") as out, _store_errors(url):
+            with open(part_of(path), "wb") as out, _store_errors(url):
                 return store.digest(url, out, size)
 
         if self.patiently(copy) != digest:
             raise DataError("%s at %s isn't what was sent: remove it there" % (file.name, url))
-        os.replace(path + PART, path)
+        os.replace(part_of(path), path)

@@ -21,13 +21,13 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from nbtorchjob.runtime.data.sources import (
     FULL,
-    PART,
     DataError,
     File,
     FilteredUrl,
     Look,
     Source,
     left,
+    part_of,
     target,
 )
 from nbtorchjob.runtime.facts import exits
@@ -105,9 +105,9 @@ class Web(Source):
     def fetch(self, file: File, folder: str) -> None:
         """See the base class."""
         path = target(file, folder)
-        with open(path + PART, "ab") as out:
+        with open(part_of(path), "ab") as out:
             self.patiently(lambda: self._read_on(out, file.size), out.tell)
-        os.replace(path + PART, path)
+        os.replace(out.name, path)
 
     def _read_on(self, out: Any, size: Optional[int]) -> None:
         """Append what is missing."""

@@ -253,6 +253,10 @@ def test_a_page_whose_name_no_file_can_have_is_named_data(server, path):
     assert Web(server.url(f"any/{path}")).look().files == [sources.File("data", len(BLOB))]
 
 
+def test_a_page_may_have_a_name_as_long_as_any(server, tmp_path):
+    assert fetched(Web(server.url(f"any/{'n' * 255}")), tmp_path)[1] == {"n" * 255: BLOB}
+
+
 def test_what_a_library_says_in_many_lines_is_one_of_bounded_length():
     assert str(DataError("it\nfailed:\r\n  " + "x" * 5000)) == "it failed: " + "x" * 989
 
@@ -456,6 +460,8 @@ def test_a_store_is_fetched_by_what_it_says_of_its_files(tmp_path):
     _, files = fetched(Store("memory://bucket/a"), tmp_path / "all")
     assert files == {"one.txt": b"one", "b/two.bin": b"two"}
     assert fetched(Store("memory://bucket/a/one.txt"), tmp_path / "one")[1] == {"one.txt": b"one"}
+    store.pipe(f"/bucket/long/{'é' * 127}", b"long")
+    assert fetched(Store("memory://bucket/long"), tmp_path / "long")[1] == {"é" * 127: b"long"}
     assert fetched(Store("memory://bucket/a?exclude=*.bin"), tmp_path / "some")[1] == {"one.txt": b"one"}
     with pytest.raises(DataError, match="nothing exists at memory://bucket/none: check the name"):
         Store("memory://bucket/none").look()
