@@ -212,13 +212,16 @@ async def _answer(name: str, arguments: Mapping[str, Any]) -> tuple[int, str, st
         line = TOOLS[name].command(arguments)
     except LineError as exc:
         return _REFUSED[0], "", str(exc)
-    process = await asyncio.create_subprocess_exec(
-        *environment.command("nbtorchjob"),
-        *line,
-        stdin=asyncio.subprocess.DEVNULL,  # the server's own stdin carries the protocol
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *environment.command("nbtorchjob"),
+            *line,
+            stdin=asyncio.subprocess.DEVNULL,  # the server's own stdin carries the protocol
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except (OSError, ValueError) as exc:  # arguments that are too long, have a NUL, or half a character
+        return _REFUSED[0], "", f"{name}: the command can't be run: {exc}"
     try:
         out, err = await process.communicate()
     except asyncio.CancelledError:

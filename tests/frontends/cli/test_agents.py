@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -117,6 +118,19 @@ def test_a_tool_imports_none_of_the_modules_beside_its_server(mcp, folder, monke
     listed = asyncio.run(spoken())
     assert not listed.is_error
     assert "jobs" in (listed.structured_content or {})
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("a\0b", "null byte"), ("\ud800", "surrogates"), ("a" * (1 << 18), "too long")]
+)
+def test_an_argument_that_no_process_can_have_is_refused(mcp, value, why):
+    async def spoken():
+        async with mcp.Client(agents.server()) as client:
+            return await client.call_tool("status", {"name": value})
+
+    result = asyncio.run(spoken())
+    assert result.is_error
+    assert re.match(f"status: the command can't be run: .*{why}", texts(result))
 
 
 def test_the_schema_of_a_tool_is_that_of_its_verb():
