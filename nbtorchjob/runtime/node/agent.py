@@ -299,7 +299,7 @@ class NodeAgent(LocalElasticAgent):  # type: ignore[misc]
             # A rank that heeds the signal and returns waits for all others to return.
             while self._awaits(end - time.monotonic()):
                 pass
-            self._pcontext.close(signal.SIGTERM, 1)
+            self._pcontext.close(signal.SIGKILL, 1)
         # No rank is left to wait for, and not every version takes a time-out (``END_TIMEOUT``).
         super()._shutdown(signal.SIGTERM, **({"is_restart": True} if torch_versions.CLOSES.get() else {}))
 

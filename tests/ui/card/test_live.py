@@ -39,4 +39,4 @@ def test_a_hostile_name_doesnt_end_the_script():
 
 
 def test_a_drawing_with_its_script_stays_small():
-    assert len(view.script(JobInfo("swift-otter"), OFFERS).encode()) < 12_000
+    assert len(view.script(JobInfo("swift-otter"), OFFERS).encode()) < 12_500
